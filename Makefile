@@ -1,0 +1,55 @@
+# make demo: the main job on the CPU.  make test: every test.  Both install what they need into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test lint format types imports spelling check clean
+
+demo: .venv/demo.stamp
+	$(BIN)/drain demo --out demo.png
+
+test: .venv/test.stamp
+	$(BIN)/python -m pytest -n auto
+
+check: lint types imports spelling
+
+lint: .venv/lint.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: .venv/lint.stamp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Types of tests and of optional libraries are checked too, so everything is installed.
+types: .venv/lint.stamp .venv/test.stamp
+	$(BIN)/pyright
+
+imports: .venv/lint.stamp
+	$(BIN)/lint-imports
+
+spelling: .venv/lint.stamp
+	$(BIN)/codespell
+
+clean:
+	rm -rf .venv demo.png
+
+.venv/created.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  (echo "drainsinkhorn needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1)
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/demo.stamp: .venv/created.stamp pyproject.toml
+	$(PIP) -e '.[demo]'
+	touch $@
+
+# torch is pinned so that every machine tests the same one; users may have any torch >= 2.5.
+.venv/test.stamp: .venv/created.stamp pyproject.toml
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[test]'
+	touch $@
+
+.venv/lint.stamp: .venv/created.stamp pyproject.toml
+	$(PIP) -e '.[lint]'
+	touch $@

@@ -1,0 +1,27 @@
+"""Batched entropic optimal transport: many problems as lanes of one kernel, each to a verified accuracy."""
+
+from drainsinkhorn.api import Interrupted as Interrupted
+from drainsinkhorn.api import solve as solve
+from drainsinkhorn.api import stream as stream
+from drainsinkhorn.batch import problems as problems
+from drainsinkhorn.core.audit import Audit as Audit
+from drainsinkhorn.core.audit import Geometric as Geometric
+from drainsinkhorn.core.errors import BackendUnavailable as BackendUnavailable
+from drainsinkhorn.core.errors import ContractError as ContractError
+from drainsinkhorn.core.errors import DrainError as DrainError
+from drainsinkhorn.core.errors import NotConverged as NotConverged
+from drainsinkhorn.core.errors import OptionsError as OptionsError
+from drainsinkhorn.core.errors import ProblemError as ProblemError
+from drainsinkhorn.core.ledger import Ledger as Ledger
+from drainsinkhorn.core.options import MODES as MODES
+from drainsinkhorn.core.options import Mode as Mode
+from drainsinkhorn.core.options import Options as Options
+from drainsinkhorn.core.problem import Cost as Cost
+from drainsinkhorn.core.problem import Potentials as Potentials
+from drainsinkhorn.core.problem import Problem as Problem
+from drainsinkhorn.core.result import Residual as Residual
+from drainsinkhorn.core.result import Result as Result
+from drainsinkhorn.core.result import Status as Status
+from drainsinkhorn.solution import Solution as Solution
+
+__version__ = "0.1.0"

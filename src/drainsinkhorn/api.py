@@ -1,0 +1,265 @@
+"""`solve` and `stream`: the door, the sorter, the executor and the rescue, joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Unpack
+
+from drainsinkhorn.backends import choose, load
+from drainsinkhorn.backends.arrays import is_array
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.batch import problems
+from drainsinkhorn.core.errors import OptionsError, ProblemError
+from drainsinkhorn.core.events import Chosen, Finished, Observer, Rescuing, Retired, fan_out, ignore, refused
+from drainsinkhorn.core.executor import execute
+from drainsinkhorn.core.ledger import Ledger
+from drainsinkhorn.core.options import MODES, Options, Settings
+from drainsinkhorn.core.problem import Cost, Problem
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.core.result import Result, Status
+from drainsinkhorn.core.source import Admission, Batch, Sorter
+from drainsinkhorn.core.timed import Timed
+from drainsinkhorn.solution import Solution
+
+DEFAULTS = Options()
+RESCUED = (Status.DEPTH_LIMIT, Status.NONFINITE)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during `solve`. What was finished is in `results`, by ticket; nothing finished is lost."""
+
+    def __init__(self, results: dict[int, Result[Any]], total: int, ledger: Ledger) -> None:
+        super().__init__(f"interrupted with {len(results)} of {total} problems finished; see .results")
+        self.results = results
+        self.total = total
+        self.ledger = ledger
+
+
+def solve(
+    x: Any = None,
+    y: Any = None,
+    *,
+    eps: Any = None,
+    a: Any = None,
+    b: Any = None,
+    init: Any = None,
+    cost: Any = "sqeuclidean",
+    tol: Any = None,
+    backend: str | Backend[Any] = "auto",
+    options: Options = DEFAULTS,
+    observe: Observer = ignore,
+    **settings: Unpack[Settings],
+) -> Solution[Any]:
+    """Solve many entropic optimal transport problems, each to a verified accuracy.
+
+    Args:
+        x: Problems, or points: see `problems` for what stacked, shared and ragged inputs look like.
+        y: Points.
+        eps: Entropic strength, a number or one per problem.
+        a: Source weights.
+        b: Target weights.
+        init: Potentials to start from.
+        cost: A name, a Cost, or dense matrices.
+        tol: Bound on the larger L1 marginal residual: a number, or one per problem.
+        backend: "auto", a name, or a Backend.
+        options: All options at once; keywords below change single ones.
+        observe: Told every event of the run.
+        **settings: Fields of Options: mode, width, max_depth, audit, certify, accelerate, rescue, strict, lookahead.
+
+    Returns:
+        One Result per problem in the order of submission, and the ledger. A problem that cannot be solved has a status
+        that says why; only `strict=True` raises.
+
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> solution = solve(rng.normal(size=(4, 20, 2)), rng.normal(size=(4, 30, 2)), eps=0.5)
+        >>> solution.converged, solution[3].residual.worst <= 1e-3
+        (True, True)
+    """
+    each = isinstance(tol, (list, tuple)) or getattr(tol, "ndim", 0) > 0
+    options = options.changed(None if each else tol, settings)
+    given = list(_as_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol if each else None))
+    run = _Run(given, len(given), backend, options, observe)
+    results: dict[int, Result[Any]] = {}
+    try:
+        for result in run:
+            results[result.ticket] = result
+    except KeyboardInterrupt:
+        raise Interrupted(results, len(given), run.ledger) from None
+    return Solution([results[ticket] for ticket in range(len(given))], run.ledger)
+
+
+def stream(
+    problems: Iterable[Problem[Any]],
+    *,
+    tol: float | None = None,
+    backend: str | Backend[Any] = "auto",
+    options: Options = DEFAULTS,
+    observe: Observer = ignore,
+    **settings: Unpack[Settings],
+) -> Iterator[Result[Any]]:
+    """Solve problems as they come and yield results as they drain, not in order; `result.ticket` tells which.
+
+    Problems are read as lanes fall vacant, at most `lookahead` ahead. What was yielded stays valid whatever follows.
+
+    Args:
+        problems: Any iterable of Problem; it may be endless.
+        tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
+        backend: "auto", a name, or a Backend.
+        options: All options at once; keywords below change single ones.
+        observe: Told every event of the run.
+        **settings: Fields of Options.
+
+    Examples:
+        >>> import numpy as np
+        >>> clouds = (np.random.default_rng(i).normal(size=(8 + i, 2)) for i in range(5))
+        >>> sorted(result.ticket for result in stream(Problem(x=c, y=c + 1, eps=1.0) for c in clouds))
+        [0, 1, 2, 3, 4]
+    """
+    options = options.changed(tol, settings)
+    return iter(_Run(_as_problems(problems, None), None, backend, options, observe))
+
+
+def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
+    """Problems as given, or made from arrays."""
+    dense = not isinstance(cost, (str, Cost))
+    if dense or y is not None:
+        if columns["eps"] is None:
+            raise ProblemError("eps is missing; pass eps=, in units of the cost (for example 0.05 times its median)")
+        return problems(x, y, cost=cost, **columns)
+    if isinstance(x, Problem):
+        x = [x]
+    if is_array(x) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
+        raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
+    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (cost != "sqeuclidean")
+    if extra:
+        raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
+    return x
+
+
+class _Run:
+    """One solve or stream: hands problems to the executor, line after line, and rescues what did not converge."""
+
+    def __init__(
+        self,
+        given: Iterable[Problem[Any]],
+        count: int | None,
+        backend: str | Backend[Any],
+        options: Options,
+        observe: Observer,
+    ) -> None:
+        self.ledger = Ledger()
+        self._options = options
+        self._plan = options.plan(count)
+        self._tell = observe
+        self._observe = fan_out(self.ledger, observe)
+        self._backend = self._pick_backend(backend)
+        self._acceleration = self._pick_acceleration()
+        self._observe(Chosen("mode", self._plan.mode.name, self._plan.reason))
+        self._given: dict[int, Problem[Any]] = {}
+        self._refused: list[Retired] = []
+        self._failed: list[Retired] = []
+        self._whole = count is not None
+        lookahead = math.inf if self._whole else options.lookahead
+        self._sorter = Sorter(
+            self._noted(given),
+            admit=lambda problem: admit(problem, options.tol),
+            signature=self._backend.signature,
+            refuse=self._refuse,
+            lookahead=lookahead,
+            paused=lambda: len(self._failed) >= lookahead,
+        )
+
+    def __iter__(self) -> Iterator[Result[Any]]:
+        if self._whole:
+            self._sorter.fill()
+        backend = Timed(self._backend, self.ledger.seconds)
+        for line in self._sorter.lines():
+            for retired in execute(backend, line, self._plan, self._observe):
+                yield from self._refusals()
+                if self._options.rescue and retired.status in RESCUED:
+                    self._failed.append(retired)
+                else:
+                    yield self._result(retired)
+            yield from self._refusals()
+            if len(self._failed) >= self._options.lookahead and not self._whole:
+                yield from self._rescue()
+        yield from self._rescue()
+
+    def _rescue(self) -> Iterator[Result[Any]]:
+        """Run what failed once more, alone and in float64, from its last finite potentials."""
+        failed = {retired.ticket: retired for retired in self._failed}
+        self._failed.clear()
+        if not failed:
+            return
+        self._tell(Rescuing(list(failed)))
+        self.ledger.rescue = ledger = self.ledger.rescue or Ledger()
+        backend = Timed(self._backend.precise(), ledger.seconds)
+        waiting = [Admission(t, replace(r.problem, init=r.potentials)) for t, r in failed.items()]
+        plan = replace(self._plan, mode=MODES["width-one"], width=1)
+        for retired in execute(backend, Batch(waiting), plan, ledger):
+            first = failed[retired.ticket]
+            if retired.status is Status.INVALID:
+                yield self._result(first)
+            else:
+                yield self._result(replace(retired, depth=first.depth + retired.depth), rescued=True)
+
+    def _result(self, retired: Retired, *, rescued: bool = False) -> Result[Any]:
+        detail = retired.detail
+        if retired.status is Status.DEPTH_LIMIT and retired.residual.band >= self._plan.stop(retired.problem):
+            detail = (
+                f"tol={retired.problem.tol} is below the rounding of this problem's residual "
+                f"({retired.residual.band:.2g}), so nothing can verify it; raise tol or eps"
+            )
+        self._tell(Finished(retired.ticket, retired.status))
+        return Result(
+            ticket=retired.ticket,
+            problem=self._given.pop(retired.ticket),
+            emitted=retired.potentials,
+            residual=retired.residual,
+            status=retired.status,
+            depth=retired.depth,
+            backend=self._backend,
+            acceleration=self._acceleration,
+            rescued=rescued,
+            widened=retired.widened,
+            detail=detail,
+        )
+
+    def _noted(self, given: Iterable[Problem[Any]]) -> Iterator[Problem[Any]]:
+        for ticket, problem in enumerate(given):
+            self._given[ticket] = problem
+            yield problem
+
+    def _refuse(self, ticket: int, problem: Problem[Any], error: ProblemError) -> None:
+        if self._options.strict:
+            raise ProblemError(f"problem {ticket}: {error}") from None
+        self._refused.append(refused(ticket, problem, str(error)))
+
+    def _refusals(self) -> Iterator[Result[Any]]:
+        while self._refused:
+            yield self._result(self._refused.pop(0))
+
+    def _pick_backend(self, backend: str | Backend[Any]) -> Backend[Any]:
+        if backend == "auto":
+            picked, reason = choose()
+            self._observe(Chosen("backend", picked.name, reason))
+            return picked
+        if isinstance(backend, str):
+            return load(backend)
+        if not hasattr(backend, "pack"):
+            raise OptionsError(f'backend must be "auto", a name or a Backend, got {backend!r}')
+        return backend
+
+    def _pick_acceleration(self) -> str:
+        asked, offered = self._options.accelerate, self._backend.accelerations
+        if asked == "auto":
+            return offered[0]
+        if asked not in offered:
+            raise OptionsError(
+                f"accelerate={asked!r} is not offered by backend {self._backend.name!r}, which has {list(offered)}"
+            )
+        return asked

@@ -1,0 +1,42 @@
+"""The backends by name, loaded when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from drainsinkhorn.core.errors import BackendUnavailable, OptionsError
+from drainsinkhorn.core.protocol import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a backend lives and what it is for."""
+
+    module: str
+    cls: str
+    about: str
+    extra: str = ""
+
+
+REGISTRY: dict[str, Entry] = {
+    "reference": Entry("drainsinkhorn.backends.reference", "ReferenceBackend", "dense NumPy float64, the ground truth"),
+}
+
+
+def load(name: str) -> Backend[Any]:
+    """The backend of that name with its default settings; BackendUnavailable says what to install."""
+    if name not in REGISTRY:
+        raise OptionsError(f"backend {name!r} is unknown; use one of {['auto', *REGISTRY]} or a Backend object")
+    entry = REGISTRY[name]
+    try:
+        return getattr(importlib.import_module(entry.module), entry.cls)()
+    except ImportError as error:
+        extra = f"; pip install 'drainsinkhorn[{entry.extra}]'" if entry.extra else ""
+        raise BackendUnavailable(f"backend {name!r} cannot be loaded: {error}{extra}") from error
+
+
+def choose() -> tuple[Backend[Any], str]:
+    """What backend="auto" takes, and why."""
+    return load("reference"), "the only backend so far"

@@ -1,0 +1,160 @@
+"""The door: every problem is judged here once, and inner code trusts what passed.
+
+A message says what is wrong with the value shown, and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from drainsinkhorn.backends.arrays import Array, is_array, library, to_numpy
+from drainsinkhorn.backends.costs import COSTS
+from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.options import is_positive
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+UNEQUAL_MASS = 1e-5
+"""Relative difference of total masses above which a problem is unbalanced."""
+
+
+def admit(problem: Any, tol: float) -> Problem[Any]:
+    """The problem in normal form, or ProblemError.
+
+    Normal form: eps and tol are floats; cost is a Cost or a matrix; a and b are float64 NumPy vectors of mass 1;
+    init is Potentials or None; x, y and a dense cost are the caller's own arrays (nested lists become NumPy's).
+    """
+    if not isinstance(problem, Problem):
+        raise ProblemError(f"expected a Problem, got {_shown(problem)}; build one with Problem(x=, y=, eps=)")
+    eps = _positive("eps", problem.eps, "it is in units of the cost, for example 0.05 times the median cost")
+    tol = _positive("tol", tol if problem.tol is None else problem.tol, "it bounds the L1 residual, for example 1e-3")
+    cost = _cost(problem)
+    n, m = _sizes(problem, cost)
+    a, b = _weights("a", problem.a, n), _weights("b", problem.b, m)
+    _same_mass(problem, a, b)
+    init = _init(problem.init, n, m)
+    x, y, cost = (_array(value) for value in (problem.x, problem.y, cost))
+    return replace(problem, x=x, y=y, eps=eps, tol=tol, cost=cost, a=a / a.sum(), b=b / b.sum(), init=init)
+
+
+def sizes(problem: Problem[Any]) -> tuple[int, int]:
+    """(n, m) of an admitted problem."""
+    x, y, cost = cast(tuple[Any, Any, Any], (problem.x, problem.y, problem.cost))
+    return (x.shape[0], y.shape[0]) if isinstance(cost, Cost) else (cost.shape[0], cost.shape[1])
+
+
+def caller_array(problem: Problem[Any]) -> Any:
+    """The array whose library, device and dtype an admitted problem's answer takes."""
+    return problem.x if isinstance(problem.cost, Cost) else problem.cost
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, (list, tuple)) else value
+
+
+def _shown(value: Any) -> str:
+    text = f"an array of shape {tuple(value.shape)}" if is_array(value) else repr(value)
+    return f"{text if len(text) < 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def _positive(name: str, value: Any, hint: str) -> float:
+    if is_array(value) and value.ndim == 0:
+        value = value.item()
+    if not is_positive(value):
+        raise ProblemError(f"{name} must be a positive finite number, got {_shown(value)}; {hint}")
+    return float(value)
+
+
+def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
+    """A real, finite array of `ndim` dimensions, as NumPy."""
+    if value is None or isinstance(value, (str, bytes)):
+        raise ProblemError(f"{name} must be a numeric array of shape {shape}, got {_shown(value)}")
+    try:
+        array = to_numpy(value)
+    except TypeError as error:
+        raise ProblemError(f"{name} must be a numeric array of shape {shape}, but {error}") from None
+    if array.dtype.kind not in "fiub":
+        what = "complex numbers; pass the real part" if array.dtype.kind == "c" else "what are not numbers"
+        raise ProblemError(f"{name} has dtype {array.dtype}, which holds {what}")
+    if array.ndim != ndim:
+        hint = f"; write {name}[:, None] for points on a line" if (array.ndim, ndim) == (1, 2) else ""
+        raise ProblemError(f"{name} must have shape {shape}, got {array.shape}{hint}")
+    if array.size == 0:
+        raise ProblemError(f"{name} is empty (shape {array.shape}); a problem needs at least one point on each side")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise ProblemError(f"{name}{list(place)} is {array[place]}; remove or replace what is not finite")
+    return array
+
+
+def _cost(problem: Problem[Any]) -> Cost | Any:
+    cost = problem.cost
+    if isinstance(cost, str):
+        cost = Cost(cost)
+    if not isinstance(cost, Cost):
+        return cost
+    if cost.kind not in COSTS:
+        raise ProblemError(f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix")
+    return replace(cost, scale=_positive("the scale of the cost", cost.scale, "1.0 is the default"))
+
+
+def _sizes(problem: Problem[Any], cost: Cost | Any) -> tuple[int, int]:
+    if not isinstance(cost, Cost):
+        if problem.x is not None or problem.y is not None:
+            raise ProblemError("a dense cost matrix takes the place of the points; leave x and y out")
+        matrix = _numbers("cost", cost, 2, "(n, m)")
+        return matrix.shape[0], matrix.shape[1]
+    x, y = _numbers("x", problem.x, 2, "(n, d)"), _numbers("y", problem.y, 2, "(m, d)")
+    if x.shape[1] != y.shape[1]:
+        raise ProblemError(f"x lives in dimension {x.shape[1]} and y in {y.shape[1]}; both need the same")
+    if library(problem.x) != library(problem.y):
+        raise ProblemError(f"x is a {library(problem.x)} array and y a {library(problem.y)} array; use one library")
+    if cost.kind == "cosine":
+        for name, points in (("x", x), ("y", y)):
+            zero = np.flatnonzero(~points.any(axis=1))
+            if zero.size:
+                raise ProblemError(f"{name}[{zero[0]}] is the zero vector, which has no direction for the cosine cost")
+    return x.shape[0], y.shape[0]
+
+
+def _weights(name: str, value: Any, size: int) -> Array:
+    if value is None:
+        return np.full(size, 1.0 / size)
+    weights = _numbers(name, value, 1, f"({size},)").astype(np.float64)
+    if weights.shape != (size,):
+        raise ProblemError(f"{name} must have shape ({size},), one weight per point, got {weights.shape}")
+    if (weights < 0).any():
+        place = int(np.argmax(weights < 0))
+        raise ProblemError(f"{name}[{place}] is {weights[place]}; weights cannot be negative")
+    if not weights.any():
+        raise ProblemError(f"{name} is zero everywhere; at least one weight must be positive")
+    if not np.isfinite(weights.sum()) or not np.isfinite(1 / weights.max()):
+        raise ProblemError(f"{name} sums to {weights.sum()}, which cannot be normalised; rescale the weights")
+    return weights
+
+
+def _same_mass(problem: Problem[Any], a: Array, b: Array) -> None:
+    if problem.a is None or problem.b is None:
+        return
+    mass, other = float(a.sum()), float(b.sum())
+    coarsest = max(np.finfo(w.dtype).eps if w.dtype.kind == "f" else 0.0 for w in map(to_numpy, (problem.a, problem.b)))
+    if not math.isclose(mass, other, rel_tol=max(UNEQUAL_MASS, 8 * float(coarsest))):
+        raise ProblemError(
+            f"a has total mass {mass:.6g} and b {other:.6g}; balanced transport needs equal masses: "
+            "normalise both if only their shapes matter"
+        )
+
+
+def _init(init: Any, n: int, m: int) -> Potentials[Any] | None:
+    if init is None:
+        return None
+    if not isinstance(init, (tuple, list)) or len(init) != 2:
+        raise ProblemError(f"init must be a pair (f, g) of potentials, got {_shown(init)}")
+    for name, value, size in (("init.f", init[0], n), ("init.g", init[1], m)):
+        shape = _numbers(name, value, 1, f"({size},)").shape
+        if shape != (size,):
+            raise ProblemError(f"{name} must have shape ({size},), one potential per point, got {shape}")
+    return Potentials(*init)

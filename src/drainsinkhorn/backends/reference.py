@@ -1,0 +1,323 @@
+"""The ground truth: dense NumPy in float64, one lane at a time, nothing clever.
+
+Convention: `P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps)`. Everything is one reduction, the log of a marginal ratio:
+
+    log rho_i = f_i / eps + logsumexp_j(log b_j + (g_j - C_ij) / eps)        # rho_i = (P 1)_i / a_i
+
+A leg sets `f_i <- f_i - eps log rho_i`; `sum_i a_i |rho_i - 1|` is the row residual of the state before that leg.
+A lane's numbers depend on its own problem alone, so lanes are independent to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.arrays import float_dtype, to_caller, to_numpy
+from drainsinkhorn.backends.costs import COSTS, UNIT
+from drainsinkhorn.backends.door import admit, caller_array, sizes
+from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.core.protocol import Emission, Progress, Spent
+from drainsinkhorn.core.result import Residual
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+SAFETY = 2.0
+"""Factor on the worst-case rounding bound of a residual."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceBackend:
+    """Dense float64 NumPy.
+
+    Attributes:
+        max_pairs: Largest n * m it takes; each lane stores two matrices of that many float64.
+    """
+
+    max_pairs: int = 2**26
+    name: str = "reference"
+    stride: int = 1
+    bitwise: bool = True
+    accelerations: tuple[str, ...] = ("none",)
+
+    def signature(self, problem: Problem[Any]) -> Hashable:
+        """All problems share packs, whatever their sizes; those with too many pairs are refused."""
+        n, m = sizes(problem)
+        if n * m > self.max_pairs:
+            raise ProblemError(
+                f"n * m = {n} * {m} pairs need {16e-9 * n * m:.1f} GB in the dense reference backend, whose limit is "
+                f"{self.max_pairs} pairs; use fewer points, or ReferenceBackend(max_pairs={n * m})"
+            )
+        return self.name
+
+    def width_for(self, lanes: int) -> int:
+        """A pack is as wide as its lanes are many."""
+        return lanes
+
+    def pack(self, problems: Sequence[Problem[Any]]) -> ReferencePack:
+        """Build cost matrices and measure every lane's first f-leg."""
+        return ReferencePack(problems)
+
+    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
+        """The dense plan of a problem."""
+        return DenseCoupling(problem, potentials)
+
+    def precise(self) -> ReferenceBackend:
+        """Itself: it knows nothing but float64."""
+        return self
+
+
+class Geometry:
+    """An admitted problem as float64 matrices: scores `C / eps`, log weights, and the rounding of a score."""
+
+    def __init__(self, problem: Problem[Any]) -> None:
+        self.eps = problem.eps
+        self.a, self.b = to_numpy(problem.a), to_numpy(problem.b)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            self.log_a, self.log_b = np.log(self.a), np.log(self.b)
+            cost, rounding = _cost_matrix(problem)
+            self.scores: Matrix = cost / self.eps
+        self._scratch = np.empty_like(self.scores)
+        self.rounding = rounding / self.eps + UNIT * float(np.abs(self.scores).max())
+        # Reductions of n or m terms, in whatever order NumPy adds them.
+        self.rounding += UNIT * sum(self.scores.shape)
+
+    def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
+        """`log (P 1)_i / a_i`."""
+        return f / self.eps + self._logsumexp((self.log_b + g / self.eps)[None, :], axis=1)
+
+    def log_col_ratio(self, f: Vector, g: Vector) -> Vector:
+        """`log (P^T 1)_j / b_j`."""
+        return g / self.eps + self._logsumexp((self.log_a + f / self.eps)[:, None], axis=0)
+
+    def _logsumexp(self, shift: Matrix, axis: int) -> Vector:
+        """`logsumexp(shift - scores)` along an axis, in place of a new matrix."""
+        exponents = np.subtract(shift, self.scores, out=self._scratch)
+        largest = exponents.max(axis=axis, keepdims=True)
+        np.exp(np.subtract(exponents, largest, out=exponents), out=exponents)
+        return np.log(exponents.sum(axis=axis)) + largest.squeeze(axis)
+
+    def band(self, f: Vector, g: Vector) -> float:
+        """How far rounding can carry a measured residual: the error of a score in nats is that of a plan entry."""
+        potentials = (float(np.abs(f).max()) + float(np.abs(g).max())) / self.eps
+        return SAFETY * (self.rounding + 4 * UNIT * potentials)
+
+
+def _cost_matrix(problem: Problem[Any]) -> tuple[Matrix, float]:
+    """Costs in float64 by direct differences, and a bound on their absolute error."""
+    if not isinstance(problem.cost, Cost):
+        return to_numpy(problem.cost).astype(np.float64), 0.0
+    x, y = to_numpy(problem.x).astype(np.float64), to_numpy(problem.y).astype(np.float64)
+    kind, scale = COSTS[problem.cost.kind], problem.cost.scale
+    cost = kind.matrix(x, y)
+    return scale * cost, scale * kind.rounding(x.shape[1], float(cost.max()))
+
+
+def _residual(weights: Vector, log_ratio: Vector) -> float:
+    """`sum_i w_i |rho_i - 1|`; a zero weight is harmless even where the ratio overflows."""
+    return float(np.sum(weights[weights > 0] * np.abs(np.expm1(log_ratio[weights > 0]))))
+
+
+class _Lane:
+    """One problem's state: (f, g), and the next f-leg, measured but not applied."""
+
+    def __init__(self, problem: Problem[Any]) -> None:
+        self.problem = problem
+        self.geometry = Geometry(problem)
+        n, m = sizes(problem)
+        f, g = problem.init or (np.zeros(n), np.zeros(m))
+        self.f, self.g = to_numpy(f).astype(np.float64), to_numpy(g).astype(np.float64)
+        self.depth = 0
+        self.frozen = False
+        self.measure()
+
+    def measure(self) -> None:
+        """Measure the next f-leg, and with it the residual of the rows."""
+        self.pending = self.geometry.log_row_ratio(self.f, self.g)
+        self.stale = _residual(self.geometry.a, self.pending) + self.geometry.band(self.f, self.g)
+
+    def cycle(self) -> None:
+        """Apply the pending f-leg, run the g-leg, measure the next f-leg. A state that is not finite is not entered."""
+        eps = self.geometry.eps
+        f = self.f - eps * self.pending
+        g = self.g - eps * self.geometry.log_col_ratio(f, self.g)
+        self.depth += 1
+        if np.isfinite(f).all() and np.isfinite(g).all():
+            self.f, self.g = f, g
+            self.measure()
+        else:
+            self.stale = math.nan
+
+    def discarded_cycle(self) -> None:
+        """Do the work of a cycle and forget it: what a lane costs that is finished and still in the kernel."""
+        f = self.f - self.geometry.eps * self.pending
+        g = self.g - self.geometry.eps * self.geometry.log_col_ratio(f, self.g)
+        self.geometry.log_row_ratio(f, g)
+
+    def verify(self) -> Residual:
+        """Both marginals of the potentials as they will be emitted."""
+        if math.isnan(self.stale):
+            return Residual(math.nan, math.nan, math.nan)
+        (f, g), _ = self.rounded()
+        geometry = self.geometry
+        row = _residual(geometry.a, geometry.log_row_ratio(f, g))
+        col = _residual(geometry.b, geometry.log_col_ratio(f, g))
+        return Residual(row, col, geometry.band(f, g))
+
+    def rounded(self) -> tuple[tuple[Vector, Vector], np.dtype[Any]]:
+        """The state rounded to the caller's dtype, or to float64 where rounding would cost a tenth of tol."""
+        dtype = float_dtype(caller_array(self.problem))
+        if dtype is not None and dtype.itemsize < 8:
+            unit = float(np.finfo(dtype).eps) / 2
+            nats = unit * (float(np.abs(self.f).max()) + float(np.abs(self.g).max())) / self.geometry.eps
+            if nats <= float(self.problem.tol or 0) / 10:
+                return (self.f.astype(dtype).astype(np.float64), self.g.astype(dtype).astype(np.float64)), dtype
+        return (self.f, self.g), np.dtype(np.float64)
+
+    def emit(self) -> Emission:
+        """Copies for the caller."""
+        like = caller_array(self.problem)
+        (f, g), dtype = self.rounded()
+        potentials = Potentials(to_caller(f.astype(dtype), like), to_caller(g.astype(dtype), like))
+        return Emission(potentials, widened=float_dtype(like) != dtype)
+
+
+class ReferencePack:
+    """A list of lanes. Narrower means: the list is shorter."""
+
+    def __init__(self, problems: Sequence[Problem[Any]]) -> None:
+        self._lanes: list[_Lane] = []
+        self._slots = 0
+        self._legs = 0
+        self.repack([], problems)
+
+    @property
+    def width(self) -> int:
+        """The number of lanes."""
+        return len(self._lanes)
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs so far."""
+        return Spent(self._slots, self._legs)
+
+    @np.errstate(all="ignore")
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+        """One cycle after the other, for the lanes that are neither frozen nor held."""
+        frozen = [lane for lane in self._lanes if lane.frozen]
+        moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
+        for _ in range(cycles):
+            if not moving:
+                break
+            for i in moving:
+                self._lanes[i].cycle()
+            for lane in frozen:
+                lane.discarded_cycle()
+            self._slots += len(moving) + len(frozen)
+            self._legs += 2 * (len(moving) + len(frozen))
+            # Written so that NaN holds a lane.
+            held = {i for i in moving if not self._lanes[i].stale > stops[i]}
+            moving = [] if lockstep and held else [i for i in moving if i not in held]
+        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
+
+    @np.errstate(all="ignore")
+    def screen(self, lanes: Sequence[int]) -> list[float]:
+        """The row residual in a pass of its own."""
+        self._legs += len(lanes)
+        values: list[float] = []
+        for lane in (self._lanes[i] for i in lanes):
+            ratio = lane.geometry.log_row_ratio(lane.f, lane.g)
+            poisoned = math.isnan(lane.stale)
+            values.append(
+                math.nan if poisoned else _residual(lane.geometry.a, ratio) + lane.geometry.band(lane.f, lane.g)
+            )
+        return values
+
+    @np.errstate(all="ignore")
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+        """Both sides. `exact` changes nothing: costs are float64 from direct differences anyway."""
+        self._legs += 2 * len(lanes)
+        return [self._lanes[i].verify() for i in lanes]
+
+    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+        """Copies for the caller."""
+        return [self._lanes[i].emit() for i in lanes]
+
+    def freeze(self, lanes: Sequence[int]) -> None:
+        """These lanes no longer change."""
+        for i in lanes:
+            self._lanes[i].frozen = True
+
+    @np.errstate(all="ignore")
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        """Keep these lanes, in this order, and append the admitted."""
+        admitted = [_Lane(problem) for problem in admit]
+        self._lanes = [self._lanes[i] for i in keep] + admitted
+        self._legs += len(admitted)
+
+
+class DenseCoupling:
+    """A plan that is built when it is used."""
+
+    def __init__(self, problem: Problem[Any], potentials: Potentials[Any]) -> None:
+        self._problem = admit(problem, tol=1.0)
+        self._like = caller_array(self._problem)
+        self._f, self._g = (to_numpy(p).astype(np.float64) for p in potentials)
+
+    @np.errstate(all="ignore")
+    def _plan(self) -> Matrix:
+        geometry = Geometry(self._problem)
+        exponent = (self._f[:, None] + self._g[None, :]) / geometry.eps - geometry.scores
+        return np.exp(exponent + geometry.log_a[:, None] + geometry.log_b[None, :])
+
+    def _return(self, array: NDArray[Any]) -> Any:
+        dtype = float_dtype(self._like)
+        return to_caller(array if dtype is None or array.dtype.kind == "i" else array.astype(dtype), self._like)
+
+    def plan(self) -> Any:
+        """The dense plan."""
+        return self._return(self._plan())
+
+    def apply(self, values: Any, side: str = "row") -> Any:
+        """`P @ values` ("row") or `P.T @ values` ("col")."""
+        plan = self._plan() if self._is_row(side) else self._plan().T
+        return self._return(plan @ to_numpy(values).astype(np.float64))
+
+    def barycentric_map(self, side: str = "row") -> Any:
+        """Conditional mean of the other cloud for every point of this side."""
+        rows = self._is_row(side)
+        other = self._problem.y if rows else self._problem.x
+        if other is None:
+            raise ProblemError("a dense cost has no points to average; use apply with your own values")
+        # The conditional law needs no weight of its own side, so a point of weight zero has an image too.
+        geometry = Geometry(self._problem)
+        if rows:
+            exponent = geometry.log_b + self._g / geometry.eps - geometry.scores
+        else:
+            exponent = geometry.log_a + self._f / geometry.eps - geometry.scores.T
+        law = np.exp(exponent - exponent.max(axis=1, keepdims=True))
+        return self._return(law @ to_numpy(other).astype(np.float64) / law.sum(axis=1, keepdims=True))
+
+    def sample(self, count: int, *, seed: int) -> tuple[Any, Any]:
+        """Independent index pairs drawn from the plan."""
+        plan = self._plan()
+        drawn = np.random.default_rng(seed).choice(plan.size, size=count, p=(plan / plan.sum()).ravel())
+        rows, cols = np.divmod(drawn, plan.shape[1])
+        return self._return(rows), self._return(cols)
+
+    def transport_cost(self) -> float:
+        """`sum_ij P_ij C_ij`."""
+        return float((self._plan() * Geometry(self._problem).scores).sum() * self._problem.eps)
+
+    @staticmethod
+    def _is_row(side: str) -> bool:
+        if side not in ("row", "col"):
+            raise ProblemError(f'side must be "row" or "col", got {side!r}')
+        return side == "row"

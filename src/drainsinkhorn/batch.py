@@ -1,0 +1,105 @@
+"""From arrays to problems: stacked, shared, or lists of unequal clouds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from drainsinkhorn.backends.arrays import is_array
+from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+
+def problems(
+    x: Any = None,
+    y: Any = None,
+    *,
+    eps: Any,
+    a: Any = None,
+    b: Any = None,
+    tol: Any = None,
+    init: Any = None,
+    cost: Any = "sqeuclidean",
+) -> list[Problem[Any]]:
+    """One Problem per lane of the arrays.
+
+    What has one dimension more than a single problem needs, and every list, gives each problem its own; everything else
+    is shared by all. All that give each problem its own must agree on how many problems there are.
+
+    Args:
+        x: Points (n, d) shared, (W, n, d) stacked, or a list of clouds of any sizes. None with a dense cost.
+        y: Likewise.
+        eps: A number, or one per problem.
+        a: Weights (n,) shared, (W, n) stacked, or a list. None: uniform.
+        b: Likewise.
+        tol: A number, or one per problem. None: the solve's.
+        init: A pair (f, g), each shared, stacked or a list. None: zero.
+        cost: A name or Cost, a matrix (n, m) shared, (W, n, m) stacked, or a list of them.
+
+    Examples:
+        >>> import numpy as np
+        >>> len(problems(np.zeros((5, 10, 2)), np.ones((12, 2)), eps=[0.1, 0.2, 0.3, 0.4, 0.5]))
+        5
+    """
+    if init is not None and not (isinstance(init, (tuple, list)) and len(init) == 2):
+        raise ProblemError(f"init must be a pair (f, g) of potentials, got {type(init).__name__}")
+    f, g = init or (None, None)
+    named = isinstance(cost, (str, Cost))
+    columns = {
+        "x": _column("x", x, 2),
+        "y": _column("y", y, 2),
+        "a": _column("a", a, 1),
+        "b": _column("b", b, 1),
+        "eps": _column("eps", eps, 0),
+        "tol": _column("tol", tol, 0),
+        "f": _column("init f", f, 1),
+        "g": _column("init g", g, 1),
+        "cost": (cost, None) if named else _column("cost", cost, 2),
+    }
+    counts = {name: count for name, (_, count) in columns.items() if count is not None}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name} for {count}" for name, count in counts.items())
+        raise ProblemError(f"inputs do not agree on the number of problems: {said}")
+    width = next(iter(counts.values()), 1)
+
+    def of(name: str, lane: int) -> Any:
+        values, count = columns[name]
+        return values if count is None else values[lane]
+
+    return [
+        Problem(
+            **{name: of(name, lane) for name in ("x", "y", "a", "b", "eps", "tol", "cost")},
+            init=None if init is None else Potentials(of("f", lane), of("g", lane)),
+        )
+        for lane in range(width)
+    ]
+
+
+def _column(name: str, value: Any, ndim: int) -> tuple[Any, int | None]:
+    """The value and how many problems it is for; None if it is shared."""
+    if isinstance(value, (list, tuple)):
+        return (value, len(value)) if _is_list_of_arrays(value, ndim) else (_nested(name, value, ndim))
+    if not is_array(value):
+        return value, None
+    if value.ndim == ndim + 1:
+        return value, int(value.shape[0])
+    if value.ndim == ndim:
+        return value, None
+    wanted = {0: "a number or one per problem", 1: "(n,) or (W, n)", 2: "(n, d) or (W, n, d)"}[ndim]
+    hint = f"; write {name}[:, None] for points on a line" if (value.ndim, ndim) == (1, 2) else ""
+    raise ProblemError(f"{name} has shape {tuple(value.shape)}, expected {wanted}{hint}")
+
+
+def _is_list_of_arrays(values: Sequence[Any], ndim: int) -> bool:
+    return ndim == 0 or any(is_array(value) and value.ndim > 0 for value in values)
+
+
+def _nested(name: str, value: Any, ndim: int) -> tuple[Any, int | None]:
+    """Nested Python lists of numbers: read as an array where they are regular, as a list of problems otherwise."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return value, len(value)
+    return _column(name, array, ndim) if array.dtype.kind in "fiub" and array.size else (value, len(value))

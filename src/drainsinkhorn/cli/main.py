@@ -1,0 +1,254 @@
+"""`drain`: demo, solve, explain, env, backends."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import drainsinkhorn
+from drainsinkhorn.api import Interrupted, solve
+from drainsinkhorn.backends import REGISTRY, choose
+from drainsinkhorn.backends import load as load_backend
+from drainsinkhorn.cli import files, show
+from drainsinkhorn.cli.bar import Bar
+from drainsinkhorn.core.errors import BackendUnavailable, DrainError
+from drainsinkhorn.core.ledger import Ledger
+from drainsinkhorn.core.options import MODES, Options
+from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.core.result import Result
+from drainsinkhorn.workloads import WORKLOADS
+from drainsinkhorn.workloads import load as load_workload
+
+app = typer.Typer(
+    help="Batched entropic optimal transport: many problems drain through one kernel, each to a verified accuracy.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+UNFINISHED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def _fail(error: Exception) -> NoReturn:
+    Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+    raise typer.Exit(BAD_INPUT)
+
+
+def _run(
+    problems: list[Problem[Any]], options: Options, backend: str, *, quiet: bool
+) -> tuple[list[Result[Any]], Ledger]:
+    """Solve under a live bar. After Ctrl-C, what was finished comes back, as an exception's cause."""
+    with Bar(Console(stderr=True), len(problems), quiet=quiet) as bar:
+        solution = solve(problems, backend=backend, options=options, observe=bar)
+    return list(solution), solution.ledger
+
+
+def _report(results: list[Result[Any]], ledger: Ledger, seconds: float) -> dict[str, Any]:
+    failed = [show.as_row(result) for result in results if not result.converged]
+    return {
+        "problems": len(results),
+        "converged": len(results) - len(failed),
+        "seconds": seconds,
+        "worst_residual": max((r.residual.worst for r in results if r.converged), default=None),
+        "failed": failed,
+        "ledger": files.describe_ledger(ledger),
+    }
+
+
+def _show(report: dict[str, Any], *, curve: bool) -> None:
+    console = Console()
+    show.show_choices(console, report["ledger"]["choices"])
+    if curve:
+        console.print(show.curve(report["ledger"]["survival"]))
+    console.print(show.account(report["ledger"]))
+    worst = report["worst_residual"]
+    verified = f", every residual verified to be at most {worst:.4g}" if worst is not None else ""
+    console.print(
+        f"{report['converged']} of {report['problems']} problems converged in {report['seconds']:.2f} s{verified}",
+        highlight=False,
+    )
+    if report["failed"]:
+        console.print(show.results_table(report["failed"]))
+
+
+@app.command()
+def demo(
+    workload: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)}, or all.")] = "all",
+    out: Annotated[Path | None, typer.Option(help="Where to write the picture (needs the extra plot).")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the generated data.")] = 0,
+    as_json: JSON = False,
+) -> None:
+    """Watch batches of unequal problems drain, each to a verified result."""
+    console, reports = Console(), dict[str, Any]()
+    for name in WORKLOADS if workload == "all" else [workload]:
+        try:
+            make, about = load_workload(name)
+            problems = make(seed)
+        except BackendUnavailable as error:
+            if workload != "all":
+                _fail(error)
+            Console(stderr=True).print(f"skipping {name}: {error}", highlight=False)
+            continue
+        except DrainError as error:
+            _fail(error)
+        if not as_json:
+            console.rule(f"[bold]{name}")
+            console.print(about, highlight=False)
+        start = time.perf_counter()
+        results, ledger = _run(problems, Options(), "auto", quiet=as_json)
+        reports[name] = _report(results, ledger, time.perf_counter() - start)
+        if not as_json:
+            _show(reports[name], curve=True)
+        if out is not None:
+            _draw(ledger, out if workload != "all" else out.with_stem(f"{out.stem}-{name}"), console, quiet=as_json)
+    if as_json:
+        print(json.dumps(reports, allow_nan=False))  # noqa: T201
+    raise typer.Exit(0 if all(not report["failed"] for report in reports.values()) else UNFINISHED)
+
+
+def _draw(ledger: Ledger, path: Path, console: Console, *, quiet: bool) -> None:
+    from drainsinkhorn.plots import plot_ledger
+
+    try:
+        plot_ledger(ledger, str(path))
+    except DrainError as error:
+        Console(stderr=True).print(f"no picture: {error}", highlight=False)
+    else:
+        if not quiet:
+            console.print(f"picture: {path}", highlight=False)
+
+
+@app.command("solve")
+def solve_file(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN.npz", help="Problems; the keys are documented in docs/files.md.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.npz", help="Where to write the solution.")],
+    tol: Annotated[float, typer.Option(help="Bound on the L1 residual, for problems without their own.")] = 1e-3,
+    mode: Annotated[str, typer.Option(help=f"auto, {', '.join(MODES)}.")] = "auto",
+    width: Annotated[int, typer.Option(help="Lanes of a pack.")] = 16,
+    max_depth: Annotated[int, typer.Option(help="Cycles before a problem is given up.")] = 10_000,
+    backend: Annotated[str, typer.Option(help=f"auto, {', '.join(REGISTRY)}.")] = "auto",
+    rescue: Annotated[bool, typer.Option(help="Run unconverged problems once more, alone.")] = True,
+    as_json: JSON = False,
+) -> None:
+    """Solve the problems of an .npz file. Exit code 0 only if every problem converged."""
+    start = time.perf_counter()
+    try:
+        options = Options(tol=tol, mode=mode, width=width, max_depth=max_depth, rescue=rescue)
+        if not out.parent.is_dir():
+            raise DrainError(f"{out.parent} is no folder, so {out.name} could not be written there")
+        problems = files.read_problems(source)
+        results, ledger = _run(problems, options, backend, quiet=as_json)
+        files.write_solution(out, results, ledger, tol)
+    except Interrupted as stopped:
+        finished = [stopped.results[ticket] for ticket in sorted(stopped.results)]
+        files.write_solution(out, finished, stopped.ledger, tol)
+        message = f"interrupted: {len(finished)} of {stopped.total} problems finished, written to {out}"
+        Console(stderr=True).print(message, highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+    except DrainError as error:
+        _fail(error)
+    report = _report(results, ledger, time.perf_counter() - start)
+    if as_json:
+        print(json.dumps({**report, "out": str(out)}, allow_nan=False))  # noqa: T201
+    else:
+        _show(report, curve=False)
+        Console().print(f"solution: {out} (drain explain {out})", highlight=False)
+    raise typer.Exit(UNFINISHED if report["failed"] else 0)
+
+
+@app.command()
+def explain(
+    source: Annotated[Path, typer.Argument(metavar="OUT.npz", help="A solution that drain solve wrote.")],
+    every: Annotated[bool, typer.Option("--all", help="Every problem, not only the first twenty.")] = False,
+    as_json: JSON = False,
+) -> None:
+    """Show a saved solution: each problem, the survival curve, slots spent and removed."""
+    try:
+        arrays, ledger = files.read_solution(source)
+    except DrainError as error:
+        _fail(error)
+    rows = [
+        {
+            "ticket": int(arrays["ticket"][i]),
+            "status": str(arrays["status"][i]),
+            "depth": int(arrays["depth"][i]),
+            "row": show.finite(float(arrays["row"][i])),
+            "col": show.finite(float(arrays["col"][i])),
+            "note": "" if arrays["status"][i] == "CONVERGED" else str(arrays["message"][i]).partition(": ")[2],
+        }
+        for i in range(len(arrays["ticket"]))
+    ]
+    if as_json:
+        print(json.dumps({"problems": rows, "ledger": ledger}, allow_nan=False))  # noqa: T201
+        return
+    console = Console()
+    console.print(show.results_table(rows, limit=None if every else 20))
+    console.print(show.curve(ledger["survival"]))
+    console.print(show.account(ledger))
+    seconds = ", ".join(f"{verb} {value:.2f} s" for verb, value in ledger["seconds"].items())
+    console.print(f"{ledger['audits']:,} audits, {ledger['verified']:,} verifies, {ledger['legs']:,} legs; {seconds}")
+    show.show_choices(console, ledger["choices"])
+
+
+@app.command()
+def env(as_json: JSON = False) -> None:
+    """What this machine and installation are, for bug reports."""
+    facts: dict[str, Any] = {
+        "drainsinkhorn": drainsinkhorn.__version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+    }
+    for package in ("numpy", "rich", "typer", "matplotlib", "scikit-learn", "torch", "jax"):
+        try:
+            facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            facts[package] = None
+    if as_json:
+        print(json.dumps(facts))  # noqa: T201
+        return
+    table = Table(box=None, show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, "not installed" if value is None else str(value))
+    Console().print(table)
+
+
+@app.command()
+def backends(as_json: JSON = False) -> None:
+    """Which backends can run here, and which one auto takes."""
+    rows: list[dict[str, str]] = []
+    for name, entry in REGISTRY.items():
+        try:
+            load_backend(name)
+            state = "available"
+        except BackendUnavailable as error:
+            state = str(error)
+        rows.append({"name": name, "state": state, "about": entry.about})
+    auto, reason = choose()
+    if as_json:
+        print(json.dumps({"backends": rows, "auto": auto.name, "reason": reason}))  # noqa: T201
+        return
+    table = Table(box=None)
+    for column in ("name", "state", "about"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(row["name"], row["state"], row["about"])
+    console = Console()
+    console.print(table)
+    console.print(f"auto takes [bold]{auto.name}[/]: {reason}", highlight=False)
+
+
+if __name__ == "__main__":
+    app()

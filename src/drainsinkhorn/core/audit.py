@@ -1,0 +1,144 @@
+"""Audits: when lanes are looked at, what may ask for a verify, and who may leave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from drainsinkhorn.core.errors import OptionsError
+from drainsinkhorn.core.protocol import Pack, Progress
+from drainsinkhorn.core.result import Residual, Status
+
+Screen = Literal["free", "row", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometric:
+    """Audit times that spread out: `first`, then each `ratio` times the one before (rounded up)."""
+
+    first: int = 8
+    ratio: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.first < 1 or not 1 < self.ratio < math.inf:
+            raise OptionsError(
+                f"a geometric audit needs first >= 1 and a finite ratio > 1, got first={self.first}, "
+                f"ratio={self.ratio}; Geometric(8, 1.5) looks after 8, 12, 18, ... cycles"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """When and how lanes are checked. Data, so that two arms of an experiment differ in one line.
+
+    Attributes:
+        every: Cycles between audits, or a `Geometric` grid.
+        first_passage: True: a lane is held at its first state whose screen passes, so audit times change no result.
+            False: a lane runs on and may leave only on the audit grid (the paper's depth).
+        screen: "free" reads the residual that the last leg measured anyway; "row" pays a separate row pass;
+            "none" verifies every live lane.
+        batched: Verify all candidates in one call, or one by one.
+        margin: Screen and verify at `margin * tol`.
+        shadow: Also verify lanes the screen turned down, count what would have passed, act on nothing.
+    """
+
+    every: int | Geometric = 8
+    first_passage: bool = True
+    screen: Screen = "free"
+    batched: bool = True
+    margin: float = 1.0
+    shadow: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.every, Geometric) and self.every < 1:
+            raise OptionsError(f"audit every must be at least 1 cycle, got {self.every}; 8 is the default")
+        if self.screen not in ("free", "row", "none"):
+            raise OptionsError(f'audit screen must be "free", "row" or "none", got {self.screen!r}')
+        if not 0 < self.margin <= 1:
+            raise OptionsError(
+                f"audit margin must lie in (0, 1], got {self.margin}; a larger one would release unfinished lanes"
+            )
+
+    def following(self, clock: int) -> int:
+        """The first audit after `clock` cycles of a pack."""
+        if not isinstance(self.every, Geometric):
+            return (clock // self.every + 1) * self.every
+        when = self.every.first
+        while when <= clock:
+            when = math.ceil(when * self.every.ratio)
+        return when
+
+
+class Verdict(NamedTuple):
+    """What verify said of a lane that leaves."""
+
+    residual: Residual
+    status: Status
+
+
+class Counts(NamedTuple):
+    """What one audit did. `ready` of the `shadowed` lanes would have passed although the screen said no."""
+
+    screened: int
+    verified: int
+    passed: int
+    rejected: int
+    shadowed: int
+    ready: int
+
+
+def judge(
+    pack: Pack[Any],
+    progress: Sequence[Progress],
+    due: Sequence[int],
+    final: Sequence[int],
+    stops: Mapping[int, float],
+    audit: Audit,
+    *,
+    exact: bool,
+) -> tuple[dict[int, Verdict], Counts]:
+    """Screen the lanes that are due, verify the candidates, and return those that are decided.
+
+    Only verify can pass a lane. A lane that is verified and not decided was rejected, and goes on.
+
+    Args:
+        pack: The pack.
+        progress: What the last advance said, by lane.
+        due: Lanes whose audit it is.
+        final: Lanes at their depth limit; verified whatever the screen says, since this is their last state.
+        stops: What the residual must not exceed, by lane.
+        audit: The rules.
+        exact: Ask verify for its most careful arithmetic.
+    """
+    if audit.screen == "none":
+        candidates = list(due)
+    else:
+        values = pack.screen(due) if audit.screen == "row" else [progress[lane].stale for lane in due]
+        # Written so that NaN asks for a verify.
+        candidates = [lane for lane, value in zip(due, values, strict=True) if not value > stops[lane]]
+    turned_down = sorted(set(due) - set(candidates) - set(final)) if audit.shadow else []
+    candidates = sorted({*candidates, *final})
+
+    def verify(lanes: Sequence[int]) -> list[Residual]:
+        if audit.batched:
+            return list(pack.verify(lanes, exact=exact)) if lanes else []
+        return [pack.verify([lane], exact=exact)[0] for lane in lanes]
+
+    def status_of(lane: int, worst: float) -> Status | None:
+        if worst <= stops[lane]:
+            return Status.CONVERGED
+        if math.isnan(worst):
+            return Status.NONFINITE
+        return Status.DEPTH_LIMIT if lane in final else None
+
+    decided: dict[int, Verdict] = {}
+    for lane, residual in zip(candidates, verify(candidates), strict=True):
+        status = status_of(lane, residual.worst)
+        if status is not None:
+            decided[lane] = Verdict(residual, status)
+    ready = sum(r.worst <= stops[lane] for lane, r in zip(turned_down, verify(turned_down), strict=True))
+    passed = sum(verdict.status is Status.CONVERGED for verdict in decided.values())
+    rejected = len(candidates) - len(decided)
+    return decided, Counts(len(due), len(candidates), passed, rejected, len(turned_down), ready)

@@ -1,0 +1,125 @@
+"""What happens in a run, told to observers. The ledger, progress bars and traces are observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drainsinkhorn.core.audit import Counts
+from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.core.protocol import Spent
+from drainsinkhorn.core.result import UNKNOWN, Residual, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Something that was left to us was chosen."""
+
+    what: str
+    picked: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A window opened: its tickets, the physical width, and how many lanes it may hold."""
+
+    tickets: Sequence[int]
+    width: int
+    capacity: int
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """A pack advanced: cycles of the lane that ran longest, and the work that took."""
+
+    cycles: int
+    width: int
+    live: int
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """Lanes were looked at."""
+
+    counts: Counts
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A lane left, with all that a Result needs."""
+
+    ticket: int
+    problem: Problem[Any]
+    potentials: Potentials[Any] | None
+    residual: Residual
+    status: Status
+    depth: int
+    widened: bool = False
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Repacked:
+    """A pack kept some lanes and admitted others."""
+
+    kept: int
+    admitted: Sequence[int]
+    width: int
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Retired lanes stayed in the kernel, frozen."""
+
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """Memory did not suffice; from now on packs hold at most `capacity` lanes."""
+
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rescuing:
+    """These problems did not converge and are run once more, alone. That run keeps its own ledger."""
+
+    tickets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A problem has its final result, rescue included."""
+
+    ticket: int
+    status: Status
+
+
+def refused(ticket: int, problem: Problem[Any], detail: str) -> Retired:
+    """The record of a problem that never ran."""
+    return Retired(ticket, problem, None, UNKNOWN, Status.INVALID, 0, detail=detail)
+
+
+Event = Chosen | Opened | Advanced | Audited | Retired | Repacked | Frozen | Narrowed | Rescuing | Finished
+Observer = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """The observer that watches nothing."""
+
+
+def fan_out(*observers: Observer) -> Observer:
+    """One observer that tells several."""
+
+    def tell(event: Event) -> None:
+        for observer in observers:
+            observer(event)
+
+    return tell

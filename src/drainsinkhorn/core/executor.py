@@ -1,0 +1,118 @@
+"""The one loop. It never sees an array: it speaks in lane numbers, tickets and floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from drainsinkhorn.core.audit import judge
+from drainsinkhorn.core.errors import ContractError
+from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired, refused
+from drainsinkhorn.core.options import Plan
+from drainsinkhorn.core.protocol import Backend, Pack, Progress, Spent
+from drainsinkhorn.core.source import Admission, Source
+
+FRESH = Progress(0, math.inf)
+
+
+def execute(backend: Backend[Any], source: Source, plan: Plan, observe: Observer) -> Iterator[Retired]:
+    """Run every problem of a source, window after window, and yield each lane as it retires."""
+    while opening := source.take(plan.width):
+        try:
+            pack = backend.pack([admission.problem for admission in opening])
+        except MemoryError as error:
+            if len(opening) == 1:
+                yield refused(*opening[0], f"there is not enough memory for this problem alone ({error})")
+                continue
+            source.give_back(opening)
+            plan = replace(plan, width=len(opening) // 2)
+            observe(Narrowed(plan.width))
+        else:
+            window = _Window(backend, pack, plan, observe, opening)
+            yield from window.run(source)
+            plan = window.plan
+
+
+class _Window:
+    """One pack from opening to empty. `lanes[i]` is lane i of the pack, None once it has retired in place."""
+
+    def __init__(
+        self, backend: Backend[Any], pack: Pack[Any], plan: Plan, observe: Observer, opening: Sequence[Admission]
+    ) -> None:
+        self.backend, self.pack, self.plan, self.observe = backend, pack, plan, observe
+        self.lanes: list[Admission | None] = list(opening)
+        self.progress: list[Progress] = [FRESH] * len(opening)
+        self.hold = plan.audit.first_passage and not plan.mode.together
+        self.clock, self.on_grid, self.spent = 0, False, Spent(0, 0)
+        observe(Opened([admission.ticket for admission in opening], pack.width, plan.width, self._newly_spent()))
+
+    def run(self, source: Source) -> Iterator[Retired]:
+        while self._live():
+            self._advance()
+            leaving = self._audit()
+            for retired in leaving.values():
+                self.observe(retired)
+                yield retired
+            self._repack(source, leaving)
+
+    def _live(self) -> dict[int, Admission]:
+        return {number: lane for number, lane in enumerate(self.lanes) if lane is not None}
+
+    def _newly_spent(self) -> Spent:
+        before, self.spent = self.spent, self.pack.spent
+        return Spent(self.spent.slots - before.slots, self.spent.legs - before.legs)
+
+    def _advance(self) -> None:
+        """Advance to the next audit or the nearest depth limit."""
+        live, before, audit_at = self._live(), self.progress, self.plan.audit.following(self.clock)
+        span = min(audit_at - self.clock, *(self.plan.max_depth - before[number].depth for number in live))
+        span = -(-span // self.backend.stride) * self.backend.stride
+        stops = [self.plan.stop(lane.problem) if lane and self.hold else -math.inf for lane in self.lanes]
+        self.progress = list(self.pack.advance(span, stops, lockstep=self.plan.mode.lockstep))
+        cycles = max(self.progress[number].depth - before[number].depth for number in live)
+        if cycles < 1:
+            raise ContractError(f"backend {self.backend.name!r}: advance({span}) moved no live lane")
+        self.clock += cycles if self.plan.mode.lockstep else span
+        self.on_grid = self.hold or self.clock >= audit_at
+        self.observe(Advanced(cycles, self.pack.width, len(live), self._newly_spent()))
+
+    def _audit(self) -> dict[int, Retired]:
+        """Judge the lanes that are due and emit those that leave, by lane number."""
+        live, retired = self._live(), dict[int, Retired]()
+        stops = {number: self.plan.stop(lane.problem) for number, lane in live.items()}
+        final = [number for number in live if self.progress[number].depth >= self.plan.max_depth]
+        due = list(live) if self.on_grid else final
+        decided, counts = judge(self.pack, self.progress, due, final, stops, self.plan.audit, exact=self.plan.exact)
+        self.observe(Audited(counts, self._newly_spent()))
+        leaving = [] if self.plan.mode.together and len(decided) < len(live) else list(decided)
+        for number, (potentials, widened) in zip(leaving, self.pack.emit(leaving), strict=True):
+            (ticket, problem), (residual, status), depth = live[number], decided[number], self.progress[number].depth
+            retired[number] = Retired(ticket, problem, potentials, residual, status, depth, widened)
+            self.lanes[number] = None
+        return retired
+
+    def _repack(self, source: Source, left: Collection[int]) -> None:
+        """Fill or close the vacancies, or freeze what stays in the kernel."""
+        live, mode = self._live(), self.plan.mode
+        vacancies = self.plan.width - len(live)
+        due = mode.refill is not None and vacancies >= mode.refill and self.on_grid
+        new = source.take(vacancies) if due else ()
+        shrink = self.pack.width - self.backend.width_for(len(live))
+        if new or (live and left and shrink >= mode.min_shrink):
+            try:
+                self.pack.repack(list(live), [admission.problem for admission in new])
+            except MemoryError:
+                source.give_back(new)
+                self.plan = replace(self.plan, width=max(1, len(live), (len(live) + len(new)) // 2))
+                self.observe(Narrowed(self.plan.width))
+            else:
+                self.lanes = [*live.values(), *new]
+                self.progress = [self.progress[number] for number in live] + [FRESH] * len(new)
+                tickets = [admission.ticket for admission in new]
+                self.observe(Repacked(len(live), tickets, self.pack.width, self._newly_spent()))
+                return
+        if live and left and mode.freeze:
+            self.pack.freeze(list(left))
+            self.observe(Frozen(len(left)))

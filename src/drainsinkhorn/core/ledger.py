@@ -1,0 +1,133 @@
+"""The account of a run: slots and legs spent, slots removed, the survival curve and the width trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from drainsinkhorn.core.events import (
+    Advanced,
+    Audited,
+    Chosen,
+    Event,
+    Finished,
+    Frozen,
+    Narrowed,
+    Opened,
+    Repacked,
+    Rescuing,
+    Retired,
+)
+
+
+def survival(depths: Sequence[int]) -> list[int]:
+    """`A_k = #{t : depth_t >= k}` for k = 1 .. max depth: lanes that cycle k really needs."""
+    curve = [0] * max(depths, default=0)
+    for depth in depths:
+        if depth > 0:
+            curve[depth - 1] += 1
+    for k in range(len(curve) - 2, -1, -1):
+        curve[k] += curve[k + 1]
+    return curve
+
+
+@dataclass
+class Ledger:
+    """An observer that adds up what a run spent.
+
+    Attributes:
+        slots: Lanes times cycles that the kernels executed.
+        legs: Reductions executed: two per cycle, one to measure a lane's first leg, two per verify.
+        depths: Depth of every problem that ran, by ticket, in the order in which they retired.
+        widths: Runs of (width, cycles), in the order of execution.
+        rescue: The account of the rescue run, kept apart.
+        seconds: Wall time by verb, where it was measured.
+    """
+
+    slots: int = 0
+    legs: int = 0
+    audits: int = 0
+    screened: int = 0
+    verified: int = 0
+    rejected: int = 0
+    shadowed: int = 0
+    shadow_ready: int = 0
+    repacks: int = 0
+    refills: int = 0
+    frozen: int = 0
+    narrowed: int = 0
+    depths: dict[int, int] = field(default_factory=dict[int, int])
+    widths: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    choices: list[Chosen] = field(default_factory=list[Chosen])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    rescue: Ledger | None = None
+    _queues: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]], repr=False)
+
+    def __call__(self, event: Event) -> None:
+        """Enter an event."""
+        match event:
+            case Opened(tickets, _, capacity, spent):
+                self.legs += spent.legs
+                self._queues.append((capacity, list(tickets)))
+            case Advanced(cycles, width, _, spent):
+                self.slots += spent.slots
+                self.legs += spent.legs
+                if self.widths and self.widths[-1][0] == width:
+                    cycles += self.widths.pop()[1]
+                self.widths.append((width, cycles))
+            case Audited(counts, spent):
+                self.audits += 1
+                self.legs += spent.legs
+                self.screened += counts.screened
+                self.verified += counts.verified
+                self.rejected += counts.rejected
+                self.shadowed += counts.shadowed
+                self.shadow_ready += counts.ready
+            case Retired():
+                self.depths[event.ticket] = event.depth
+            case Repacked(_, admitted, _, spent):
+                self.legs += spent.legs
+                self.repacks += 1
+                self.refills += len(admitted)
+                self._queues[-1][1].extend(admitted)
+            case Frozen(lanes):
+                self.frozen += lanes
+            case Narrowed():
+                self.narrowed += 1
+            case Chosen():
+                self.choices.append(event)
+            case Rescuing() | Finished():
+                pass
+
+    @property
+    def static_slots(self) -> int:
+        """Slots of static batches of the same width, filled in the order in which these problems were admitted."""
+        return sum(width * cycles for width, cycles in self.static_widths)
+
+    @property
+    def static_widths(self) -> list[tuple[int, int]]:
+        """The width trace of those static batches: runs of (width, cycles)."""
+        return [(len(window), max(window)) for window in self._windows()]
+
+    @property
+    def removed_slots(self) -> int:
+        """Slots that static batches would have spent and this run did not."""
+        return self.static_slots - self.slots
+
+    @property
+    def padding(self) -> float:
+        """Static slots per needed slot, minus one: what there was to remove."""
+        needed = sum(self.depths.values())
+        return self.static_slots / needed - 1 if needed else 0.0
+
+    @property
+    def survival(self) -> list[int]:
+        """The survival curve of all depths."""
+        return survival(list(self.depths.values()))
+
+    def _windows(self) -> Iterator[list[int]]:
+        for capacity, tickets in self._queues:
+            for start in range(0, len(tickets), capacity):
+                window = [self.depths[t] for t in tickets[start : start + capacity] if t in self.depths]
+                if window:
+                    yield window

@@ -1,0 +1,175 @@
+"""Options and modes. Modes are rows of a table, not branches of code."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict, cast
+
+from drainsinkhorn.core.audit import Audit, Geometric
+from drainsinkhorn.core.errors import OptionsError
+from drainsinkhorn.core.problem import Problem
+
+Certify = Literal["auto", "always"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """How finished lanes are treated.
+
+    Attributes:
+        name: What people call it.
+        together: Nobody leaves until every live lane is decided at one audit.
+        min_shrink: Physical lanes that a repack must remove to be worth it; inf: never compact.
+        freeze: Retired lanes that stay in the kernel are frozen.
+        refill: Vacancies that trigger a refill; None: drain the window first.
+        width: Fixed width; None: the width of the options.
+    """
+
+    name: str
+    together: bool = False
+    min_shrink: float = 1
+    freeze: bool = True
+    refill: int | None = None
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.min_shrink >= 1:
+            raise OptionsError(f"min_shrink counts lanes and must be at least 1, got {self.min_shrink}")
+        if self.refill is not None and (self.refill < 1 or self.together):
+            raise OptionsError(
+                f"refill must be at least 1 vacancy and cannot go with together, got refill={self.refill}, "
+                f"together={self.together}"
+            )
+        if self.width is not None and self.width < 1:
+            raise OptionsError(f"width must be at least 1, got {self.width}")
+
+    @property
+    def lockstep(self) -> bool:
+        """True where every lane of the kernel runs in every cycle, finished or not (static, mask)."""
+        return self.together or (self.freeze and self.min_shrink == math.inf)
+
+
+MODES: dict[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode(name="width-one", width=1),
+        Mode(name="static", together=True, min_shrink=math.inf, freeze=False),
+        Mode(name="mask", min_shrink=math.inf),
+        Mode(name="compact"),
+        Mode(name="stream", refill=1),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Options made definite for one run: what the executor reads, and why it was chosen."""
+
+    mode: Mode
+    width: int
+    audit: Audit
+    max_depth: int
+    exact: bool
+    reason: str
+
+    def stop(self, problem: Problem[Any]) -> float:
+        """What the residual of an admitted problem must not exceed."""
+        assert problem.tol is not None, "the door sets tol"
+        return self.audit.margin * problem.tol
+
+
+class Settings(TypedDict, total=False):
+    """The fields of Options but tol, for functions that take them as keywords."""
+
+    max_depth: int
+    width: int
+    mode: str | Mode
+    audit: Audit
+    certify: Certify
+    accelerate: str
+    rescue: bool
+    lookahead: int
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run a solve.
+
+    Attributes:
+        tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
+        max_depth: Cycles after which an unfinished problem is given up (then rescued once).
+        width: Lanes of a pack.
+        mode: "auto", a name in MODES, or a Mode.
+        audit: When and how lanes are checked.
+        certify: "always" verifies in float64 with direct differences; "auto" does so where precision demands it.
+        accelerate: "auto" takes what the backend offers; "none" is plain Sinkhorn; a name it lacks raises.
+        rescue: Rerun an unconverged problem at width one in float64 before reporting it.
+        lookahead: Problems that `stream` may read ahead to group them by signature.
+        strict: Raise on the first INVALID problem instead of reporting it.
+    """
+
+    tol: float = 1e-3
+    max_depth: int = 10_000
+    width: int = 16
+    mode: str | Mode = "auto"
+    audit: Audit = field(default_factory=Audit)
+    certify: Certify = "auto"
+    accelerate: str = "auto"
+    rescue: bool = True
+    lookahead: int = 1024
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_positive(self.tol):
+            raise OptionsError(f"tol must be a positive finite number, got {self.tol!r}; 1e-3 is the default")
+        for name in ("max_depth", "width", "lookahead"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+                raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
+        if not isinstance(self.mode, Mode) and self.mode not in ("auto", *MODES):
+            raise OptionsError(f"mode must be a Mode or one of {['auto', *MODES]}, got {self.mode!r}")
+        if not isinstance(cast(object, self.audit), Audit):
+            raise OptionsError(f"audit must be an Audit, got {self.audit!r}; Audit(every=8) is the default")
+        if self.certify not in ("auto", "always"):
+            raise OptionsError(f'certify must be "auto" or "always", got {self.certify!r}')
+        self.plan(None)
+
+    def plan(self, count: int | None) -> Plan:
+        """What to run for `count` problems (None: unknown, a stream), and why."""
+        mode, reason = self._pick(count)
+        if mode.refill is not None and isinstance(self.audit.every, Geometric):
+            raise OptionsError(
+                f"mode {mode.name!r} refills lanes, and a geometric audit would look at them ever more rarely; "
+                'use Audit(every=k), or mode="compact"'
+            )
+        width = mode.width or self.width
+        return Plan(mode, width, self.audit, self.max_depth, self.certify == "always", reason)
+
+    def _pick(self, count: int | None) -> tuple[Mode, str]:
+        if isinstance(self.mode, Mode):
+            return self.mode, "given"
+        if self.mode != "auto":
+            return MODES[self.mode], "asked for"
+        if count == 1:
+            return MODES["width-one"], "there is one problem"
+        if isinstance(self.audit.every, Geometric):
+            return MODES["compact"], "a geometric audit does not go with refill"
+        if count is not None and count <= self.width:
+            return MODES["compact"], f"{count} problems fit into one window of width {self.width}"
+        many = "problems keep coming" if count is None else f"{count} problems exceed the width {self.width}"
+        return MODES["stream"], f"{many}: lanes are refilled as they drain"
+
+    def changed(self, tol: Any, settings: Settings) -> Options:
+        """These options with some fields changed (tol None: kept); unknown names are refused."""
+        unknown = sorted(set(settings) - set(Settings.__annotations__))
+        if unknown:
+            raise OptionsError(f"unknown option {unknown[0]!r}; known are tol, {', '.join(Settings.__annotations__)}")
+        return replace(self, tol=self.tol if tol is None else tol, **settings)
+
+
+def is_positive(value: Any) -> bool:
+    """True for a positive finite real number (not a bool)."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and 0 < float(value) < math.inf

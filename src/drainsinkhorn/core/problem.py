@@ -1,0 +1,54 @@
+"""One entropic optimal transport problem, as the caller gave it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+A = TypeVar("A")
+"""The caller's array type. The core never looks inside one."""
+
+
+class Potentials(NamedTuple, Generic[A]):
+    """Dual potentials: `P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps)`."""
+
+    f: A
+    g: A
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A cost between points, by name: `scale * kind(x, y)`.
+
+    Kinds are `sqeuclidean` (`|x-y|^2`, no half), `euclidean` (`|x-y|`) and `cosine` (`1 - cos(x, y)`).
+    """
+
+    kind: str = "sqeuclidean"
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem(Generic[A]):
+    """Couple the cloud `x` with weights `a` to the cloud `y` with weights `b`.
+
+    Building a Problem checks nothing: `solve` judges, so that one bad problem costs its neighbours nothing.
+
+    Attributes:
+        eps: Strength of the entropic term, in units of the cost.
+        x: Source points, (n, d). None with a dense cost.
+        y: Target points, (m, d). None with a dense cost.
+        a: Source weights, (n,). None: uniform. Normalised to mass 1.
+        b: Target weights, (m,). None: uniform. Normalised to mass 1.
+        tol: Bound on the larger L1 marginal residual. None: the solve's.
+        init: Potentials to start from. None: zero.
+        cost: A cost by name, a `Cost` with a scale, or a dense (n, m) matrix.
+    """
+
+    eps: float
+    x: A | None = None
+    y: A | None = None
+    a: A | None = None
+    b: A | None = None
+    tol: float | None = None
+    init: Potentials[A] | None = None
+    cost: str | Cost | A = "sqeuclidean"

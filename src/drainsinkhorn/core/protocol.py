@@ -1,0 +1,151 @@
+"""The contract between the executor and a backend.
+
+Between calls a lane has potentials (f, g) and its next f-leg, *measured but not applied*. Every leg measures the
+residual of its own side at the state it starts from, so the measured leg is the screen, for free.
+`drainsinkhorn.testing.check_backend` runs these promises as a suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from drainsinkhorn.core.problem import A, Potentials, Problem
+from drainsinkhorn.core.result import Residual
+
+
+class Progress(NamedTuple):
+    """Where a lane stands: cycles really run, and the residual of its stale side, rounding band included."""
+
+    depth: int
+    stale: float
+
+
+class Spent(NamedTuple):
+    """Work a pack has executed since it was built: slots (one lane, one cycle) and legs (one lane, one reduction)."""
+
+    slots: int
+    legs: int
+
+
+class Emission(NamedTuple):
+    """Potentials as the caller gets them, and whether they came back wider than the caller's dtype."""
+
+    potentials: Potentials[Any]
+    widened: bool
+
+
+class Coupling(Protocol[A]):
+    """A finished plan."""
+
+    def plan(self) -> A:
+        """The dense plan."""
+        ...
+
+    def apply(self, values: A, side: str = "row") -> A:
+        """`P @ values` ("row") or `P.T @ values` ("col")."""
+        ...
+
+    def barycentric_map(self, side: str = "row") -> A:
+        """Conditional mean of the other cloud for every point of this side."""
+        ...
+
+    def sample(self, count: int, *, seed: int) -> tuple[A, A]:
+        """Index pairs drawn from the plan."""
+        ...
+
+    def transport_cost(self) -> float:
+        """`sum_ij P_ij C_ij`."""
+        ...
+
+
+class Pack(Protocol[A]):
+    """Live state of some lanes. Owns every array; speaks in lane numbers and Python floats.
+
+    Only `pack`, `repack` and `emit` may run out of memory (MemoryError), and then leave the pack as it was.
+    """
+
+    @property
+    def width(self) -> int:
+        """Lanes the kernel executes; may exceed the occupied ones (a ladder), which alone are addressed."""
+        ...
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs executed since the pack was built."""
+        ...
+
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Sequence[Progress]:
+        """Run up to `cycles` cycles on every lane that is not frozen, and return every occupied lane's Progress.
+
+        A cycle applies the pending f-leg, runs the g-leg and measures the next f-leg. The first cycle of a call always
+        runs, so a lane whose verify was rejected moves on. A lane whose newly measured residual is not greater than its
+        stop (NaN included) is held for the rest of the call: skipped, at no slot. The call ends early when every lane
+        that is not frozen is held; in lockstep it ends when the first one is, so that every lane moves in every cycle.
+        Frozen lanes are executed and the outcome discarded, for as many cycles as the call runs: they cost slots.
+        """
+        ...
+
+    def screen(self, lanes: Sequence[int]) -> Sequence[float]:
+        """The stale side's residual in a pass of its own (the paper's row screen); one leg per lane."""
+        ...
+
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Sequence[Residual]:
+        """Both marginals, recomputed from the potentials exactly as `emit` would return them; two legs per lane."""
+        ...
+
+    def emit(self, lanes: Sequence[int]) -> Sequence[Emission]:
+        """Copies of the last finite potentials, in the caller's library, device and dtype."""
+        ...
+
+    def freeze(self, lanes: Sequence[int]) -> None:
+        """Keep these lanes in the kernel, but never change them again."""
+        ...
+
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[A]] = ()) -> None:
+        """Lane j becomes `keep[j]`, then the admitted problems follow in order. Compaction and refill are this verb."""
+        ...
+
+
+class Backend(Protocol[A]):
+    """A way to compute: frozen, picklable settings, never arrays."""
+
+    @property
+    def name(self) -> str:
+        """The name users ask for it by."""
+        ...
+
+    @property
+    def stride(self) -> int:
+        """Cycles come in multiples of this; depth limits round up to it."""
+        ...
+
+    @property
+    def bitwise(self) -> bool:
+        """True if a lane's numbers do not depend on its neighbours, the width or its place, to the bit."""
+        ...
+
+    @property
+    def accelerations(self) -> Sequence[str]:
+        """Names it accepts for `accelerate`, best first; always ends with "none"."""
+        ...
+
+    def signature(self, problem: Problem[A]) -> Hashable:
+        """Problems of equal signature may share a pack. Raises ProblemError for one this backend cannot take."""
+        ...
+
+    def width_for(self, lanes: int) -> int:
+        """Physical width of a pack of that many lanes: identity, or the next rung of a compile ladder."""
+        ...
+
+    def pack(self, problems: Sequence[Problem[A]]) -> Pack[A]:
+        """Build the state of these lanes and measure their first f-leg."""
+        ...
+
+    def couple(self, problem: Problem[A], potentials: Potentials[A]) -> Coupling[A]:
+        """The finished plan of a problem."""
+        ...
+
+    def precise(self) -> Backend[A]:
+        """The same backend with all arithmetic in float64; itself where it already is. Rescue runs there."""
+        ...

@@ -1,0 +1,123 @@
+"""What comes back: a status that carries its advice, a residual, and one Result per problem."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple
+
+from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.problem import A, Potentials, Problem
+
+if TYPE_CHECKING:
+    from drainsinkhorn.core.protocol import Backend, Coupling
+
+
+class Residual(NamedTuple):
+    """L1 errors of both marginals of a state, and a bound on the rounding of that measurement."""
+
+    row: float
+    col: float
+    band: float
+
+    @property
+    def worst(self) -> float:
+        """The larger side plus the band; NaN if either side is NaN."""
+        if math.isnan(self.row) or math.isnan(self.col):
+            return math.nan
+        return max(self.row, self.col) + self.band
+
+
+UNKNOWN = Residual(math.nan, math.nan, math.nan)
+
+
+class Status(enum.Enum):
+    """How a problem ended. The value is the advice a person reads."""
+
+    CONVERGED = "both marginals are within tol, rounding included"
+    DEPTH_LIMIT = "the depth limit came before tol: raise max_depth, eps or tol, or start from better potentials"
+    NONFINITE = (
+        "a number left the range of floating point: costs are too large for eps; rescale the points or raise eps"
+    )
+    INVALID = "the problem cannot be solved as given"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Result(Generic[A]):
+    """The answer to one problem.
+
+    Attributes:
+        ticket: The problem's number in the order of submission.
+        problem: The problem as given; not copied.
+        emitted: Last finite potentials, in the caller's library, device and dtype; None only if INVALID.
+        residual: Residual of exactly those potentials.
+        status: How it ended.
+        depth: Cycles run, rescue included.
+        backend: The backend that ran it.
+        acceleration: What was used to need fewer cycles; "none" for plain Sinkhorn.
+        rescued: True if the answer comes from the second, width-one float64 run.
+        widened: True if the caller's dtype cannot hold tol, so that potentials came back in float64.
+        detail: Why, where the status alone does not say it.
+    """
+
+    ticket: int
+    problem: Problem[A]
+    emitted: Potentials[A] | None
+    residual: Residual
+    status: Status
+    depth: int
+    backend: Backend[A]
+    acceleration: str = "none"
+    rescued: bool = False
+    widened: bool = False
+    detail: str = ""
+
+    @property
+    def converged(self) -> bool:
+        """True if the two-sided check passed."""
+        return self.status is Status.CONVERGED
+
+    @property
+    def potentials(self) -> Potentials[A]:
+        """The potentials f and g; raises ProblemError for an INVALID problem, which has none."""
+        if self.emitted is None:
+            raise ProblemError(f"problem {self.ticket} has no potentials: {self.message}")
+        return self.emitted
+
+    @property
+    def message(self) -> str:
+        """Status, advice and detail in one line."""
+        return f"{self.status.name}: {self.detail or self.status.value}"
+
+    @property
+    def coupling(self) -> Coupling[A]:
+        """The finished plan, to be used without storing it in the result."""
+        return self.backend.couple(self.problem, self.potentials)
+
+    def plan(self) -> A:
+        """The dense (n, m) plan."""
+        return self.coupling.plan()
+
+    def apply(self, values: A, side: str = "row") -> A:
+        """`P @ values` for side "row" (values over y), `P.T @ values` for "col" (values over x)."""
+        return self.coupling.apply(values, side)
+
+    def barycentric_map(self, side: str = "row") -> A:
+        """Where each point goes on average: (n, d) images of x for "row", (m, d) images of y for "col"."""
+        return self.coupling.barycentric_map(side)
+
+    def sample(self, count: int, *, seed: int) -> tuple[A, A]:
+        """Index pairs (i, j), each of shape (count,), drawn from the plan."""
+        return self.coupling.sample(count, seed=seed)
+
+    def transport_cost(self) -> float:
+        """`sum_ij P_ij C_ij`."""
+        return self.coupling.transport_cost()
+
+    def __repr__(self) -> str:
+        extra = ", rescued" if self.rescued else ""
+        return (
+            f"Result({self.ticket}, {self.status.name}, depth={self.depth}, "
+            f"row={self.residual.row:.3g}, col={self.residual.col:.3g}{extra})"
+        )

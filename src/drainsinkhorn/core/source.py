@@ -1,0 +1,151 @@
+"""Where problems come from: sorted by signature, with a bounded look ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol
+
+from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.problem import A, Problem
+
+
+class Admission(NamedTuple):
+    """A problem that passed the door, with its ticket."""
+
+    ticket: int
+    problem: Problem[Any]
+
+
+class Source(Protocol):
+    """Hands problems of one signature to the executor."""
+
+    def take(self, count: int) -> Sequence[Admission]:
+        """Up to `count` problems; empty if there is none now."""
+        ...
+
+    def give_back(self, admissions: Sequence[Admission]) -> None:
+        """Take these again, to be handed out first (there was no memory for them)."""
+        ...
+
+
+class Batch:
+    """A list of admitted problems that may all share packs."""
+
+    def __init__(self, admissions: Sequence[Admission]) -> None:
+        self._waiting = deque(admissions)
+
+    def take(self, count: int) -> Sequence[Admission]:
+        """Up to `count` problems."""
+        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+
+    def give_back(self, admissions: Sequence[Admission]) -> None:
+        """Take these again."""
+        self._waiting.extendleft(reversed(admissions))
+
+
+class Sorter(Generic[A]):
+    """Reads problems in order, turns bad ones away, and forms one line per signature.
+
+    At most `lookahead` problems wait. A line is not served past the oldest problem of another line by more than
+    `lookahead` tickets, so no problem waits forever behind a flood of another shape.
+
+    Args:
+        problems: What the caller submitted, in order.
+        admit: The door: returns the problem in normal form, or raises ProblemError.
+        signature: The backend's; may raise ProblemError too.
+        refuse: Told ticket, problem and reason of every problem turned away.
+        lookahead: See above; `inf` reads everything at once.
+        paused: While it says True nothing more is handed out, so that packs run empty.
+    """
+
+    def __init__(
+        self,
+        problems: Iterable[Problem[A]],
+        *,
+        admit: Callable[[Problem[A]], Problem[A]],
+        signature: Callable[[Problem[A]], Hashable],
+        refuse: Callable[[int, Problem[A], ProblemError], None],
+        lookahead: float,
+        paused: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._problems = iter(problems)
+        self._admit = admit
+        self._signature = signature
+        self._refuse = refuse
+        self._lookahead = lookahead
+        self._paused = paused
+        self._lines: dict[Hashable, deque[Admission]] = {}
+        self._next = 0
+        self._exhausted = False
+
+    def fill(self) -> None:
+        """Read ahead as far as allowed."""
+        while self._may_read():
+            self._read()
+
+    def lines(self) -> Iterator[Source]:
+        """One Source after another, always for the signature whose oldest problem has waited longest.
+
+        After a refusal with nobody waiting the Source is empty, so that the caller can hand the refusal on.
+        """
+        while self._lines or not self._exhausted:
+            if not self._lines:
+                self._read()
+            if self._lines:
+                yield _Line(self, min(self._lines, key=lambda signature: self._lines[signature][0].ticket))
+            else:
+                yield Batch([])
+
+    def take(self, signature: Hashable, count: int) -> list[Admission]:
+        """Up to `count` problems of a signature."""
+        if self._paused():
+            return []
+        while len(self._lines.get(signature, ())) < count and self._may_read():
+            self._read()
+        others = (line[0].ticket for other, line in self._lines.items() if other != signature)
+        horizon = min(others, default=self._next) + self._lookahead
+        line = self._lines.get(signature, deque[Admission]())
+        taken: list[Admission] = []
+        while line and len(taken) < count and line[0].ticket <= horizon:
+            taken.append(line.popleft())
+        if not line:
+            self._lines.pop(signature, None)
+        return taken
+
+    def give_back(self, signature: Hashable, admissions: Sequence[Admission]) -> None:
+        """Put these back in front of their line."""
+        self._lines.setdefault(signature, deque()).extendleft(reversed(admissions))
+
+    def _may_read(self) -> bool:
+        return not self._exhausted and sum(map(len, self._lines.values())) < self._lookahead
+
+    def _read(self) -> None:
+        try:
+            problem = next(self._problems)
+        except StopIteration:
+            self._exhausted = True
+            return
+        ticket = self._next
+        self._next += 1
+        try:
+            admitted = self._admit(problem)
+            signature = self._signature(admitted)
+        except ProblemError as error:
+            self._refuse(ticket, problem, error)
+        else:
+            self._lines.setdefault(signature, deque()).append(Admission(ticket, admitted))
+
+
+class _Line:
+    """A Sorter seen by the executor: one signature."""
+
+    def __init__(self, sorter: Sorter[Any], signature: Hashable) -> None:
+        self._sorter = sorter
+        self._signature = signature
+
+    def take(self, count: int) -> Sequence[Admission]:
+        return self._sorter.take(self._signature, count)
+
+    def give_back(self, admissions: Sequence[Admission]) -> None:
+        self._sorter.give_back(self._signature, admissions)

@@ -1,0 +1,372 @@
+"""The pack's promises as a suite that anyone can run on a new backend.
+
+Every promise is a function of a `Bench`; `check_backend` runs them all, and PROMISES lets pytest run them one by one.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from drainsinkhorn.backends.arrays import library, to_numpy
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.reference import ReferenceBackend
+from drainsinkhorn.core.errors import ContractError
+from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.core.protocol import Backend, Pack, Progress
+from drainsinkhorn.testing.auditor import marginal_errors
+
+NEVER, ALWAYS = -math.inf, math.inf
+"""Stops that hold no lane, and every lane."""
+
+Promise = Callable[["Bench"], None]
+PROMISES: dict[str, Promise] = {}
+
+
+def check_backend(
+    backend: Backend[Any], *, like: Callable[[Any], Any] = np.asarray, shape: tuple[int, int, int] = (13, 17, 3)
+) -> None:
+    """Run every promise on a backend; raises ContractError with the name of the first that is broken.
+
+    Args:
+        backend: The backend.
+        like: Turns a float64 NumPy array into the caller's array type, dtype included.
+        shape: (n, m, d) of the problems used; choose one larger than a tile of your kernel too.
+    """
+    for name, promise in PROMISES.items():
+        try:
+            promise(Bench(backend, like, shape))
+        except AssertionError as error:
+            raise ContractError(f"backend {backend.name!r} breaks the promise {name!r}: {error}") from error
+
+
+def _promise(function: Promise) -> Promise:
+    PROMISES[function.__name__.removeprefix("_").replace("_", " ")] = function
+    return function
+
+
+class Bench:
+    """A backend with problems to try it on."""
+
+    def __init__(self, backend: Backend[Any], like: Callable[[Any], Any], shape: tuple[int, int, int]) -> None:
+        self.backend = backend
+        self.like = like
+        self.shape = shape
+
+    def problem(self, seed: int, *, spread: float = 1.0, eps: float = 0.5, tol: float = 1e-3) -> Problem[Any]:
+        """An admitted problem of the bench's shape; spread and eps decide how deep it is."""
+        n, m, d = self.shape
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(n, d)), spread * rng.normal(size=(m, d)) + 0.5
+        a, b = rng.uniform(0.5, 1.5, size=n), rng.uniform(0.5, 1.5, size=m)
+        if min(n, m) > 1:
+            a[0] = b[-1] = 0.0
+        given = Problem(
+            x=self.like(x), y=self.like(y), a=self.like(a / a.sum()), b=self.like(b / b.sum()), eps=eps, tol=tol
+        )
+        return admit(given, tol)
+
+    def problems(self) -> list[Problem[Any]]:
+        """Three problems of unequal depth that may share a pack."""
+        return [self.problem(1), self.problem(2, spread=2.0, eps=0.3), self.problem(3, spread=0.5, eps=1.0)]
+
+    def poisoned(self) -> Problem[Any]:
+        """A problem whose costs overflow."""
+        problem = self.problem(4)
+        n, _, d = self.shape
+        return admit(Problem(x=self.like(np.full((n, d), 1e30)), y=problem.y, eps=1e-300, tol=1e-3), 1e-3)
+
+    def same(self, ours: Sequence[Any], theirs: Sequence[Any], what: str) -> None:
+        """Equal to the bit where the backend says so, close otherwise."""
+        for one, other in zip(ours, theirs, strict=True):
+            one, other = to_numpy(one), to_numpy(other)
+            if self.backend.bitwise:
+                assert np.array_equal(one, other, equal_nan=True), f"{what} differ: {one} and {other}"
+            else:
+                assert np.allclose(one, other, rtol=1e-5, atol=1e-5, equal_nan=True), f"{what} differ: {one}, {other}"
+
+    def open(self, problems: Sequence[Problem[Any]]) -> Ride:
+        """A pack of these problems."""
+        return Ride(self.backend, self.backend.pack(problems), len(problems))
+
+    def alone(self, problem: Problem[Any], strides: int) -> list[Any]:
+        """What a problem's lane holds after that many strides in a pack of its own."""
+        ride = self.open([problem])
+        ride.go(strides)
+        return ride.state(0)
+
+
+class Ride:
+    """A pack with its number of occupied lanes, driven in strides."""
+
+    def __init__(self, backend: Backend[Any], pack: Pack[Any], lanes: int) -> None:
+        self.stride = backend.stride
+        self.pack = pack
+        self.lanes = lanes
+
+    def go(self, strides: int, stop: float = NEVER) -> list[Progress]:
+        """Advance every lane with the same stop."""
+        progress = list(self.pack.advance(strides * self.stride, [stop] * self.lanes))
+        assert len(progress) == self.lanes, f"{len(progress)} progresses for {self.lanes} occupied lanes"
+        return progress
+
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        """Repack, and remember how many lanes there are."""
+        self.pack.repack(keep, admit)
+        self.lanes = len(keep) + len(admit)
+
+    def state(self, lane: int) -> list[Any]:
+        """What the lane would emit, and what verify says of it."""
+        ((potentials, _),) = self.pack.emit([lane])
+        return [potentials.f, potentials.g, *self.pack.verify([lane])[0]]
+
+    def potentials(self, lane: int) -> Potentials[Any]:
+        """What the lane would emit."""
+        return self.pack.emit([lane])[0].potentials
+
+
+@_promise
+def _settings_travel(bench: Bench) -> None:
+    copy = pickle.loads(pickle.dumps(bench.backend))
+    assert copy.name == bench.backend.name, "a backend must survive pickling"
+    assert bench.backend.accelerations[-1] == "none", "accelerations must end with none"
+
+
+@_promise
+def _lanes_are_independent(bench: Bench) -> None:
+    problems = bench.problems()
+    alone = [bench.alone(problem, 5) for problem in problems]
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        ride = bench.open([problems[i] for i in order])
+        ride.go(5)
+        for lane, i in enumerate(order):
+            bench.same(ride.state(lane), alone[i], f"problem {i} alone and in lane {lane} of three")
+
+
+@_promise
+def _order_after_repack(bench: Bench) -> None:
+    problems, fresh = bench.problems(), bench.problem(9)
+    ride = bench.open(problems)
+    ride.go(2)
+    ride.repack([2, 0], [fresh])
+    progress = ride.go(3)
+    strides = [p.depth // ride.stride for p in progress]
+    assert strides == [5, 5, 3], f"depths in strides after keeping [2, 0] and admitting one: {strides}, not [5, 5, 3]"
+    for lane, (problem, count) in enumerate([(problems[2], 5), (problems[0], 5), (fresh, 3)]):
+        bench.same(ride.state(lane), bench.alone(problem, count), f"lane {lane} after a repack and the problem alone")
+
+
+@_promise
+def _looking_changes_nothing(bench: Bench) -> None:
+    problems = bench.problems()
+    looked, left = bench.open(problems), bench.open(problems)
+    for _ in range(4):
+        looked.go(1)
+        left.go(1)
+        looked.pack.screen([0, 1, 2])
+        looked.pack.verify([2, 0])
+        looked.pack.verify([1], exact=True)
+        looked.pack.emit([1])
+    for lane in range(3):
+        bench.same(looked.state(lane), left.state(lane), f"lane {lane} with and without screen, verify and emit")
+
+
+@_promise
+def _calls_add_up(bench: Bench) -> None:
+    problems = bench.problems()
+    once, often = bench.open(problems), bench.open(problems)
+    together = once.go(6)
+    apart = [often.go(1) for _ in range(6)][-1]
+    assert [p.depth for p in together] == [p.depth for p in apart], "depths of one call and of six"
+    for lane in range(3):
+        bench.same(once.state(lane), often.state(lane), f"lane {lane} after one call and after six")
+
+
+@_promise
+def _a_held_lane_rests(bench: Bench) -> None:
+    problems = bench.problems()
+    ride = bench.open(problems)
+    stops = [ALWAYS, NEVER, NEVER]
+    progress = ride.pack.advance(4 * ride.stride, stops)
+    assert [p.depth // ride.stride for p in progress] == [1, 4, 4], "a lane below its stop is held after one stride"
+    bench.same(ride.state(0), bench.alone(problems[0], 1), "a held lane and its state when it was held")
+    assert ride.pack.spent.slots == 9 * ride.stride + _padding(bench, 3) * 4 * ride.stride, "a held lane costs no slot"
+
+
+@_promise
+def _lockstep_ends_with_the_first_hold(bench: Bench) -> None:
+    problems = bench.problems()
+    ride = bench.open(problems)
+    ride.pack.freeze([2])
+    progress = ride.pack.advance(4 * ride.stride, [NEVER, ALWAYS, NEVER], lockstep=True)
+    assert [p.depth // ride.stride for p in progress] == [1, 1, 0], "in lockstep nobody runs while another is held"
+    assert ride.pack.spent.slots == (3 + _padding(bench, 3)) * ride.stride, "in lockstep every lane costs every slot"
+    progress = ride.pack.advance(4 * ride.stride, [NEVER] * 3, lockstep=True)
+    assert [p.depth // ride.stride for p in progress] == [5, 5, 0], "in lockstep lanes that are not held run on"
+    for lane in (0, 1):
+        bench.same(ride.state(lane), bench.alone(problems[lane], 5), f"lane {lane} in lockstep, and alone")
+
+
+@_promise
+def _a_rejected_lane_moves(bench: Bench) -> None:
+    problems = bench.problems()
+    ride = bench.open(problems)
+    for k in range(1, 4):
+        progress = ride.go(5, ALWAYS)
+        assert [p.depth // ride.stride for p in progress] == [k] * 3, "every call moves a held lane by one stride"
+    for lane, problem in enumerate(problems):
+        bench.same(
+            ride.state(lane), bench.alone(problem, 3), f"lane {lane} held three times, and run for three strides"
+        )
+
+
+@_promise
+def _first_passage_does_not_depend_on_the_calls(bench: Bench) -> None:
+    problems = bench.problems()
+    outcomes: list[list[Any]] = []
+    for span in (1, 3, 50):
+        ride, passed = bench.open(problems), dict[int, Any]()
+        live = list(range(3))
+        while live:
+            progress = ride.go(span, 1e-2)
+            for lane in [lane for lane in range(len(live)) if not progress[lane].stale > 1e-2]:
+                passed[live[lane]] = [progress[lane].depth, *ride.state(lane)]
+            keep = [lane for lane in range(len(live)) if live[lane] not in passed]
+            live = [live[lane] for lane in keep]
+            if live:
+                ride.repack(keep)
+        outcomes.append([value for i in range(3) for value in passed[i]])
+    for outcome in outcomes[1:]:
+        bench.same(outcome, outcomes[0], "first passages with different call lengths")
+
+
+@_promise
+def _frozen_is_frozen(bench: Bench) -> None:
+    problems = bench.problems()
+    ride = bench.open(problems)
+    ride.go(2)
+    before, spent = ride.state(1), ride.pack.spent.slots
+    ride.pack.freeze([1])
+    progress = ride.go(3)
+    bench.same(ride.state(1), before, "a frozen lane before and after")
+    assert progress[1].depth == 2 * ride.stride, "a frozen lane's depth stands still"
+    executed = (3 + _padding(bench, 3)) * 3 * ride.stride
+    assert ride.pack.spent.slots - spent == executed, "a frozen lane is executed, so it costs slots"
+    for lane in (0, 2):
+        bench.same(ride.state(lane), bench.alone(problems[lane], 5), f"lane {lane} beside a frozen lane, and alone")
+
+
+@_promise
+def _verify_tells_the_truth(bench: Bench) -> None:
+    problems = bench.problems()
+    ride = bench.open(problems)
+    for _ in range(3):
+        for lane, problem in enumerate(problems):
+            row, col = marginal_errors(problem, ride.potentials(lane))
+            for exact in (False, True):
+                said = ride.pack.verify([lane], exact=exact)[0]
+                slack = said.band + 1e-12
+                assert abs(said.row - row) <= slack, f"row residual {said.row}, truth {row}, band {said.band}"
+                assert abs(said.col - col) <= slack, f"column residual {said.col}, truth {col}, band {said.band}"
+        ride.go(2)
+
+
+@_promise
+def _the_screen_is_outward(bench: Bench) -> None:
+    problems = bench.problems()
+    ride = bench.open(problems)
+    for _ in range(3):
+        progress = ride.go(1)
+        separate = ride.pack.screen([0, 1, 2])
+        for lane, problem in enumerate(problems):
+            row, col = marginal_errors(problem, ride.potentials(lane))
+            band = ride.pack.verify([lane])[0].band
+            for value in (progress[lane].stale, separate[lane]):
+                # Emission rounds; the screen sees the state before.
+                slack = 4 * band + 1e-6 * max(1.0, row)
+                assert row - slack <= value <= row + slack, f"screen {value}, truth {row}"
+            assert col <= 4 * band + 1e-4, f"columns are current after a cycle, but their error is {col}"
+
+
+@_promise
+def _emit_copies(bench: Bench) -> None:
+    problems = bench.problems()
+    ride = bench.open(problems)
+    ride.go(2)
+    first = ride.potentials(0)
+    kept = [to_numpy(p).copy() for p in first]
+    assert library(first.f) == library(problems[0].x), "potentials come back in the caller's library"
+    ride.go(3)
+    ride.repack([1, 2])
+    bench.same(first, kept, "an emission before and after more cycles and a repack")
+
+
+@_promise
+def _padding_is_invisible(bench: Bench) -> None:
+    problems = [*bench.problems(), bench.problem(7), bench.problem(8)]
+    ride = bench.open(problems)
+    assert ride.pack.width == bench.backend.width_for(5) >= 5, "a pack is as wide as width_for says"
+    ride.go(2)
+    ride.repack([4, 1, 2])
+    assert ride.pack.width == bench.backend.width_for(3) >= 3, "a repacked pack is as wide as width_for says"
+    ride.go(2)
+    for lane, i in enumerate([4, 1, 2]):
+        bench.same(ride.state(lane), bench.alone(problems[i], 4), f"problem {i} in a narrowed pack, and alone")
+    ride.repack([])
+    ride.repack([], [problems[0]])
+    ride.go(1)
+    bench.same(ride.state(0), bench.alone(problems[0], 1), "a problem admitted to an empty pack, and alone")
+
+
+@_promise
+def _nan_speaks(bench: Bench) -> None:
+    problems = bench.problems()
+    ride = bench.open([problems[0], bench.poisoned(), problems[1]])
+    progress = ride.go(3, 1e-9)
+    assert math.isnan(progress[1].stale), f"a poisoned lane reports NaN, not {progress[1].stale}"
+    assert math.isnan(ride.pack.verify([1])[0].worst), "verify of a poisoned lane is NaN"
+    assert math.isnan(ride.pack.screen([1])[0]), "the row screen of a poisoned lane is NaN"
+    assert all(np.isfinite(to_numpy(p)).all() for p in ride.potentials(1)), "the last finite potentials are emitted"
+    for lane, problem in ((0, problems[0]), (2, problems[1])):
+        bench.same(ride.state(lane), bench.alone(problem, 3), "a lane beside a poisoned one, and alone")
+
+
+@_promise
+def _work_is_counted(bench: Bench) -> None:
+    ride = bench.open(bench.problems())
+    opened = ride.pack.spent
+    assert opened.slots == 0, "packing runs no cycle"
+    assert opened.legs >= 3, "packing measures the first leg of every lane"
+    ride.go(4)
+    ran = ride.pack.spent
+    assert ran.slots == (3 + _padding(bench, 3)) * 4 * ride.stride, f"{ran.slots} slots for 3 lanes and 4 strides"
+    assert ran.legs - opened.legs >= 2 * 3 * 4 * ride.stride, "a cycle is two legs"
+    ride.pack.verify([0, 2])
+    verified = ride.pack.spent
+    assert verified.slots == ran.slots, "verify runs no cycle"
+    assert verified.legs - ran.legs >= 4, "verify is two legs per lane"
+
+
+@_promise
+def _answers_agree_with_the_reference(bench: Bench) -> None:
+    truth = ReferenceBackend()
+    for seed in (1, 5):
+        problem = bench.problem(seed, tol=1e-3)
+        ours, theirs = bench.open([problem]), Ride(truth, truth.pack([problem]), 1)
+        for _ in range(400):
+            if not ours.go(1, 5e-4)[0].stale > 5e-4:
+                break
+        for _ in range(2000):
+            if not theirs.go(1, 1e-6)[0].stale > 1e-6:
+                break
+        plans = [to_numpy(truth.couple(problem, ride.potentials(0)).plan()) for ride in (ours, theirs)]
+        gap = float(np.abs(plans[0] - plans[1]).sum())
+        assert gap <= 0.1, f"plans at tol 5e-4 and 1e-6 differ by {gap} in L1"
+
+
+def _padding(bench: Bench, lanes: int) -> int:
+    return bench.backend.width_for(lanes) - lanes

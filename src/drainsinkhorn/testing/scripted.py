@@ -1,0 +1,158 @@
+"""A backend without arrays: each problem is a script that says at which depth it passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.core.protocol import Coupling, Emission, Progress, Spent
+from drainsinkhorn.core.result import Residual
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a scripted lane does.
+
+    Attributes:
+        depth: The screen passes from this depth on.
+        rejects: Verify says no for this many cycles after that.
+        nan_at: From this depth on every number is NaN.
+        shape: Its signature.
+    """
+
+    depth: int
+    rejects: int = 0
+    nan_at: float = math.inf
+    shape: Hashable = ()
+
+
+def scripted(script: Script | int) -> Problem[Any]:
+    """A problem that follows a script; an integer is a script of that depth."""
+    return Problem(x=script if isinstance(script, Script) else Script(script), eps=1.0, tol=1.0)
+
+
+def _script(problem: Problem[Any]) -> Script:
+    assert isinstance(problem.x, Script)
+    return problem.x
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedBackend:
+    """Runs scripts, counting every executed lane and cycle one by one.
+
+    Attributes:
+        ladder: Physical widths are powers of two.
+        stride: Cycles come in multiples of this.
+        room: Lanes that fit into memory.
+    """
+
+    ladder: bool = False
+    stride: int = 1
+    room: float = math.inf
+    name: str = "scripted"
+    bitwise: bool = True
+    accelerations: tuple[str, ...] = ("none",)
+
+    def signature(self, problem: Problem[Any]) -> Hashable:
+        """The script's shape."""
+        return _script(problem).shape
+
+    def width_for(self, lanes: int) -> int:
+        """Identity, or the next power of two."""
+        return 1 << (lanes - 1).bit_length() if self.ladder and lanes else lanes
+
+    def pack(self, problems: Sequence[Problem[Any]]) -> ScriptedPack:
+        """Lanes at depth zero."""
+        return ScriptedPack(self, problems)
+
+    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> Coupling[Any]:
+        """Scripts have no plan."""
+        raise NotImplementedError("a scripted problem has no plan")
+
+    def precise(self) -> ScriptedBackend:
+        """Itself: integers are exact."""
+        return self
+
+
+@dataclass(slots=True)
+class _Lane:
+    script: Script
+    depth: int = 0
+    frozen: bool = False
+
+    @property
+    def stale(self) -> float:
+        if self.depth >= self.script.nan_at:
+            return math.nan
+        return 0.5 if self.depth >= self.script.depth else 2.0
+
+    @property
+    def residual(self) -> Residual:
+        passes = self.depth >= self.script.depth + self.script.rejects
+        return Residual(self.stale, self.stale * 0.0 + (0.5 if passes else 3.0), 0.0)
+
+
+class ScriptedPack:
+    """The pack of ScriptedBackend."""
+
+    def __init__(self, backend: ScriptedBackend, problems: Sequence[Problem[Any]]) -> None:
+        self._backend = backend
+        self._lanes: list[_Lane] = []
+        self._slots = 0
+        self._legs = 0
+        self.width = 0
+        self.repack([], problems)
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs so far."""
+        return Spent(self._slots, self._legs)
+
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+        """See Pack."""
+        if cycles % self._backend.stride:
+            raise ValueError(f"{cycles} cycles are no multiple of the stride {self._backend.stride}")
+        moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
+        frozen = len(self._lanes) - len(moving)
+        for cycle in range(1, cycles + 1):
+            if not moving:
+                break
+            for i in moving:
+                self._lanes[i].depth += 1
+            self._slots += len(moving) + frozen + self.width - len(self._lanes)
+            self._legs += 2 * (len(moving) + frozen)
+            # A fixed phase cannot be left half way.
+            if cycle % self._backend.stride == 0:
+                held = {i for i in moving if not self._lanes[i].stale > stops[i]}
+                moving = [] if lockstep and held else [i for i in moving if i not in held]
+        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
+
+    def screen(self, lanes: Sequence[int]) -> list[float]:
+        """See Pack."""
+        self._legs += len(lanes)
+        return [self._lanes[i].stale for i in lanes]
+
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+        """See Pack."""
+        self._legs += 2 * len(lanes)
+        return [self._lanes[i].residual for i in lanes]
+
+    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+        """The lane's depth stands for its potentials."""
+        return [Emission(Potentials(self._lanes[i].depth, self._lanes[i].depth), False) for i in lanes]
+
+    def freeze(self, lanes: Sequence[int]) -> None:
+        """See Pack."""
+        for i in lanes:
+            self._lanes[i].frozen = True
+
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        """See Pack."""
+        if len(keep) + len(admit) > self._backend.room:
+            raise MemoryError(f"{len(keep) + len(admit)} lanes, room for {self._backend.room}")
+        self._lanes = [self._lanes[i] for i in keep] + [_Lane(_script(problem)) for problem in admit]
+        self.width = self._backend.width_for(len(self._lanes))
+        self._legs += len(admit)

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# One profile everywhere: examples are derandomised so that a failure on one machine is a failure on all.
+settings.register_profile("drain", derandomize=True, deadline=None, database=None)
+settings.load_profile("drain")
+
+
+def needs(module: str) -> object:
+    """Import an optional library, or skip with the reason; in CI nothing is optional."""
+    if os.environ.get("DRAIN_CI"):
+        return __import__(module)
+    return pytest.importorskip(module, reason=f"{module} is not installed")
