@@ -21,7 +21,7 @@ format: .venv/lint.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Types of tests and of optional libraries are checked too, so everything is installed.
+# Types of optional libraries are checked too, so everything is installed.
 types: .venv/lint.stamp .venv/test.stamp
 	$(BIN)/pyright
 

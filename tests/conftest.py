@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import os
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -10,8 +12,8 @@ settings.register_profile("drain", derandomize=True, deadline=None, database=Non
 settings.load_profile("drain")
 
 
-def needs(module: str) -> object:
+def needs(module: str) -> Any:
     """Import an optional library, or skip with the reason; in CI nothing is optional."""
     if os.environ.get("DRAIN_CI"):
-        return __import__(module)
+        return importlib.import_module(module)
     return pytest.importorskip(module, reason=f"{module} is not installed")

@@ -176,6 +176,7 @@ class _Run:
     def __iter__(self) -> Iterator[Result[Any]]:
         if self._whole:
             self._sorter.fill()
+            yield from self._refusals()
         backend = Timed(self._backend, self.ledger.seconds)
         for line in self._sorter.lines():
             for retired in execute(backend, line, self._plan, self._observe):

@@ -131,8 +131,10 @@ def _weights(name: str, value: Any, size: int) -> Array:
         raise ProblemError(f"{name}[{place}] is {weights[place]}; weights cannot be negative")
     if not weights.any():
         raise ProblemError(f"{name} is zero everywhere; at least one weight must be positive")
-    if not np.isfinite(weights.sum()) or not np.isfinite(1 / weights.max()):
-        raise ProblemError(f"{name} sums to {weights.sum()}, which cannot be normalised; rescale the weights")
+    with np.errstate(over="ignore"):
+        total = weights.sum()
+        if not np.isfinite(total) or not np.isfinite(1 / total):
+            raise ProblemError(f"{name} sums to {total}, which cannot be normalised; rescale the weights")
     return weights
 
 

@@ -186,7 +186,9 @@ class _Lane:
         like = caller_array(self.problem)
         (f, g), dtype = self.rounded()
         potentials = Potentials(to_caller(f.astype(dtype), like), to_caller(g.astype(dtype), like))
-        return Emission(potentials, widened=float_dtype(like) != dtype)
+        # Not a comparison of dtypes alone: NumPy takes None for float64.
+        own = float_dtype(like)
+        return Emission(potentials, widened=own is None or own != dtype)
 
 
 class ReferencePack:

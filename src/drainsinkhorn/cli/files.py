@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,17 @@ KEYS = ("x", "y", "a", "b", "eps", "tol", "f", "g", "cost", "scale", "x_sizes", 
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """All arrays of an .npz file, read without pickle."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
+        # Opened here, since NumPy leaves the file open when it is torn.
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
                 raise FileError(f"{path} holds a single array; expected an .npz archive, as numpy.savez writes it")
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise FileError(f"{path} does not exist") from None
     except FileError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         hint = " Object arrays need pickle, which is never read: store numbers." if "pickle" in str(error) else ""
         raise FileError(f"{path} cannot be read as an .npz of plain arrays: {error}.{hint}") from None
 

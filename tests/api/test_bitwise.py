@@ -1,0 +1,115 @@
+"""A problem's potentials, depth and residual are the same to the bit in every mode, order, width and company."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import drainsinkhorn as ds
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.reference import ReferenceBackend, ReferencePack
+
+REJECTED_TOL = 1.234e-3
+"""Problems with this tol have their first two verifies turned down."""
+
+MAX_DEPTH = 60
+
+
+class PickyPack(ReferencePack):
+    """Rejects twice whatever has REJECTED_TOL."""
+
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[ds.Residual]:
+        said = super().verify(lanes, exact=exact)
+        for k, lane in enumerate(self._lanes[i] for i in lanes):
+            turned_down = getattr(lane, "turned_down", 0)
+            if lane.problem.tol == REJECTED_TOL and turned_down < 2:
+                lane.turned_down = turned_down + 1  # type: ignore[attr-defined]
+                said[k] = said[k]._replace(col=1.0)
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class PickyBackend(ReferenceBackend):
+    def pack(self, problems: Sequence[ds.Problem[Any]]) -> PickyPack:
+        return PickyPack(problems)
+
+    def precise(self) -> PickyBackend:
+        return self
+
+
+def random_batch(rng: np.random.Generator) -> list[ds.Problem[Any]]:
+    batch: list[ds.Problem[Any]] = []
+    for _ in range(rng.integers(3, 9)):
+        n, m, d = rng.integers(1, 30), rng.integers(1, 30), rng.integers(1, 6)
+        dtype = rng.choice(["float32", "float64"])
+        x, y = rng.normal(size=(n, d)).astype(dtype), (1 + rng.normal(size=(m, d))).astype(dtype)
+        a = rng.exponential(size=n) + 1e-3 if rng.random() < 0.5 else None
+        kind = rng.choice(["sqeuclidean", "euclidean", "cosine"])
+        tol = rng.choice([None, 1e-2, 1e-4])
+        batch.append(ds.Problem(x=x, y=y, a=a, eps=float(rng.uniform(0.2, 2)), tol=tol, cost=ds.Cost(str(kind), 0.7)))
+    x, y = rng.normal(size=(20, 2)), rng.normal(size=(25, 2))
+    rejected = ds.Problem(x=x, y=y, eps=1.0, tol=REJECTED_TOL)
+    deep = ds.Problem(x=6 * x, y=6 * y, eps=0.05)
+    poisoned = ds.Problem(x=1e200 * x, y=y, eps=1.0)
+    invalid = ds.Problem(x=x, y=np.full((4, 2), np.nan), eps=1.0)
+    batch += [rejected, deep, poisoned, invalid]
+    return [batch[i] for i in rng.permutation(len(batch))]
+
+
+def fingerprint(result: ds.Result[Any]) -> tuple[Any, ...]:
+    potentials = () if result.emitted is None else tuple((p.dtype.str, p.tobytes()) for p in result.emitted)
+    return (
+        *potentials,
+        result.depth,
+        *(repr(r) for r in result.residual),
+        result.status,
+        result.rescued,
+        result.widened,
+    )
+
+
+def solve(batch: list[ds.Problem[Any]], **settings: Any) -> list[tuple[Any, ...]]:
+    return [fingerprint(r) for r in ds.solve(batch, backend=PickyBackend(), max_depth=MAX_DEPTH, **settings)]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_bitwise(seed: int) -> None:
+    rng = np.random.default_rng([7, seed])
+    batch = random_batch(rng)
+    alone = solve(batch, mode="width-one", audit=ds.Audit(every=1))
+    for mode in ("mask", "compact", "stream", "width-one"):
+        width, every = int(rng.integers(1, 13)), int(rng.choice([1, 2, 5, 8, 100]))
+        order = rng.permutation(len(batch))
+        found = solve([batch[i] for i in order], mode=mode, width=width, audit=ds.Audit(every=every))
+        assert found == [alone[i] for i in order], f"{mode}, width {width}, every {every}"
+    few = rng.permutation(len(batch))[: len(batch) // 2]
+    geometric = ds.Audit(every=ds.Geometric(2, 1.7), screen="row", batched=False)
+    assert solve([batch[i] for i in few], mode="compact", audit=geometric) == [alone[i] for i in few]
+
+
+def test_the_company_was_as_bad_as_promised() -> None:
+    rng = np.random.default_rng([7, 0])
+    results = ds.solve(random_batch(rng), backend=PickyBackend(), max_depth=MAX_DEPTH)
+    assert {r.status for r in results} == set(ds.Status)
+    assert results.ledger.rejected == 2
+    honest = ds.solve([r.problem for r in results if r.problem.tol == REJECTED_TOL])
+    picky = [r for r in results if r.problem.tol == REJECTED_TOL]
+    assert picky[0].depth == honest[0].depth + 2
+
+
+def test_one_lane_of_a_static_batch_is_what_it_would_be_alone_at_that_depth() -> None:
+    rng = np.random.default_rng(3)
+    batch = [ds.Problem(x=rng.normal(size=(9, 2)), y=rng.normal(size=(8, 2)), eps=e) for e in (0.3, 1.0, 3.0)]
+    together = ds.solve(batch, mode="static", audit=ds.Audit(every=4))
+    depths = {r.depth for r in together}
+    assert len(depths) == 1
+    boundary = depths.pop()
+    assert boundary % 4 == 0
+    for problem, result in zip(batch, together, strict=True):
+        pack = ReferenceBackend().pack([admit(problem, 1.0)])
+        pack.advance(boundary, [-np.inf])
+        assert np.array_equal(pack.emit([0])[0].potentials.f, result.potentials.f)

@@ -1,0 +1,164 @@
+"""Options, audits, ledger and results: small parts, checked by hand."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from drainsinkhorn.core.audit import Audit, Geometric
+from drainsinkhorn.core.errors import OptionsError
+from drainsinkhorn.core.events import Advanced, Opened, Retired
+from drainsinkhorn.core.ledger import Ledger, survival
+from drainsinkhorn.core.options import MODES, Mode, Options
+from drainsinkhorn.core.protocol import Spent
+from drainsinkhorn.core.result import UNKNOWN, Residual, Status
+
+
+def test_core_needs_nothing_but_the_standard_library() -> None:
+    code = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"numpy", "scipy", "torch", "jax", "rich", "typer", "matplotlib"}:
+            raise ImportError(f"blocked: {name}")
+sys.meta_path.insert(0, Blocker())
+import types
+package = types.ModuleType("drainsinkhorn")
+package.__path__ = [sys.argv[1]]
+sys.modules["drainsinkhorn"] = package
+testing = types.ModuleType("drainsinkhorn.testing")
+testing.__path__ = [sys.argv[1] + "/testing"]
+sys.modules["drainsinkhorn.testing"] = testing
+from drainsinkhorn.core.executor import execute
+from drainsinkhorn.core.ledger import Ledger
+from drainsinkhorn.core.options import Options
+from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.testing.scripted import ScriptedBackend, scripted
+ledger = Ledger()
+source = Batch([Admission(i, scripted(d)) for i, d in enumerate([3, 1, 4, 1, 5])])
+list(execute(ScriptedBackend(), source, Options(mode="compact").plan(None), ledger))
+print(ledger.slots, ledger.removed_slots)
+"""
+    import drainsinkhorn
+
+    done = subprocess.run([sys.executable, "-c", code, drainsinkhorn.__path__[0]], capture_output=True, text=True)
+    assert done.stdout == "14 11\n", done.stderr
+
+
+def test_importing_the_package_loads_no_optional_library() -> None:
+    optional = ("torch", "jax", "matplotlib", "sklearn", "rich", "typer")
+    code = f"import sys, drainsinkhorn; print([m for m in {optional} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tol": 0}, "tol must be a positive finite number, got 0"),
+        ({"tol": math.nan}, "tol must be a positive finite number, got nan"),
+        ({"tol": "small"}, "tol must be a positive finite number, got 'small'"),
+        ({"width": 0}, "width must be an integer of at least 1, got 0"),
+        ({"width": 2.5}, "width must be an integer of at least 1, got 2.5"),
+        ({"max_depth": True}, "max_depth must be an integer of at least 1, got True"),
+        ({"mode": "fast"}, "mode must be a Mode or one of .*'compact'.*got 'fast'"),
+        ({"certify": "never"}, 'certify must be "auto" or "always"'),
+        ({"audit": 8}, "audit must be an Audit, got 8"),
+        (
+            {"mode": "stream", "audit": Audit(every=Geometric())},
+            "a geometric audit would look at them ever more rarely",
+        ),
+    ],
+)
+def test_options_say_what_is_wrong(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionsError, match=message):
+        Options(**settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Audit(every=0), "at least 1 cycle, got 0"),
+        (lambda: Audit(margin=1.5), r"margin must lie in \(0, 1\], got 1.5"),
+        (lambda: Audit(screen="fast"), 'screen must be "free", "row" or "none"'),  # type: ignore[arg-type]
+        (lambda: Geometric(0, 2.0), "first >= 1"),
+        (lambda: Geometric(4, 1.0), "ratio > 1"),
+        (lambda: Mode(name="m", min_shrink=0), "min_shrink counts lanes"),
+        (lambda: Mode(name="m", refill=0), "refill must be at least 1 vacancy"),
+        (lambda: Mode(name="m", refill=1, together=True), "cannot go with together"),
+    ],
+)
+def test_parts_say_what_is_wrong(make: Any, message: str) -> None:
+    with pytest.raises(OptionsError, match=message):
+        make()
+
+
+def test_modes_are_the_table_of_the_design() -> None:
+    table = {m.name: (m.width, m.together, m.min_shrink, m.freeze, m.refill, m.lockstep) for m in MODES.values()}
+    assert table == {
+        "width-one": (1, False, 1, True, None, False),
+        "static": (None, True, math.inf, False, None, True),
+        "mask": (None, False, math.inf, True, None, True),
+        "compact": (None, False, 1, True, None, False),
+        "stream": (None, False, 1, True, 1, False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "picked", "why"),
+    [
+        (1, "width-one", "there is one problem"),
+        (16, "compact", "16 problems fit into one window of width 16"),
+        (17, "stream", "17 problems exceed the width 16"),
+        (None, "stream", "problems keep coming"),
+    ],
+)
+def test_auto_says_what_it_picked_and_why(count: int | None, picked: str, why: str) -> None:
+    plan = Options().plan(count)
+    assert plan.mode.name == picked
+    assert why in plan.reason
+
+
+def test_audit_times() -> None:
+    def times(audit: Audit) -> list[int]:
+        found, clock = [], 0
+        for _ in range(5):
+            clock = audit.following(clock)
+            found.append(clock)
+        return found
+
+    assert times(Audit(every=8)) == [8, 16, 24, 32, 40]
+    assert times(Audit(every=Geometric(8, 1.5))) == [8, 12, 18, 27, 41]
+    assert Audit(every=Geometric(8, 1.5)).following(20) == 27
+
+
+def test_survival_counts_lanes_that_each_cycle_needs() -> None:
+    assert survival([3, 1, 0, 3]) == [3, 2, 2]
+    assert sum(survival([3, 1, 0, 3])) == 7
+    assert survival([]) == []
+
+
+def test_ledger_by_hand() -> None:
+    ledger = Ledger()
+    ledger(Opened([0, 1, 2], 3, 2, Spent(0, 3)))
+    ledger(Advanced(4, 3, 3, Spent(10, 20)))
+    ledger(Advanced(1, 3, 3, Spent(1, 2)))
+    ledger(Advanced(2, 1, 1, Spent(2, 4)))
+    for ticket, depth in enumerate([7, 4, 2]):
+        ledger(Retired(ticket, None, None, UNKNOWN, Status.CONVERGED, depth))  # type: ignore[arg-type]
+    assert (ledger.slots, ledger.legs) == (13, 29)
+    assert ledger.widths == [(3, 5), (1, 2)]
+    # Static batches of width two: (7, 4) runs 7 cycles, then (2) runs 2.
+    assert ledger.static_widths == [(2, 7), (1, 2)]
+    assert ledger.static_slots == 16
+    assert ledger.removed_slots == 3
+    assert ledger.padding == pytest.approx(16 / 13 - 1)
+
+
+def test_worst_residual_is_outward_and_nan_speaks() -> None:
+    assert Residual(1e-3, 2e-3, 1e-4).worst == pytest.approx(2.1e-3)
+    assert math.isnan(Residual(math.nan, 0.0, 0.0).worst)
+    assert math.isnan(Residual(0.0, math.nan, 0.0).worst)
