@@ -1,0 +1,42 @@
+"""What the documents show runs, and what they link to exists."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for block in re.findall(r"^( *)```python\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
+        indent, code = block
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(re.sub(f"^{indent}", "", code, flags=re.MULTILINE), str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_the_readme_names_tests_that_exist() -> None:
+    for path in re.findall(r"`(tests/[a-z_/]+\.py)`", (ROOT / "README.md").read_text()):
+        assert (ROOT / path).is_file(), path
+
+
+def test_the_executor_can_be_read_in_one_sitting() -> None:
+    lines = (ROOT / "src/drainsinkhorn/core/executor.py").read_text().splitlines()
+    assert len(lines) <= 120
+    code = "\n".join(line for line in lines if not line.lstrip().startswith(("#", '"')))
+    for mode in ("width-one", "static", "mask", "compact", "stream"):
+        assert mode not in code, f"the executor has a branch for {mode}"
