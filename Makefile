@@ -32,7 +32,7 @@ spelling: .venv/lint.stamp
 	$(BIN)/codespell
 
 clean:
-	rm -rf .venv demo.png
+	rm -rf .venv demo*.png
 
 .venv/created.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
