@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -65,7 +65,7 @@ def solve(
         tol: Bound on the larger L1 marginal residual: a number, or one per problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
-        observe: Told every event of the run.
+        observe: Told every event of the run; of a rescue, only that it begins and what it finishes.
         **settings: Fields of Options: mode, width, max_depth, audit, certify, accelerate, rescue, strict, lookahead.
 
     Returns:
@@ -79,6 +79,8 @@ def solve(
         >>> solution.converged, solution[3].residual.worst <= 1e-3
         (True, True)
     """
+    if not isinstance(options, Options):
+        raise OptionsError(f"options must be an Options, got {options!r}")
     each = isinstance(tol, (list, tuple)) or getattr(tol, "ndim", 0) > 0
     options = options.changed(None if each else tol, settings)
     given = list(_as_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol if each else None))
@@ -88,6 +90,7 @@ def solve(
         for result in run:
             results[result.ticket] = result
     except KeyboardInterrupt:
+        results.update((result.ticket, result) for result in run.unrescued())
         raise Interrupted(results, len(given), run.ledger) from None
     return Solution([results[ticket] for ticket in range(len(given))], run.ledger)
 
@@ -100,10 +103,11 @@ def stream(
     options: Options = DEFAULTS,
     observe: Observer = ignore,
     **settings: Unpack[Settings],
-) -> Iterator[Result[Any]]:
+) -> Stream:
     """Solve problems as they come and yield results as they drain, not in order; `result.ticket` tells which.
 
-    Problems are read as lanes fall vacant, at most `lookahead` ahead. What was yielded stays valid whatever follows.
+    Problems are read as lanes fall vacant, at most `lookahead` ahead. What was yielded stays valid whatever follows. If
+    the iterable raises, what was read is finished first. Do not write to a problem's arrays before you have its result.
 
     Args:
         problems: Any iterable of Problem; it may be endless.
@@ -120,7 +124,7 @@ def stream(
         [0, 1, 2, 3, 4]
     """
     options = options.changed(tol, settings)
-    return iter(_Run(_as_problems(problems, None), None, backend, options, observe))
+    return Stream(_Run(_as_problems(problems, None), None, backend, options, observe))
 
 
 def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
@@ -132,12 +136,32 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
         return problems(x, y, cost=cost, **columns)
     if isinstance(x, Problem):
         x = [x]
-    if is_array(x) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
+    first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
+    if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
         raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
     extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (cost != "sqeuclidean")
     if extra:
         raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
     return x
+
+
+class Stream(Iterator[Result[Any]]):
+    """Results as they drain.
+
+    Attributes:
+        ledger: The account of the run so far.
+    """
+
+    def __init__(self, run: _Run) -> None:
+        self.ledger = run.ledger
+        self._results = iter(run)
+
+    def __next__(self) -> Result[Any]:
+        return next(self._results)
+
+    def close(self) -> None:
+        """Give up what is unfinished."""
+        self._results.close()
 
 
 class _Run:
@@ -152,28 +176,33 @@ class _Run:
         observe: Observer,
     ) -> None:
         self.ledger = Ledger()
+        plan = options.plan(count)
+        # Backends see the stop itself as tol, so that precision and rounding are judged against what must be met.
+        margin = options.audit.margin
+        self._plan = replace(plan, audit=replace(plan.audit, margin=1.0))
         self._options = options
-        self._plan = options.plan(count)
         self._tell = observe
         self._observe = fan_out(self.ledger, observe)
         self._backend = self._pick_backend(backend)
         self._acceleration = self._pick_acceleration()
+        self._backend = self._backend.using(self._acceleration)
         self._observe(Chosen("mode", self._plan.mode.name, self._plan.reason))
         self._given: dict[int, Problem[Any]] = {}
         self._refused: list[Retired] = []
         self._failed: list[Retired] = []
         self._whole = count is not None
-        lookahead = math.inf if self._whole else options.lookahead
+        self._lookahead = math.inf if self._whole else options.lookahead
+        self._read = 0
         self._sorter = Sorter(
             self._noted(given),
-            admit=lambda problem: admit(problem, options.tol),
+            admit=lambda problem: admit(problem, options.tol, margin),
             signature=self._backend.signature,
             refuse=self._refuse,
-            lookahead=lookahead,
-            paused=lambda: len(self._failed) >= lookahead,
+            lookahead=self._lookahead,
+            paused=self._rescue_due,
         )
 
-    def __iter__(self) -> Iterator[Result[Any]]:
+    def __iter__(self) -> Generator[Result[Any], None, None]:
         if self._whole:
             self._sorter.fill()
             yield from self._refusals()
@@ -181,40 +210,60 @@ class _Run:
         for line in self._sorter.lines():
             for retired in execute(backend, line, self._plan, self._observe):
                 yield from self._refusals()
-                if self._options.rescue and retired.status in RESCUED:
+                if self._worth_rescue(retired):
                     self._failed.append(retired)
                 else:
                     yield self._result(retired)
             yield from self._refusals()
-            if len(self._failed) >= self._options.lookahead and not self._whole:
+            if self._rescue_due():
                 yield from self._rescue()
         yield from self._rescue()
+        if self._sorter.error is not None:
+            raise self._sorter.error
+
+    def _worth_rescue(self, retired: Retired) -> bool:
+        """Unconverged, and a second run could end otherwise."""
+        hopeless = (
+            retired.residual.band >= self._plan.stop(retired.problem) and self._backend.precise() == self._backend
+        )
+        return self._options.rescue and retired.status in RESCUED and not hopeless
+
+    def _rescue_due(self) -> bool:
+        """True when the oldest problem that waits for rescue has waited long enough to interrupt the others."""
+        return bool(self._failed) and self._read - self._failed[0].ticket >= self._lookahead
+
+    def unrescued(self) -> Iterator[Result[Any]]:
+        """What waits for its rescue, as its first run left it."""
+        while self._failed:
+            yield self._result(self._failed.pop(0))
 
     def _rescue(self) -> Iterator[Result[Any]]:
         """Run what failed once more, alone and in float64, from its last finite potentials."""
-        failed = {retired.ticket: retired for retired in self._failed}
-        self._failed.clear()
-        if not failed:
+        if not self._failed:
             return
+        failed = {retired.ticket: retired for retired in self._failed}
         self._tell(Rescuing(list(failed)))
         self.ledger.rescue = ledger = self.ledger.rescue or Ledger()
-        backend = Timed(self._backend.precise(), ledger.seconds)
+        precise = self._backend.precise()
         waiting = [Admission(t, replace(r.problem, init=r.potentials)) for t, r in failed.items()]
         plan = replace(self._plan, mode=MODES["width-one"], width=1)
-        for retired in execute(backend, Batch(waiting), plan, ledger):
+        for retired in execute(Timed(precise, ledger.seconds), Batch(waiting), plan, ledger):
             first = failed[retired.ticket]
+            self._failed.remove(first)
             if retired.status is Status.INVALID:
                 yield self._result(first)
             else:
-                yield self._result(replace(retired, depth=first.depth + retired.depth), rescued=True)
+                yield self._result(replace(retired, depth=first.depth + retired.depth), rescued_by=precise)
 
-    def _result(self, retired: Retired, *, rescued: bool = False) -> Result[Any]:
+    def _result(self, retired: Retired, *, rescued_by: Backend[Any] | None = None) -> Result[Any]:
         detail = retired.detail
         if retired.status is Status.DEPTH_LIMIT and retired.residual.band >= self._plan.stop(retired.problem):
+            stop = "tol" if self._options.audit.margin == 1 else "margin * tol"
             detail = (
-                f"tol={retired.problem.tol} is below the rounding of this problem's residual "
+                f"{stop} = {retired.problem.tol:.3g} is below the rounding of this problem's residual "
                 f"({retired.residual.band:.2g}), so nothing can verify it; raise tol or eps"
             )
+        backend = rescued_by or self._backend
         self._tell(Finished(retired.ticket, retired.status))
         return Result(
             ticket=retired.ticket,
@@ -223,9 +272,10 @@ class _Run:
             residual=retired.residual,
             status=retired.status,
             depth=retired.depth,
-            backend=self._backend,
+            backend=backend,
+            arithmetic="" if retired.potentials is None else backend.describe(retired.problem),
             acceleration=self._acceleration,
-            rescued=rescued,
+            rescued=rescued_by is not None,
             widened=retired.widened,
             detail=detail,
         )
@@ -233,6 +283,7 @@ class _Run:
     def _noted(self, given: Iterable[Problem[Any]]) -> Iterator[Problem[Any]]:
         for ticket, problem in enumerate(given):
             self._given[ticket] = problem
+            self._read = ticket + 1
             yield problem
 
     def _refuse(self, ticket: int, problem: Problem[Any], error: ProblemError) -> None:
@@ -251,7 +302,7 @@ class _Run:
             return picked
         if isinstance(backend, str):
             return load(backend)
-        if not hasattr(backend, "pack"):
+        if isinstance(backend, type) or not hasattr(backend, "pack"):
             raise OptionsError(f'backend must be "auto", a name or a Backend, got {backend!r}')
         return backend
 

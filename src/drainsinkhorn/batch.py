@@ -87,8 +87,12 @@ def _column(name: str, value: Any, ndim: int) -> tuple[Any, int | None]:
         return value, int(value.shape[0])
     if value.ndim == ndim:
         return value, None
-    wanted = {0: "a number or one per problem", 1: "(n,) or (W, n)", 2: "(n, d) or (W, n, d)"}[ndim]
-    hint = f"; write {name}[:, None] for points on a line" if (value.ndim, ndim) == (1, 2) else ""
+    points = "(n, m) or (W, n, m)" if name == "cost" else "(n, d) or (W, n, d)"
+    wanted = {0: "a number or one per problem", 1: "(n,) or (W, n)", 2: points}[ndim]
+    hint = ""
+    if (value.ndim, ndim) == (1, 2) and name != "cost":
+        objects = str(value.dtype) == "object"
+        hint = "; pass clouds of unequal size as a list" if objects else f"; write {name}[:, None] for points on a line"
     raise ProblemError(f"{name} has shape {tuple(value.shape)}, expected {wanted}{hint}")
 
 

@@ -47,7 +47,7 @@ def _draw_survival(axes: Any, ledger: Ledger) -> None:
 
 
 def _draw_widths(axes: Any, ledger: Ledger) -> None:
-    """Both areas count slots, so what is left of the static one is what was removed."""
+    """Width over cycles; the title has the exact slots (here a lane that rests still counts as width)."""
     runs = ((ledger.static_widths, REMOVED, "removed"), (ledger.widths, EXECUTED, "executed"))
     for widths, colour, label in runs:
         if widths:

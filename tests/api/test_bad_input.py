@@ -19,6 +19,21 @@ NAN[3, 1], INF[2, 0] = np.nan, -np.inf
 OBJECTS = np.array([[1, "a"], [None, 2]], dtype=object)
 
 
+class Raises:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise RuntimeError("no array here")
+
+
+class Frame:
+    """Looks like a table of another library: a shape, and no dtype."""
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.shape, self.ndim = values, values.shape, values.ndim
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.values
+
+
 def problem(**changes: Any) -> ds.Problem[Any]:
     return ds.Problem(**{"x": X, "y": Y, "eps": 0.5, **changes})
 
@@ -75,12 +90,32 @@ BAD: dict[str, tuple[Any, str]] = {
         "a dense cost matrix takes the place of the points; leave x and y",
     ),
     "flat cost": (problem(x=None, y=None, cost=np.ones(30)), "cost must have shape (n, m), got (30,)"),
-    "cost none": (problem(x=None, y=None, cost=None), "cost must be a numeric array of shape (n, m), got None"),
+    "cost none": (
+        problem(x=None, y=None, cost=None),
+        "cost must be a name, a Cost or a numeric array of shape (n, m), got None",
+    ),
     "zero direction": (problem(x=0 * X, cost="cosine"), "x[0] is the zero vector, which has no direction"),
     "too large": (
         problem(x=np.ones((9000, 1)), y=np.ones((9000, 1))),
         "n * m = 9000 * 9000 pairs need 1.3 GB in the dense reference backend",
     ),
+    "timestamps": (
+        problem(x=np.array([[1.7e18], [1.7e18]]).astype(np.int64) + 1, y=np.zeros((2, 1), dtype=np.int64)),
+        "x has dtype int64 and values that float64 cannot hold; subtract a common offset first",
+    ),
+    "long doubles": (
+        problem(x=X.astype(np.longdouble) / 3),
+        "x has dtype float128 and values that float64 cannot hold",
+    ),
+    "masked points": (problem(x=np.ma.array(X, mask=X > 0)), "x is a masked array; fill or drop what is masked first"),
+    "masked weights": (problem(a=np.ma.array(np.ones(6), mask=False)), "a is a masked array"),
+    "huge eps": (problem(eps=10**400), "eps must be a positive finite number, got inf"),
+    "odd cost": (problem(cost=ds.Cost(["a"])), "cost ['a'] is unknown"),
+    "callable cost": (
+        problem(cost=len),
+        "cost must be a name, a Cost or a numeric array of shape (n, m), got <built-in",
+    ),
+    "array that raises": (problem(x=Raises()), "the problem cannot be read: RuntimeError: no array here"),
     "not a problem": ("hello", "expected a Problem, got 'hello' (str); build one with Problem(x=, y=, eps=)"),
     "none": (None, "expected a Problem, got None (NoneType)"),
 }
@@ -144,6 +179,17 @@ def test_sparse_tensors_and_tracers_are_refused() -> None:
 
 CALLS: dict[str, tuple[Any, str]] = {
     "no eps": (lambda: ds.solve(X, Y), "eps is missing"),
+    "list, no y": (
+        lambda: ds.solve([X, X], eps=1.0),
+        "expected problems, or points x and y; got x of type list and no y",
+    ),
+    "class": (lambda: ds.solve(X, Y, eps=1.0, backend=dict), 'backend must be "auto", a name or a Backend, got <class'),
+    "options": (lambda: ds.solve(X, Y, eps=1.0, options=None), "options must be an Options, got None"),
+    "objects": (
+        lambda: ds.solve(np.array([X, Y, None], dtype=object), Y, eps=1.0),
+        "pass clouds of unequal size as a list",
+    ),
+    "cost shape": (lambda: ds.solve(cost=np.ones(4), eps=1.0), "cost has shape (4,), expected (n, m) or (W, n, m)"),
     "no y": (lambda: ds.solve(X, eps=1.0), "expected problems, or points x and y; got x of type ndarray and no y"),
     "nothing": (lambda: ds.solve(), "expected problems, or points x and y"),
     "text": (lambda: ds.solve("abc"), "expected problems, or points x and y; got x of type str"),
@@ -193,3 +239,24 @@ def test_overflow_is_nonfinite_with_advice() -> None:
     assert "rescale the points or raise eps" in result.message
     assert np.isfinite(result.potentials.f).all()
     assert result.rescued
+
+
+def test_whatever_can_be_read_as_an_array_is_taken() -> None:
+    plain = ds.solve([problem()])[0]
+    for wrap in (Frame, memoryview, lambda v: v.tolist(), np.asfortranarray, lambda v: v[::-1][::-1]):
+        result = ds.solve([problem(x=wrap(X), y=wrap(Y))])[0]
+        assert np.array_equal(result.potentials.f, plain.potentials.f)
+    cost = ((X[:, None] - Y) ** 2).sum(-1)
+    dense = [ds.solve([problem(x=None, y=None, cost=c)])[0] for c in (cost, np.asfortranarray(cost), Frame(cost))]
+    assert all(np.array_equal(d.potentials.f, dense[0].potentials.f) for d in dense)
+
+
+def test_odd_tensors_of_other_libraries_harm_nobody() -> None:
+    torch, jax = needs("torch"), needs("jax")
+    deleted = jax.numpy.ones((3, 2))
+    deleted.delete()
+    odd = [problem(x=torch.ones(3, 2, device="meta")), problem(x=deleted), problem(eps=jax.numpy.ones(2))]
+    negative = torch.complex(torch.ones(3, 2), torch.ones(3, 2)).conj().imag
+    solution = ds.solve([problem(), *odd, problem(x=negative, y=negative)])
+    assert [r.status.name for r in solution][:4] == ["CONVERGED", "INVALID", "INVALID", "INVALID"]
+    assert ds.solve(X, Y, eps=torch.tensor(0.5), tol=np.array(1e-3)).converged

@@ -91,6 +91,17 @@ def test_bitwise(seed: int) -> None:
     assert solve([batch[i] for i in few], mode="compact", audit=geometric) == [alone[i] for i in few]
 
 
+@pytest.mark.parametrize("screen", ["free", "row", "none"])
+def test_no_screen_lets_audit_times_change_a_float32_result(screen: str) -> None:
+    for seed in range(20, 26):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(12, 2)).astype("f4"), (rng.normal(size=(12, 2)) + 8).astype("f4")
+        depths = [
+            ds.solve(x, y, eps=0.2, audit=ds.Audit(every=every, screen=screen))[0].depth for every in (1, 2, 3, 8, 100)
+        ]
+        assert len(set(depths)) == 1, depths
+
+
 def test_the_company_was_as_bad_as_promised() -> None:
     rng = np.random.default_rng([7, 0])
     results = ds.solve(random_batch(rng), backend=PickyBackend(), max_depth=MAX_DEPTH)

@@ -179,7 +179,7 @@ class TestChoices:
 
     def test_results_name_what_ran(self) -> None:
         result = single(0)
-        assert (result.backend.name, result.acceleration) == ("reference", "none")
+        assert (result.backend.name, result.arithmetic, result.acceleration) == ("reference", "float64, dense", "none")
         assert result.problem.x is not None
 
     def test_certify_always_changes_no_reference_result(self) -> None:
@@ -232,8 +232,45 @@ class TestRescue:
         results = ds.stream(endless(), max_depth=40, lookahead=3)
         assert [next(results).rescued for _ in range(5)] == [True] * 5
 
+    def test_a_failure_among_endless_successes_is_not_forgotten(self) -> None:
+        def endless() -> Iterator[ds.Problem[Any]]:
+            yield self.deep()
+            while True:
+                yield ds.Problem(x=X[0], y=Y[0], eps=1.0)
+
+        results = ds.stream(endless(), max_depth=40, lookahead=20, width=4)
+        assert 0 in [next(results).ticket for _ in range(60)]
+
+    def test_ctrl_c_during_a_rescue_keeps_what_waits_for_it(self) -> None:
+        def stop(event: object) -> None:
+            if type(event).__name__ == "Rescuing":
+                raise KeyboardInterrupt
+
+        with pytest.raises(ds.Interrupted) as stopped:
+            ds.solve([self.deep(), single(0).problem], max_depth=40, observe=stop)
+        assert sorted(stopped.value.results) == [0, 1]
+        assert stopped.value.results[0].status is ds.Status.DEPTH_LIMIT
+
+    def test_a_tolerance_that_nothing_can_verify_is_not_run_twice(self) -> None:
+        result = ds.solve(X[0], Y[0], eps=0.5, tol=1e-17, max_depth=50)[0]
+        assert (result.depth, result.rescued) == (50, False)
+
 
 class TestStream:
+    def test_good_problems_come_out_before_endless_bad_ones(self) -> None:
+        def feed() -> Iterator[ds.Problem[Any]]:
+            yield ds.Problem(x=X[0], y=Y[0], eps=1.0)
+            while True:
+                yield ds.Problem(x=X[0], y=Y[0], eps=-1.0)
+
+        results = ds.stream(feed(), width=4)
+        assert sorted(next(results).ticket for _ in range(6)) == list(range(6))
+
+    def test_it_has_a_ledger(self) -> None:
+        results = ds.stream([ds.Problem(x=X[0], y=Y[0], eps=1.0)])
+        depth = next(results).depth
+        assert results.ledger.slots == depth
+
     def test_results_come_as_they_drain(self) -> None:
         eps = [0.02, 1.0, 0.02, 1.0]
         batch = [ds.Problem(x=X[i], y=Y[i], eps=eps[i]) for i in range(4)]
@@ -252,7 +289,7 @@ class TestStream:
         assert not read
         next(results)
         assert len(read) <= 8
-        results.close()  # type: ignore[attr-defined]
+        results.close()
 
     def test_a_thousand_problems_refill_sixteen_lanes(self) -> None:
         made = [ds.Problem(x=X[i % 4, :6], y=Y[i % 4, :5], eps=0.3 + 0.01 * (i % 50)) for i in range(1000)]
@@ -273,8 +310,10 @@ class TestStream:
             yield ds.Problem(x=X[0], y=Y[0], eps=1.0)
             raise RuntimeError("the producer broke")
 
+        results = ds.stream(feed(), width=4)
+        assert next(results).converged
         with pytest.raises(RuntimeError, match="the producer broke"):
-            list(ds.stream(feed(), width=1, mode="width-one"))
+            next(results)
 
 
 LONG = """

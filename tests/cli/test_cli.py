@@ -181,6 +181,12 @@ class TestBadFiles:
             ({"x": X, "y": Y[:2], "eps": 1.0}, "x for 3, y for 2"),
             ({"x": X, "eps": 1.0}, "y must be a numeric array"),
             ({"x": X, "y": Y, "eps": 1.0, "scale": [1.0, 2.0]}, "scale must be one number"),
+            ({"cost": X, "eps": 1.0, "scale": 2.0}, "scale belongs to a named cost"),
+            (
+                {"cost": np.ones(10), "eps": 1.0, "x_sizes": [2, 3], "y_sizes": [2]},
+                "x_sizes is for 2 problems and y_sizes",
+            ),
+            ({"cost": np.array(b"euclidean"), "eps": 1.0}, "cost must be a text or matrices"),
             ({"x": np.array([{}], dtype=object), "y": Y, "eps": 1.0}, "Object arrays need pickle, which is never read"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
@@ -236,6 +242,39 @@ class TestBadFiles:
         done = drain("solve", stacked, "-o", tmp_path / "out.npz", "--mode", "warp")
         assert done.exit_code == 2
         assert "mode must be a Mode or one of" in done.output
+
+    def test_an_output_that_is_a_folder_or_the_input(self, stacked: Path, tmp_path: Path) -> None:
+        assert "is a folder; name a file" in drain("solve", stacked, "-o", tmp_path).output
+        before = stacked.read_bytes()
+        assert "holds the problems" in drain("solve", stacked, "-o", stacked).output
+        assert stacked.read_bytes() == before
+        assert drain("demo", "--out", tmp_path / "no" / "x.png").exit_code == 2
+        assert drain("demo", "--seed", "-1").exit_code == 2
+
+    def test_brackets_in_names_are_shown(self, tmp_path: Path) -> None:
+        source = save(tmp_path / "in[old].npz", x=X, y=Y, eps=1.0, cost="[/x]")
+        done = drain("solve", source, "-o", tmp_path / "[red]out.npz")
+        assert "cost '[/x]' is unknown" in done.output
+        assert "[red]out.npz" in done.output
+        assert "in[new].npz does not exist" in drain("solve", tmp_path / "in[new].npz", "-o", tmp_path / "o.npz").output
+        assert "cost '[/x]' is unknown" in drain("explain", tmp_path / "[red]out.npz").output
+
+    def test_damaged_solutions(self, stacked: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out.npz"
+        drain("solve", stacked, "-o", out)
+        whole = load(out)
+        damages: list[dict[str, Any]] = [
+            {"ledger": np.array("{}")},
+            {"ledger": np.array("[]")},
+            {"ledger": np.array("nonsense")},
+            {"depth": whole["depth"][:1]},
+            {"ticket": np.array(3)},
+            {"row": np.array(["a", "b", "c"])},
+        ]
+        for damage in damages:
+            done = drain("explain", save(tmp_path / "bad.npz", **{**whole, **damage}))
+            assert done.exit_code == 2, damage
+            assert "is a damaged solution" in done.output
 
 
 class TestExplain:

@@ -142,6 +142,41 @@ def test_a_width_ladder_pays_for_its_rungs(profile: list[Script], width: int, li
             survivors = sum(depth >= cycle for depth in window)
             rungs += 1 << (survivors - 1).bit_length()
     assert run.ledger.slots == rungs
+    static = sum((1 << (len(window) - 1).bit_length()) * max(window) for window in windows(depths, width))
+    assert run.ledger.static_slots == static
+    assert run.ledger.removed_slots == static - rungs
+
+
+@settings(max_examples=300)
+@given(profiles, widths, limits, st.sampled_from([1, 3, 8]), st.sampled_from(["mask", "static"]))
+def test_lockstep_on_a_ladder_removes_nothing(
+    profile: list[Script], width: int, limit: int, every: int, mode: str
+) -> None:
+    backend = ScriptedBackend(ladder=True)
+    run = Outcome(profile, mode=mode, width=width, max_depth=limit, backend=backend, audit=Audit(every=every))
+    depths = [run.depth[t] for t in range(len(profile))]
+    assert run.ledger.slots == sum((1 << (len(w) - 1).bit_length()) * max(w) for w in windows(depths, width))
+    assert run.ledger.removed_slots == 0
+
+
+def test_a_dead_lane_does_not_slow_a_static_batch() -> None:
+    healthy, beside = (Outcome(p, mode="static", width=3) for p in ([40, 30, 20], [40, Script(30, nan_at=2), 20]))
+    calls = [sum(isinstance(event, Advanced) for event in run.events) for run in (healthy, beside)]
+    assert calls == [5, 5]
+    assert beside.depth == {0: 40, 1: 40, 2: 40}
+    assert beside.status[1] is Status.NONFINITE
+
+
+@settings(max_examples=300)
+@given(profiles, widths, limits, st.sampled_from([1, 4, 7]))
+def test_off_first_passage_depths_do_not_depend_on_neighbours(
+    profile: list[Script], width: int, limit: int, every: int
+) -> None:
+    audit = Audit(every=every, first_passage=False)
+    together = Outcome(profile, width=width, max_depth=limit, audit=audit)
+    for ticket, script in enumerate(profile):
+        alone = Outcome([script], max_depth=limit, audit=audit)
+        assert (together.depth[ticket], together.status[ticket]) == (alone.depth[0], alone.status[0])
 
 
 @settings(max_examples=500)
@@ -225,6 +260,7 @@ def test_little_memory_narrows_the_width_and_loses_nothing(
     assert run.depth == {t: expected(script, 100)[0] for t, script in enumerate(profile)} | {}
     assert max(width for width, _ in run.ledger.widths) <= min(room, width)
     assert (run.ledger.narrowed > 0) >= (min(width, len(profile)) > room)
+    assert run.ledger.slots == sum(run.depth.values())
 
 
 def test_a_problem_that_fits_nowhere_is_invalid_and_the_rest_go_on() -> None:

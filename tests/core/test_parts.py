@@ -82,6 +82,14 @@ def test_options_say_what_is_wrong(settings: dict[str, Any], message: str) -> No
     ("make", "message"),
     [
         (lambda: Audit(every=0), "at least 1 cycle, got 0"),
+        (lambda: Audit(every=2.5), "a whole number of at least 1 cycle, got 2.5"),
+        (lambda: Audit(every="8"), "a whole number of at least 1 cycle, got '8'"),
+        (lambda: Audit(margin="1"), "margin must lie in"),
+        (lambda: Geometric(1.5, 2.0), "a whole first >= 1"),
+        (lambda: Geometric(8, 1e308), "ratio > 1"),
+        (lambda: Mode(name="m", width=2.5), "width must be an integer"),
+        (lambda: Mode(name="m", refill=1.5), "refill must be at least 1"),
+        (lambda: Mode(name="m", min_shrink="a"), "min_shrink counts lanes"),
         (lambda: Audit(margin=1.5), r"margin must lie in \(0, 1\], got 1.5"),
         (lambda: Audit(screen="fast"), 'screen must be "free", "row" or "none"'),  # type: ignore[arg-type]
         (lambda: Geometric(0, 2.0), "first >= 1"),
@@ -143,7 +151,7 @@ def test_survival_counts_lanes_that_each_cycle_needs() -> None:
 
 def test_ledger_by_hand() -> None:
     ledger = Ledger()
-    ledger(Opened([0, 1, 2], 3, 2, Spent(0, 3)))
+    ledger(Opened([0, 1, 2], 2, lambda lanes: lanes, Spent(0, 3)))
     ledger(Advanced(4, 3, 3, Spent(10, 20)))
     ledger(Advanced(1, 3, 3, Spent(1, 2)))
     ledger(Advanced(2, 1, 1, Spent(2, 4)))

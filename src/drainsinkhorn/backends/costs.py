@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.core.problem import Cost, Problem
 
 Matrix = NDArray[np.float64]
 
 UNIT = 2.0**-53
 """Unit roundoff of float64."""
+
+SMALLEST = 2.0**-1022
+"""Smallest normal float64: what underflow can cost at most."""
 
 
 def sqeuclidean(x: Matrix, y: Matrix) -> Matrix:
@@ -24,8 +32,10 @@ def sqeuclidean(x: Matrix, y: Matrix) -> Matrix:
 
 
 def euclidean(x: Matrix, y: Matrix) -> Matrix:
-    """`|x_i - y_j|`."""
-    return np.sqrt(sqeuclidean(x, y))
+    """`|x_i - y_j|`, with coordinates scaled by a power of two so that squares neither overflow nor vanish."""
+    extent = max(float(np.ptp(np.concatenate([x[:, k], y[:, k]]))) for k in range(x.shape[1]))
+    scale = 2.0 ** math.frexp(extent)[1] if 0 < extent < math.inf else 1.0
+    return scale * np.sqrt(sqeuclidean(x / scale, y / scale))
 
 
 def cosine(x: Matrix, y: Matrix) -> Matrix:
@@ -45,16 +55,37 @@ class PointCost:
 
     Attributes:
         matrix: Points (n, d) and (m, d) to costs (n, m).
-        rounding: Dimension and largest cost to a bound on the absolute error of a cost.
+        rounding: Dimension and largest cost to a bound on the absolute error of a cost, underflow included.
     """
 
     matrix: Callable[[Matrix, Matrix], Matrix]
     rounding: Callable[[int, float], float]
 
 
-# A sum of d squares of rounded differences has relative error below (d + 3) u; unit vectors add about d u, absolutely.
+def _rounded_squares(d: int, largest: float) -> float:
+    # A sum of d squares of rounded differences has relative error below (d + 3) u; each square may underflow.
+    return (d + 3) * UNIT * largest + d * SMALLEST
+
+
+def _rounded_directions(d: int, largest: float) -> float:
+    # Unit vectors are off by e = (d + 3) u, so a distance r = sqrt(2 C) is off by 2 e, and r^2 / 2 by 2 e r + 2 e^2.
+    error = (d + 3) * UNIT
+    return 2 * error * math.sqrt(2 * largest) + error * largest + 2 * error**2
+
+
 COSTS: dict[str, PointCost] = {
-    "sqeuclidean": PointCost(sqeuclidean, lambda d, largest: (d + 3) * UNIT * largest),
+    "sqeuclidean": PointCost(sqeuclidean, _rounded_squares),
     "euclidean": PointCost(euclidean, lambda d, largest: (d + 3) * UNIT * largest),
-    "cosine": PointCost(cosine, lambda d, largest: 4 * (d + 3) * UNIT),
+    "cosine": PointCost(cosine, _rounded_directions),
 }
+
+
+def cost_matrix(problem: Problem[Any]) -> tuple[Matrix, float]:
+    """Costs of an admitted problem in float64 by direct differences, and a bound on their absolute error."""
+    if not isinstance(problem.cost, Cost):
+        return np.ascontiguousarray(to_numpy(problem.cost), dtype=np.float64), 0.0
+    x, y = to_numpy(problem.x).astype(np.float64), to_numpy(problem.y).astype(np.float64)
+    kind, scale = COSTS[problem.cost.kind], problem.cost.scale
+    with np.errstate(over="ignore", invalid="ignore"):
+        cost = kind.matrix(x, y)
+        return scale * cost, scale * kind.rounding(x.shape[1], float(cost.max()))

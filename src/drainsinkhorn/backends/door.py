@@ -21,12 +21,22 @@ UNEQUAL_MASS = 1e-5
 """Relative difference of total masses above which a problem is unbalanced."""
 
 
-def admit(problem: Any, tol: float) -> Problem[Any]:
-    """The problem in normal form, or ProblemError.
+def admit(problem: Any, tol: float, margin: float = 1.0) -> Problem[Any]:
+    """The problem in normal form, or ProblemError; whatever else an odd object raises becomes a ProblemError too.
 
-    Normal form: eps and tol are floats; cost is a Cost or a matrix; a and b are float64 NumPy vectors of mass 1;
-    init is Potentials or None; x, y and a dense cost are the caller's own arrays (nested lists become NumPy's).
+    Normal form: eps is a float; tol is the stop, `margin` times what was asked for; cost is a Cost or a matrix; a and b
+    are float64 NumPy vectors of mass 1; init is Potentials or None; x, y and a dense cost are the caller's own arrays,
+    or NumPy's where they were none.
     """
+    try:
+        return _admit(problem, tol, margin)
+    except ProblemError:
+        raise
+    except Exception as error:  # One odd object must not harm the batch.
+        raise ProblemError(f"the problem cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _admit(problem: Any, tol: float, margin: float) -> Problem[Any]:
     if not isinstance(problem, Problem):
         raise ProblemError(f"expected a Problem, got {_shown(problem)}; build one with Problem(x=, y=, eps=)")
     eps = _positive("eps", problem.eps, "it is in units of the cost, for example 0.05 times the median cost")
@@ -37,7 +47,7 @@ def admit(problem: Any, tol: float) -> Problem[Any]:
     _same_mass(problem, a, b)
     init = _init(problem.init, n, m)
     x, y, cost = (_array(value) for value in (problem.x, problem.y, cost))
-    return replace(problem, x=x, y=y, eps=eps, tol=tol, cost=cost, a=a / a.sum(), b=b / b.sum(), init=init)
+    return replace(problem, x=x, y=y, eps=eps, tol=margin * tol, cost=cost, a=a / a.sum(), b=b / b.sum(), init=init)
 
 
 def sizes(problem: Problem[Any]) -> tuple[int, int]:
@@ -52,7 +62,10 @@ def caller_array(problem: Problem[Any]) -> Any:
 
 
 def _array(value: Any) -> Any:
-    return np.asarray(value) if isinstance(value, (list, tuple)) else value
+    """The caller's own array; what is none, but can be read as one, becomes NumPy's."""
+    if value is None or isinstance(value, (np.ndarray, Cost)) or library(value) != "numpy":
+        return value
+    return np.asarray(value)
 
 
 def _shown(value: Any) -> str:
@@ -63,6 +76,8 @@ def _shown(value: Any) -> str:
 def _positive(name: str, value: Any, hint: str) -> float:
     if is_array(value) and value.ndim == 0:
         value = value.item()
+    if isinstance(value, int) and value.bit_length() > 1024:
+        value = math.inf
     if not is_positive(value):
         raise ProblemError(f"{name} must be a positive finite number, got {_shown(value)}; {hint}")
     return float(value)
@@ -70,6 +85,8 @@ def _positive(name: str, value: Any, hint: str) -> float:
 
 def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
     """A real, finite array of `ndim` dimensions, as NumPy."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ProblemError(f"{name} is a masked array; fill or drop what is masked first")
     if value is None or isinstance(value, (str, bytes)):
         raise ProblemError(f"{name} must be a numeric array of shape {shape}, got {_shown(value)}")
     try:
@@ -90,24 +107,44 @@ def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
     return array
 
 
+def _points(name: str, value: Any, shape: str) -> Array:
+    """Points or costs that float64 holds exactly."""
+    array = _numbers(name, value, 2, shape)
+    if array.dtype.itemsize >= 8 and array.dtype != np.float64 and not _survives_float64(array):
+        raise ProblemError(
+            f"{name} has dtype {array.dtype} and values that float64 cannot hold; subtract a common offset first"
+        )
+    return array
+
+
+def _survives_float64(array: Array) -> bool:
+    with np.errstate(over="ignore"):
+        # Compared in the array's own dtype, since a comparison with float64 would round first.
+        if array.dtype.kind in "iu":
+            return bool((np.abs(array.astype(np.float64)) <= 2.0**53).all())
+        return bool((array.astype(np.float64).astype(array.dtype) == array).all())
+
+
 def _cost(problem: Problem[Any]) -> Cost | Any:
     cost = problem.cost
     if isinstance(cost, str):
         cost = Cost(cost)
     if not isinstance(cost, Cost):
         return cost
-    if cost.kind not in COSTS:
+    if not isinstance(cost.kind, str) or cost.kind not in COSTS:
         raise ProblemError(f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix")
     return replace(cost, scale=_positive("the scale of the cost", cost.scale, "1.0 is the default"))
 
 
 def _sizes(problem: Problem[Any], cost: Cost | Any) -> tuple[int, int]:
     if not isinstance(cost, Cost):
+        if not is_array(_array(cost)) or _array(cost).ndim == 0:
+            raise ProblemError(f"cost must be a name, a Cost or a numeric array of shape (n, m), got {_shown(cost)}")
         if problem.x is not None or problem.y is not None:
             raise ProblemError("a dense cost matrix takes the place of the points; leave x and y out")
-        matrix = _numbers("cost", cost, 2, "(n, m)")
+        matrix = _points("cost", cost, "(n, m)")
         return matrix.shape[0], matrix.shape[1]
-    x, y = _numbers("x", problem.x, 2, "(n, d)"), _numbers("y", problem.y, 2, "(m, d)")
+    x, y = _points("x", problem.x, "(n, d)"), _points("y", problem.y, "(m, d)")
     if x.shape[1] != y.shape[1]:
         raise ProblemError(f"x lives in dimension {x.shape[1]} and y in {y.shape[1]}; both need the same")
     if library(problem.x) != library(problem.y):

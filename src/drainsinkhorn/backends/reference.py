@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import float_dtype, to_caller, to_numpy
-from drainsinkhorn.backends.costs import COSTS, UNIT
+from drainsinkhorn.backends.arrays import to_caller, to_numpy
+from drainsinkhorn.backends.costs import UNIT, cost_matrix
 from drainsinkhorn.backends.door import admit, caller_array, sizes
+from drainsinkhorn.backends.emission import emission, rounded
+from drainsinkhorn.backends.support import restrict
+from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
-from drainsinkhorn.core.protocol import Emission, Progress, Spent
+from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.core.result import Residual
 
 Vector = NDArray[np.float64]
@@ -39,13 +42,15 @@ class ReferenceBackend:
 
     Attributes:
         max_pairs: Largest n * m it takes; each lane stores two matrices of that many float64.
+        max_bytes: Largest sum of those matrices in a pack; beyond it a pack reports that memory is out.
     """
 
     max_pairs: int = 2**26
-    name: str = "reference"
-    stride: int = 1
-    bitwise: bool = True
-    accelerations: tuple[str, ...] = ("none",)
+    max_bytes: int = 2**33
+    name: str = field(default="reference", init=False)
+    stride: int = field(default=1, init=False)
+    bitwise: bool = field(default=True, init=False)
+    accelerations: tuple[str, ...] = field(default=("none",), init=False)
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """All problems share packs, whatever their sizes; those with too many pairs are refused."""
@@ -63,7 +68,7 @@ class ReferenceBackend:
 
     def pack(self, problems: Sequence[Problem[Any]]) -> ReferencePack:
         """Build cost matrices and measure every lane's first f-leg."""
-        return ReferencePack(problems)
+        return ReferencePack(problems, self.max_bytes)
 
     def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
         """The dense plan of a problem."""
@@ -73,6 +78,14 @@ class ReferenceBackend:
         """Itself: it knows nothing but float64."""
         return self
 
+    def using(self, acceleration: str) -> ReferenceBackend:
+        """Itself: it is plain Sinkhorn."""
+        return self
+
+    def describe(self, problem: Problem[Any]) -> str:
+        """Always the same."""
+        return "float64, dense"
+
 
 class Geometry:
     """An admitted problem as float64 matrices: scores `C / eps`, log weights, and the rounding of a score."""
@@ -80,9 +93,9 @@ class Geometry:
     def __init__(self, problem: Problem[Any]) -> None:
         self.eps = problem.eps
         self.a, self.b = to_numpy(problem.a), to_numpy(problem.b)
+        cost, rounding = cost_matrix(problem)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             self.log_a, self.log_b = np.log(self.a), np.log(self.b)
-            cost, rounding = _cost_matrix(problem)
             self.scores: Matrix = cost / self.eps
         self._scratch = np.empty_like(self.scores)
         self.rounding = rounding / self.eps + UNIT * float(np.abs(self.scores).max())
@@ -110,19 +123,9 @@ class Geometry:
         return SAFETY * (self.rounding + 4 * UNIT * potentials)
 
 
-def _cost_matrix(problem: Problem[Any]) -> tuple[Matrix, float]:
-    """Costs in float64 by direct differences, and a bound on their absolute error."""
-    if not isinstance(problem.cost, Cost):
-        return to_numpy(problem.cost).astype(np.float64), 0.0
-    x, y = to_numpy(problem.x).astype(np.float64), to_numpy(problem.y).astype(np.float64)
-    kind, scale = COSTS[problem.cost.kind], problem.cost.scale
-    cost = kind.matrix(x, y)
-    return scale * cost, scale * kind.rounding(x.shape[1], float(cost.max()))
-
-
 def _residual(weights: Vector, log_ratio: Vector) -> float:
-    """`sum_i w_i |rho_i - 1|`; a zero weight is harmless even where the ratio overflows."""
-    return float(np.sum(weights[weights > 0] * np.abs(np.expm1(log_ratio[weights > 0]))))
+    """`sum_i w_i |rho_i - 1|`."""
+    return float(np.sum(weights * np.abs(np.expm1(log_ratio))))
 
 
 class _Lane:
@@ -130,9 +133,10 @@ class _Lane:
 
     def __init__(self, problem: Problem[Any]) -> None:
         self.problem = problem
-        self.geometry = Geometry(problem)
-        n, m = sizes(problem)
-        f, g = problem.init or (np.zeros(n), np.zeros(m))
+        inner, self.support = restrict(problem)
+        self.geometry = Geometry(inner)
+        n, m = sizes(inner)
+        f, g = inner.init or (np.zeros(n), np.zeros(m))
         self.f, self.g = to_numpy(f).astype(np.float64), to_numpy(g).astype(np.float64)
         self.depth = 0
         self.frozen = False
@@ -165,36 +169,22 @@ class _Lane:
         """Both marginals of the potentials as they will be emitted."""
         if math.isnan(self.stale):
             return Residual(math.nan, math.nan, math.nan)
-        (f, g), _ = self.rounded()
+        f, g, _ = rounded(self.problem, self.f, self.g)
         geometry = self.geometry
         row = _residual(geometry.a, geometry.log_row_ratio(f, g))
         col = _residual(geometry.b, geometry.log_col_ratio(f, g))
         return Residual(row, col, geometry.band(f, g))
 
-    def rounded(self) -> tuple[tuple[Vector, Vector], np.dtype[Any]]:
-        """The state rounded to the caller's dtype, or to float64 where rounding would cost a tenth of tol."""
-        dtype = float_dtype(caller_array(self.problem))
-        if dtype is not None and dtype.itemsize < 8:
-            unit = float(np.finfo(dtype).eps) / 2
-            nats = unit * (float(np.abs(self.f).max()) + float(np.abs(self.g).max())) / self.geometry.eps
-            if nats <= float(self.problem.tol or 0) / 10:
-                return (self.f.astype(dtype).astype(np.float64), self.g.astype(dtype).astype(np.float64)), dtype
-        return (self.f, self.g), np.dtype(np.float64)
-
     def emit(self) -> Emission:
         """Copies for the caller."""
-        like = caller_array(self.problem)
-        (f, g), dtype = self.rounded()
-        potentials = Potentials(to_caller(f.astype(dtype), like), to_caller(g.astype(dtype), like))
-        # Not a comparison of dtypes alone: NumPy takes None for float64.
-        own = float_dtype(like)
-        return Emission(potentials, widened=own is None or own != dtype)
+        return emission(self.problem, rounded(self.problem, self.f, self.g), self.support)
 
 
 class ReferencePack:
     """A list of lanes. Narrower means: the list is shorter."""
 
-    def __init__(self, problems: Sequence[Problem[Any]]) -> None:
+    def __init__(self, problems: Sequence[Problem[Any]], max_bytes: int = 2**33) -> None:
+        self._max_bytes = max_bytes
         self._lanes: list[_Lane] = []
         self._slots = 0
         self._legs = 0
@@ -224,8 +214,7 @@ class ReferencePack:
                 lane.discarded_cycle()
             self._slots += len(moving) + len(frozen)
             self._legs += 2 * (len(moving) + len(frozen))
-            # Written so that NaN holds a lane.
-            held = {i for i in moving if not self._lanes[i].stale > stops[i]}
+            held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
             moving = [] if lockstep and held else [i for i in moving if i not in held]
         return [Progress(lane.depth, lane.stale) for lane in self._lanes]
 
@@ -260,8 +249,12 @@ class ReferencePack:
     @np.errstate(all="ignore")
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted."""
+        kept = [self._lanes[i] for i in keep]
+        needed = 16 * sum(math.prod(sizes(p)) for p in [*(lane.problem for lane in kept), *admit])
+        if needed > self._max_bytes:
+            raise MemoryError(f"{needed:,} bytes of matrices, {self._max_bytes:,} allowed")
         admitted = [_Lane(problem) for problem in admit]
-        self._lanes = [self._lanes[i] for i in keep] + admitted
+        self._lanes = kept + admitted
         self._legs += len(admitted)
 
 
@@ -271,17 +264,22 @@ class DenseCoupling:
     def __init__(self, problem: Problem[Any], potentials: Potentials[Any]) -> None:
         self._problem = admit(problem, tol=1.0)
         self._like = caller_array(self._problem)
+        self._dtype = to_numpy(potentials.f).dtype
         self._f, self._g = (to_numpy(p).astype(np.float64) for p in potentials)
 
     @np.errstate(all="ignore")
     def _plan(self) -> Matrix:
         geometry = Geometry(self._problem)
         exponent = (self._f[:, None] + self._g[None, :]) / geometry.eps - geometry.scores
-        return np.exp(exponent + geometry.log_a[:, None] + geometry.log_b[None, :])
+        plan = np.exp(exponent + geometry.log_a[:, None] + geometry.log_b[None, :])
+        # Between points without weight the exponent may be anything.
+        plan[geometry.a == 0], plan[:, geometry.b == 0] = 0.0, 0.0
+        return plan
 
     def _return(self, array: NDArray[Any]) -> Any:
-        dtype = float_dtype(self._like)
-        return to_caller(array if dtype is None or array.dtype.kind == "i" else array.astype(dtype), self._like)
+        """In the dtype of the potentials, which is wider than the caller's where that cannot hold tol."""
+        with np.errstate(over="ignore"):
+            return to_caller(array if array.dtype.kind == "i" else array.astype(self._dtype), self._like)
 
     def plan(self) -> Any:
         """The dense plan."""
@@ -290,8 +288,15 @@ class DenseCoupling:
     def apply(self, values: Any, side: str = "row") -> Any:
         """`P @ values` ("row") or `P.T @ values` ("col")."""
         plan = self._plan() if self._is_row(side) else self._plan().T
-        return self._return(plan @ to_numpy(values).astype(np.float64))
+        array = to_numpy(values)
+        if array.dtype.kind not in "fiub" or array.ndim == 0 or array.shape[0] != plan.shape[1]:
+            raise ProblemError(
+                f"values must be real numbers, one row for each of the {plan.shape[1]} points of the other side, "
+                f"got {array.dtype} of shape {array.shape}"
+            )
+        return self._return(plan @ array.astype(np.float64))
 
+    @np.errstate(all="ignore")
     def barycentric_map(self, side: str = "row") -> Any:
         """Conditional mean of the other cloud for every point of this side."""
         rows = self._is_row(side)
@@ -309,14 +314,20 @@ class DenseCoupling:
 
     def sample(self, count: int, *, seed: int) -> tuple[Any, Any]:
         """Independent index pairs drawn from the plan."""
+        if not is_count(count):
+            raise ProblemError(f"count must be an integer of at least 1, got {count!r}")
         plan = self._plan()
+        if not np.isfinite(plan).all():
+            raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
         drawn = np.random.default_rng(seed).choice(plan.size, size=count, p=(plan / plan.sum()).ravel())
         rows, cols = np.divmod(drawn, plan.shape[1])
         return self._return(rows), self._return(cols)
 
+    @np.errstate(all="ignore")
     def transport_cost(self) -> float:
         """`sum_ij P_ij C_ij`."""
-        return float((self._plan() * Geometry(self._problem).scores).sum() * self._problem.eps)
+        plan = self._plan()
+        return float(plan[plan > 0] @ cost_matrix(self._problem)[0][plan > 0])
 
     @staticmethod
     def _is_row(side: str) -> bool:

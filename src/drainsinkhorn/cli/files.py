@@ -6,6 +6,7 @@ The keys of both are documented in docs/files.md.
 from __future__ import annotations
 
 import json
+import math
 import os
 import zipfile
 import zlib
@@ -34,12 +35,17 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise FileError(f"{path} holds a single array; expected an .npz archive, as numpy.savez writes it")
-            return {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in archive.files}
+            strange = [name for name, value in arrays.items() if not isinstance(value, np.ndarray)]
+            if strange:
+                raise FileError(f"{path} has a member {strange[0]!r} that is no array")
+            return arrays
     except FileNotFoundError:
         raise FileError(f"{path} does not exist") from None
     except FileError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    # Damaged archives make zipfile raise NotImplementedError and RuntimeError as well.
+    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         hint = " Object arrays need pickle, which is never read: store numbers." if "pickle" in str(error) else ""
         raise FileError(f"{path} cannot be read as an .npz of plain arrays: {error}.{hint}") from None
 
@@ -91,7 +97,13 @@ def _cost(arrays: Arrays, rows: list[int] | None, cols: list[int] | None) -> Any
         raise FileError(f"scale must be one number, got shape {scale.shape}")
     if cost.dtype.kind == "U" and cost.ndim == 0:
         return Cost(str(cost), scale.item())
+    if "scale" in arrays:
+        raise FileError("scale belongs to a named cost; multiply dense costs yourself")
+    if cost.ndim == 0:
+        raise FileError(f"cost must be a text or matrices, got {cost.dtype} of shape ()")
     if cost.ndim == 1 and cost.dtype.kind in "fiu" and rows is not None and cols is not None:
+        if len(rows) != len(cols):
+            raise FileError(f"x_sizes is for {len(rows)} problems and y_sizes for {len(cols)}")
         matrices = _cut(cost, [n * m for n, m in zip(rows, cols, strict=True)], "cost")
         return [matrix.reshape(n, m) for matrix, n, m in zip(matrices, rows, cols, strict=True)]
     return cost
@@ -157,15 +169,34 @@ def describe_ledger(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def read_solution(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-    """The arrays of a saved solution and its ledger."""
+def json_number(value: Any) -> float | None:
+    """A number as JSON has it: null where it is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def read_solution(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A saved solution: one row per problem, and the ledger."""
     arrays = read_arrays(path)
-    missing = {"ticket", "status", "depth", "row", "col", "ledger"} - set(arrays)
+    columns = ("ticket", "status", "message", "depth", "row", "col")
+    missing = sorted({*columns, "ledger"} - set(arrays))
     if missing:
-        raise FileError(
-            f"{path} is no solution: it has no {sorted(missing)[0]!r}; write one with drain solve IN -o OUT"
-        )
+        raise FileError(f"{path} is no solution: it has no {missing[0]!r}; write one with drain solve IN -o OUT")
     try:
-        return arrays, json.loads(str(arrays["ledger"]))
-    except json.JSONDecodeError as error:
-        raise FileError(f"{path} has a damaged ledger: {error}") from None
+        ledger = json.loads(str(arrays["ledger"]))
+        rows = [
+            {
+                "ticket": int(ticket),
+                "status": str(status),
+                "depth": int(depth),
+                "row": json_number(row),
+                "col": json_number(col),
+                "note": "" if status == "CONVERGED" else str(message).partition(": ")[2],
+            }
+            for ticket, status, message, depth, row, col in zip(*(arrays[name] for name in columns), strict=True)
+        ]
+        absent = sorted(set(describe_ledger(Ledger())) - set(ledger))
+        if absent:
+            raise ValueError(f"its ledger has no {absent[0]!r}")
+    except (ValueError, TypeError) as error:
+        raise FileError(f"{path} is a damaged solution: {error}") from None
+    return rows, ledger

@@ -39,15 +39,32 @@ JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 UNFINISHED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
-def _fail(error: Exception) -> NoReturn:
-    Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+def _warn(message: str) -> None:
+    # Not as markup: paths and names of extras have brackets.
+    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def _fail(error: Exception | str) -> NoReturn:
+    _warn(f"error: {error}")
     raise typer.Exit(BAD_INPUT)
+
+
+def _writable(path: Path | None, *, unlike: Path | None = None) -> None:
+    """Refuse an output that could not be written, before any work is done."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        _fail(f"{path.parent} is no folder, so {path.name} could not be written there")
+    if path.is_dir():
+        _fail(f"{path} is a folder; name a file")
+    if unlike is not None and path.exists() and unlike.exists() and path.samefile(unlike):
+        _fail(f"{path} holds the problems; write the solution to another file")
 
 
 def _run(
     problems: list[Problem[Any]], options: Options, backend: str, *, quiet: bool
 ) -> tuple[list[Result[Any]], Ledger]:
-    """Solve under a live bar. After Ctrl-C, what was finished comes back, as an exception's cause."""
+    """Solve under a live bar."""
     with Bar(Console(stderr=True), len(problems), quiet=quiet) as bar:
         solution = solve(problems, backend=backend, options=options, observe=bar)
     return list(solution), solution.ledger
@@ -90,6 +107,9 @@ def demo(
 ) -> None:
     """Watch batches of unequal problems drain, each to a verified result."""
     console, reports = Console(), dict[str, Any]()
+    _writable(out)
+    if seed < 0:
+        _fail(f"seed must not be negative, got {seed}")
     for name in WORKLOADS if workload == "all" else [workload]:
         try:
             make, about = load_workload(name)
@@ -97,7 +117,7 @@ def demo(
         except BackendUnavailable as error:
             if workload != "all":
                 _fail(error)
-            Console(stderr=True).print(f"skipping {name}: {error}", highlight=False)
+            _warn(f"skipping {name}: {error}")
             continue
         except DrainError as error:
             _fail(error)
@@ -121,11 +141,11 @@ def _draw(ledger: Ledger, path: Path, console: Console, *, quiet: bool) -> None:
 
     try:
         plot_ledger(ledger, str(path))
-    except DrainError as error:
-        Console(stderr=True).print(f"no picture: {error}", highlight=False)
+    except (DrainError, OSError, ValueError) as error:
+        _warn(f"no picture: {error}")
     else:
         if not quiet:
-            console.print(f"picture: {path}", highlight=False)
+            console.print(f"picture: {path}", highlight=False, markup=False)
 
 
 @app.command("solve")
@@ -146,16 +166,17 @@ def solve_file(
     start = time.perf_counter()
     try:
         options = Options(tol=tol, mode=mode, width=width, max_depth=max_depth, rescue=rescue)
-        if not out.parent.is_dir():
-            raise DrainError(f"{out.parent} is no folder, so {out.name} could not be written there")
+        _writable(out, unlike=source)
         problems = files.read_problems(source)
         results, ledger = _run(problems, options, backend, quiet=as_json)
         files.write_solution(out, results, ledger, tol)
     except Interrupted as stopped:
         finished = [stopped.results[ticket] for ticket in sorted(stopped.results)]
-        files.write_solution(out, finished, stopped.ledger, tol)
-        message = f"interrupted: {len(finished)} of {stopped.total} problems finished, written to {out}"
-        Console(stderr=True).print(message, highlight=False)
+        try:
+            files.write_solution(out, finished, stopped.ledger, tol)
+        except DrainError as error:
+            _fail(error)
+        _warn(f"interrupted: {len(finished)} of {stopped.total} problems finished, written to {out}")
         raise typer.Exit(INTERRUPTED) from None
     except DrainError as error:
         _fail(error)
@@ -164,7 +185,7 @@ def solve_file(
         print(json.dumps({**report, "out": str(out)}, allow_nan=False))  # noqa: T201
     else:
         _show(report, curve=False)
-        Console().print(f"solution: {out} (drain explain {out})", highlight=False)
+        Console().print(f"solution: {out} (drain explain {out})", highlight=False, markup=False)
     raise typer.Exit(UNFINISHED if report["failed"] else 0)
 
 
@@ -176,20 +197,9 @@ def explain(
 ) -> None:
     """Show a saved solution: each problem, the survival curve, slots spent and removed."""
     try:
-        arrays, ledger = files.read_solution(source)
+        rows, ledger = files.read_solution(source)
     except DrainError as error:
         _fail(error)
-    rows = [
-        {
-            "ticket": int(arrays["ticket"][i]),
-            "status": str(arrays["status"][i]),
-            "depth": int(arrays["depth"][i]),
-            "row": show.finite(float(arrays["row"][i])),
-            "col": show.finite(float(arrays["col"][i])),
-            "note": "" if arrays["status"][i] == "CONVERGED" else str(arrays["message"][i]).partition(": ")[2],
-        }
-        for i in range(len(arrays["ticket"]))
-    ]
     if as_json:
         print(json.dumps({"problems": rows, "ledger": ledger}, allow_nan=False))  # noqa: T201
         return

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from drainsinkhorn.cli.files import json_number
 from drainsinkhorn.core.result import Result
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -68,16 +69,11 @@ def results_table(rows: Sequence[Mapping[str, Any]], *, limit: int | None = 20) 
             Text(status, style=COLOURS.get(status, "")),
             f"{row['depth']:,}",
             *("-" if row[side] is None else f"{row[side]:.2e}" for side in ("row", "col")),
-            str(row["note"]),
+            Text(str(row["note"])),
         )
     if limit is not None and len(rows) > limit:
         table.add_row("...", f"{len(rows) - limit} more", "", "", "", "")
     return table
-
-
-def finite(value: float) -> float | None:
-    """A number as JSON has it: null where it is not finite."""
-    return value if math.isfinite(value) else None
 
 
 def as_row(result: Result[Any]) -> dict[str, Any]:
@@ -88,8 +84,8 @@ def as_row(result: Result[Any]) -> dict[str, Any]:
         "ticket": result.ticket,
         "status": result.status.name,
         "depth": result.depth,
-        "row": finite(result.residual.row),
-        "col": finite(result.residual.col),
+        "row": json_number(result.residual.row),
+        "col": json_number(result.residual.col),
         "note": "; ".join(filter(None, notes)),
     }
 
@@ -97,4 +93,4 @@ def as_row(result: Result[Any]) -> dict[str, Any]:
 def show_choices(console: Console, choices: Sequence[Sequence[str]]) -> None:
     """What was chosen, and why."""
     for what, picked, reason in choices:
-        console.print(f"{what}: [bold]{picked}[/] ({reason})", highlight=False)
+        console.print(Text.assemble(f"{what}: ", (picked, "bold"), f" ({reason})"))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.protocol import Pack, Progress
 from drainsinkhorn.core.result import Residual, Status
+
+
+def is_count(value: object) -> bool:
+    """True for an integer of at least 1 (not a bool)."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= 1
+
 
 Screen = Literal["free", "row", "none"]
 
@@ -22,9 +29,13 @@ class Geometric:
     ratio: float = 1.5
 
     def __post_init__(self) -> None:
-        if self.first < 1 or not 1 < self.ratio < math.inf:
+        if (
+            not is_count(self.first)
+            or not isinstance(cast(object, self.ratio), numbers.Real)
+            or not 1 < self.ratio < 1e9
+        ):
             raise OptionsError(
-                f"a geometric audit needs first >= 1 and a finite ratio > 1, got first={self.first}, "
+                f"a geometric audit needs a whole first >= 1 and a ratio > 1, got first={self.first}, "
                 f"ratio={self.ratio}; Geometric(8, 1.5) looks after 8, 12, 18, ... cycles"
             )
 
@@ -52,11 +63,15 @@ class Audit:
     shadow: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every, Geometric) and self.every < 1:
-            raise OptionsError(f"audit every must be at least 1 cycle, got {self.every}; 8 is the default")
+        if not isinstance(self.every, Geometric) and not is_count(self.every):
+            raise OptionsError(
+                f"audit every must be a whole number of at least 1 cycle, got {self.every!r}; 8 is the default"
+            )
+        if not isinstance(self.every, Geometric):
+            object.__setattr__(self, "every", int(self.every))
         if self.screen not in ("free", "row", "none"):
             raise OptionsError(f'audit screen must be "free", "row" or "none", got {self.screen!r}')
-        if not 0 < self.margin <= 1:
+        if not isinstance(cast(object, self.margin), numbers.Real) or not 0 < self.margin <= 1:
             raise OptionsError(
                 f"audit margin must lie in (0, 1], got {self.margin}; a larger one would release unfinished lanes"
             )
@@ -127,7 +142,9 @@ def judge(
         return [pack.verify([lane], exact=exact)[0] for lane in lanes]
 
     def status_of(lane: int, worst: float) -> Status | None:
-        if worst <= stops[lane]:
+        # Under first passage a lane that was not held has not passed its screen, whatever a verify without screen says.
+        eligible = not audit.first_passage or lane in final or not progress[lane].stale > stops[lane]
+        if worst <= stops[lane] and eligible:
             return Status.CONVERGED
         if math.isnan(worst):
             return Status.NONFINITE

@@ -23,11 +23,11 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A window opened: its tickets, the physical width, and how many lanes it may hold."""
+    """A window opened: its tickets, how many lanes it may hold, and the physical width of so many lanes."""
 
     tickets: Sequence[int]
-    width: int
     capacity: int
+    width_for: Callable[[int], int]
     spent: Spent
 
 

@@ -46,7 +46,7 @@ class _Window:
         self.progress: list[Progress] = [FRESH] * len(opening)
         self.hold = plan.audit.first_passage and not plan.mode.together
         self.clock, self.on_grid, self.spent = 0, False, Spent(0, 0)
-        observe(Opened([admission.ticket for admission in opening], pack.width, plan.width, self._newly_spent()))
+        observe(Opened([lane.ticket for lane in opening], plan.width, backend.width_for, self._newly_spent()))
 
     def run(self, source: Source) -> Iterator[Retired]:
         while self._live():
@@ -99,20 +99,22 @@ class _Window:
         vacancies = self.plan.width - len(live)
         due = mode.refill is not None and vacancies >= mode.refill and self.on_grid
         new = source.take(vacancies) if due else ()
-        shrink = self.pack.width - self.backend.width_for(len(live))
-        if new or (live and left and shrink >= mode.min_shrink):
+        if new:
             try:
-                self.pack.repack(list(live), [admission.problem for admission in new])
+                return self._reseat(live, new)
             except MemoryError:
                 source.give_back(new)
                 self.plan = replace(self.plan, width=max(1, len(live), (len(live) + len(new)) // 2))
                 self.observe(Narrowed(self.plan.width))
-            else:
-                self.lanes = [*live.values(), *new]
-                self.progress = [self.progress[number] for number in live] + [FRESH] * len(new)
-                tickets = [admission.ticket for admission in new]
-                self.observe(Repacked(len(live), tickets, self.pack.width, self._newly_spent()))
-                return
-        if live and left and mode.freeze:
+        if live and left and self.pack.width - self.backend.width_for(len(live)) >= mode.min_shrink:
+            self._reseat(live, ())
+        elif live and left and mode.freeze:
             self.pack.freeze(list(left))
             self.observe(Frozen(len(left)))
+        return None
+
+    def _reseat(self, live: dict[int, Admission], new: Sequence[Admission]) -> None:
+        self.pack.repack(list(live), [admission.problem for admission in new])
+        self.lanes = [*live.values(), *new]
+        self.progress = [self.progress[number] for number in live] + [FRESH] * len(new)
+        self.observe(Repacked(len(live), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))

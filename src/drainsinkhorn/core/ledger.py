@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from drainsinkhorn.core.events import (
@@ -29,6 +29,10 @@ def survival(depths: Sequence[int]) -> list[int]:
     for k in range(len(curve) - 2, -1, -1):
         curve[k] += curve[k + 1]
     return curve
+
+
+_Queue = tuple[int, Callable[[int], int], list[int]]
+"""Capacity of a pack, physical width of so many lanes, and tickets in the order of admission."""
 
 
 @dataclass
@@ -61,14 +65,14 @@ class Ledger:
     choices: list[Chosen] = field(default_factory=list[Chosen])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     rescue: Ledger | None = None
-    _queues: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]], repr=False)
+    _queues: list[_Queue] = field(default_factory=list[_Queue], repr=False)
 
     def __call__(self, event: Event) -> None:
         """Enter an event."""
         match event:
-            case Opened(tickets, _, capacity, spent):
+            case Opened(tickets, capacity, width_for, spent):
                 self.legs += spent.legs
-                self._queues.append((capacity, list(tickets)))
+                self._queues.append((capacity, width_for, list(tickets)))
             case Advanced(cycles, width, _, spent):
                 self.slots += spent.slots
                 self.legs += spent.legs
@@ -89,7 +93,7 @@ class Ledger:
                 self.legs += spent.legs
                 self.repacks += 1
                 self.refills += len(admitted)
-                self._queues[-1][1].extend(admitted)
+                self._queues[-1][2].extend(admitted)
             case Frozen(lanes):
                 self.frozen += lanes
             case Narrowed():
@@ -107,7 +111,13 @@ class Ledger:
     @property
     def static_widths(self) -> list[tuple[int, int]]:
         """The width trace of those static batches: runs of (width, cycles)."""
-        return [(len(window), max(window)) for window in self._windows()]
+        runs: list[tuple[int, int]] = []
+        for capacity, width_for, tickets in self._queues:
+            for start in range(0, len(tickets), capacity):
+                window = [self.depths[t] for t in tickets[start : start + capacity] if t in self.depths]
+                if window:
+                    runs.append((width_for(len(window)), max(window)))
+        return runs
 
     @property
     def removed_slots(self) -> int:
@@ -124,10 +134,3 @@ class Ledger:
     def survival(self) -> list[int]:
         """The survival curve of all depths."""
         return survival(list(self.depths.values()))
-
-    def _windows(self) -> Iterator[list[int]]:
-        for capacity, tickets in self._queues:
-            for start in range(0, len(tickets), capacity):
-                window = [self.depths[t] for t in tickets[start : start + capacity] if t in self.depths]
-                if window:
-                    yield window

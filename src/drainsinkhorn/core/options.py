@@ -7,7 +7,7 @@ import numbers
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, cast
 
-from drainsinkhorn.core.audit import Audit, Geometric
+from drainsinkhorn.core.audit import Audit, Geometric, is_count
 from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.problem import Problem
 
@@ -35,15 +35,15 @@ class Mode:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.min_shrink >= 1:
+        if not isinstance(cast(object, self.min_shrink), numbers.Real) or not self.min_shrink >= 1:
             raise OptionsError(f"min_shrink counts lanes and must be at least 1, got {self.min_shrink}")
-        if self.refill is not None and (self.refill < 1 or self.together):
+        if self.refill is not None and (not is_count(self.refill) or self.together):
             raise OptionsError(
                 f"refill must be at least 1 vacancy and cannot go with together, got refill={self.refill}, "
                 f"together={self.together}"
             )
-        if self.width is not None and self.width < 1:
-            raise OptionsError(f"width must be at least 1, got {self.width}")
+        if self.width is not None and not is_count(self.width):
+            raise OptionsError(f"width must be an integer of at least 1, got {self.width!r}")
 
     @property
     def lockstep(self) -> bool:
@@ -127,9 +127,9 @@ class Options:
             raise OptionsError(f"tol must be a positive finite number, got {self.tol!r}; 1e-3 is the default")
         for name in ("max_depth", "width", "lookahead"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+            if not is_count(value):
                 raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
-        if not isinstance(self.mode, Mode) and self.mode not in ("auto", *MODES):
+        if not isinstance(self.mode, Mode) and str(self.mode) not in ("auto", *MODES):
             raise OptionsError(f"mode must be a Mode or one of {['auto', *MODES]}, got {self.mode!r}")
         if not isinstance(cast(object, self.audit), Audit):
             raise OptionsError(f"audit must be an Audit, got {self.audit!r}; Audit(every=8) is the default")
@@ -167,6 +167,8 @@ class Options:
         unknown = sorted(set(settings) - set(Settings.__annotations__))
         if unknown:
             raise OptionsError(f"unknown option {unknown[0]!r}; known are tol, {', '.join(Settings.__annotations__)}")
+        if getattr(tol, "shape", None) == ():
+            tol = tol.item()
         return replace(self, tol=self.tol if tol is None else tol, **settings)
 
 

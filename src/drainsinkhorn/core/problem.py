@@ -31,7 +31,8 @@ class Cost:
 class Problem(Generic[A]):
     """Couple the cloud `x` with weights `a` to the cloud `y` with weights `b`.
 
-    Building a Problem checks nothing: `solve` judges, so that one bad problem costs its neighbours nothing.
+    Building a Problem checks nothing: `solve` judges, so that one bad problem costs its neighbours nothing. Nothing is
+    copied either: do not write to the arrays as long as you use the problem or its Result.
 
     Attributes:
         eps: Strength of the entropic term, in units of the cost.

@@ -7,6 +7,7 @@ residual of its own side at the state it starts from, so the measured leg is the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,11 @@ class Progress(NamedTuple):
 
     depth: int
     stale: float
+
+
+def is_held(stale: float, stop: float) -> bool:
+    """Whether a lane rests for the remainder of an advance: NaN does; under a stop of -inf nobody does."""
+    return stop > -math.inf and not stale > stop
 
 
 class Spent(NamedTuple):
@@ -62,7 +68,7 @@ class Coupling(Protocol[A]):
 class Pack(Protocol[A]):
     """Live state of some lanes. Owns every array; speaks in lane numbers and Python floats.
 
-    Only `pack`, `repack` and `emit` may run out of memory (MemoryError), and then leave the pack as it was.
+    Only `pack` and `repack` may run out of memory (MemoryError), and then leave the pack as it was.
     """
 
     @property
@@ -80,8 +86,8 @@ class Pack(Protocol[A]):
 
         A cycle applies the pending f-leg, runs the g-leg and measures the next f-leg. The first cycle of a call always
         runs, so a lane whose verify was rejected moves on. A lane whose newly measured residual is not greater than its
-        stop (NaN included) is held for the rest of the call: skipped, at no slot. The call ends early when every lane
-        that is not frozen is held; in lockstep it ends when the first one is, so that every lane moves in every cycle.
+        stop (`is_held`) is held for the rest of the call: skipped, at no slot. The call ends early when every lane that
+        is not frozen is held; in lockstep it ends when the first one is, so that every lane moves in every cycle.
         Frozen lanes are executed and the outcome discarded, for as many cycles as the call runs: they cost slots.
         """
         ...
@@ -135,7 +141,7 @@ class Backend(Protocol[A]):
         ...
 
     def width_for(self, lanes: int) -> int:
-        """Physical width of a pack of that many lanes: identity, or the next rung of a compile ladder."""
+        """Physical width of that many lanes, zero included: identity, or the next rung of a compile ladder."""
         ...
 
     def pack(self, problems: Sequence[Problem[A]]) -> Pack[A]:
@@ -144,6 +150,14 @@ class Backend(Protocol[A]):
 
     def couple(self, problem: Problem[A], potentials: Potentials[A]) -> Coupling[A]:
         """The finished plan of a problem."""
+        ...
+
+    def using(self, acceleration: str) -> Backend[A]:
+        """The same backend with one of its accelerations."""
+        ...
+
+    def describe(self, problem: Problem[A]) -> str:
+        """Precision and representation in which it runs an admitted problem, for the Result."""
         ...
 
     def precise(self) -> Backend[A]:

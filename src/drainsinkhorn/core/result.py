@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Residual(NamedTuple):
-    """L1 errors of both marginals of a state, and a bound on the rounding of that measurement."""
+    """L1 errors of both marginals of a state, and a bound on the rounding of that measurement near convergence."""
 
     row: float
     col: float
@@ -55,6 +55,7 @@ class Result(Generic[A]):
         status: How it ended.
         depth: Cycles run, rescue included.
         backend: The backend that ran it.
+        arithmetic: Precision and representation in which it ran.
         acceleration: What was used to need fewer cycles; "none" for plain Sinkhorn.
         rescued: True if the answer comes from the second, width-one float64 run.
         widened: True if the caller's dtype cannot hold tol, so that potentials came back in float64.
@@ -68,6 +69,7 @@ class Result(Generic[A]):
     status: Status
     depth: int
     backend: Backend[A]
+    arithmetic: str = ""
     acceleration: str = "none"
     rescued: bool = False
     widened: bool = False

@@ -57,6 +57,9 @@ class Sorter(Generic[A]):
         refuse: Told ticket, problem and reason of every problem turned away.
         lookahead: See above; `inf` reads everything at once.
         paused: While it says True nothing more is handed out, so that packs run empty.
+
+    Attributes:
+        error: What the iterable raised, if it did: nothing more is read, and what was read is still served.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Sorter(Generic[A]):
         self._paused = paused
         self._lines: dict[Hashable, deque[Admission]] = {}
         self._next = 0
+        self.error: Exception | None = None
         self._exhausted = False
 
     def fill(self) -> None:
@@ -101,8 +105,9 @@ class Sorter(Generic[A]):
         """Up to `count` problems of a signature."""
         if self._paused():
             return []
-        while len(self._lines.get(signature, ())) < count and self._may_read():
-            self._read()
+        # A refusal ends the reading, so that the caller can hand it on.
+        while len(self._lines.get(signature, ())) < count and self._may_read() and self._read():
+            pass
         others = (line[0].ticket for other, line in self._lines.items() if other != signature)
         horizon = min(others, default=self._next) + self._lookahead
         line = self._lines.get(signature, deque[Admission]())
@@ -120,12 +125,17 @@ class Sorter(Generic[A]):
     def _may_read(self) -> bool:
         return not self._exhausted and sum(map(len, self._lines.values())) < self._lookahead
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Read one problem; False if it was refused or there is none."""
         try:
             problem = next(self._problems)
         except StopIteration:
             self._exhausted = True
-            return
+            return False
+        except Exception as error:  # noqa: BLE001  the caller's own code; raised again once what was read has drained
+            self.error = error
+            self._exhausted = True
+            return False
         ticket = self._next
         self._next += 1
         try:
@@ -133,8 +143,9 @@ class Sorter(Generic[A]):
             signature = self._signature(admitted)
         except ProblemError as error:
             self._refuse(ticket, problem, error)
-        else:
-            self._lines.setdefault(signature, deque()).append(Admission(ticket, admitted))
+            return False
+        self._lines.setdefault(signature, deque()).append(Admission(ticket, admitted))
+        return True
 
 
 class _Line:

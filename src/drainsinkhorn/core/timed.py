@@ -40,6 +40,12 @@ class Timed(Generic[A]):
     def couple(self, problem: Problem[A], potentials: Potentials[A]) -> Coupling[A]:
         return self._backend.couple(problem, potentials)
 
+    def using(self, acceleration: str) -> Backend[A]:
+        return Timed(self._backend.using(acceleration), self._seconds)
+
+    def describe(self, problem: Problem[A]) -> str:
+        return self._backend.describe(problem)
+
     def precise(self) -> Backend[A]:
         return Timed(self._backend.precise(), self._seconds)
 

@@ -17,7 +17,8 @@ def cost_row(problem: Problem[Any], i: int) -> np.ndarray[Any, np.dtype[np.float
     cost = Cost(problem.cost) if isinstance(problem.cost, str) else problem.cost
     x, y = to_numpy(problem.x)[i].astype(np.float64), to_numpy(problem.y).astype(np.float64)
     if cost.kind == "cosine":
-        value = 1 - (y @ x) / (np.linalg.norm(y, axis=1) * np.linalg.norm(x))
+        # As half a squared distance, since 1 - cos loses what is left of nearly parallel vectors.
+        value = ((y / np.linalg.norm(y, axis=1, keepdims=True) - x / np.linalg.norm(x)) ** 2).sum(axis=1) / 2
     else:
         value = ((y - x) ** 2).sum(axis=1)
         value = np.sqrt(value) if cost.kind == "euclidean" else value

@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import library, to_numpy
+from drainsinkhorn.backends.arrays import float_dtype, library, to_numpy
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.reference import ReferenceBackend
-from drainsinkhorn.core.errors import ContractError
-from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.core.errors import ContractError, ProblemError
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Backend, Pack, Progress
 from drainsinkhorn.testing.auditor import marginal_errors
 
@@ -290,6 +291,9 @@ def _the_screen_is_outward(bench: Bench) -> None:
             slack = 4 * ride.pack.verify([lane])[0].band + (1 + row) * rounding
             for value in (progress[lane].stale, separate[lane]):
                 assert row - slack <= value <= row + slack, f"screen {value}, truth {row}"
+                if f.dtype == np.float64:
+                    said = ride.pack.verify([lane])[0]
+                    assert value >= said.row + said.band * 0.5, f"screen {value} leaves out the band of {said}"
             assert col <= slack, f"columns are current after a cycle, but their error is {col}"
 
 
@@ -301,6 +305,9 @@ def _emit_copies(bench: Bench) -> None:
     first = ride.potentials(0)
     kept = [to_numpy(p).copy() for p in first]
     assert library(first.f) == library(problems[0].x), "potentials come back in the caller's library"
+    own, emitted = float_dtype(problems[0].x), ride.pack.emit([0])[0]
+    assert to_numpy(first.f).dtype in (own, np.float64), "in the caller's dtype, or wider"
+    assert emitted.widened == (to_numpy(first.f).dtype != own), "widened says whether they came back wider"
     ride.go(3)
     ride.pack.emit([0, 1])
     bench.same(first, kept, "an emission before and after more cycles and another emission")
@@ -340,6 +347,57 @@ def _nan_speaks(bench: Bench) -> None:
     assert all(np.isfinite(to_numpy(p)).all() for p in ride.potentials(1)), "the last finite potentials are emitted"
     for lane, problem in ((0, problems[0]), (2, problems[1])):
         bench.same(ride.state(lane), bench.alone(problem, 3), "a lane beside a poisoned one, and alone")
+
+
+@_promise
+def _a_start_is_where_a_lane_starts(bench: Bench) -> None:
+    problem = bench.problem(1, tol=1e-4)
+    cold = bench.open([problem])
+    for _ in range(2000):
+        if not cold.go(1, 5e-5)[0].stale > 5e-5:
+            break
+    warm = bench.open([replace(problem, init=cold.potentials(0))])
+    before, after = cold.pack.verify([0])[0], warm.pack.verify([0])[0]
+    slack = 2 * (before.band + after.band) + 1e-5
+    assert abs(before.row - after.row) <= slack, (
+        f"row residual {before.row} where it was left, {after.row} where it starts"
+    )
+    assert warm.go(1, 1e-4)[0].stale <= 1e-4, "a lane that starts at the answer is there after one stride"
+
+
+@_promise
+def _every_cost(bench: Bench) -> None:
+    problem = bench.problem(1)
+    dense = bench.like(np.abs(np.random.default_rng(0).normal(size=bench.shape[:2])))
+    kinds: list[Any] = [Cost("sqeuclidean", 0.5), Cost("euclidean"), Cost("cosine", 2.0), dense]
+    for cost in kinds:
+        points = {} if isinstance(cost, Cost) else {"x": None, "y": None}
+        given = admit(replace(problem, cost=cost, **points), 1e-3)
+        try:
+            bench.backend.signature(given)
+        except ProblemError:
+            continue
+        ride = bench.open([given])
+        ride.go(3)
+        row, col = marginal_errors(given, ride.potentials(0))
+        said = ride.pack.verify([0])[0]
+        assert abs(said.row - row) <= said.band + 1e-12, f"{cost}: row residual {said.row}, truth {row}"
+        assert abs(said.col - col) <= said.band + 1e-12, f"{cost}: column residual {said.col}, truth {col}"
+
+
+@_promise
+def _backends_say_how_they_run(bench: Bench) -> None:
+    problem = bench.problem(1)
+    hash(bench.backend.signature(problem))
+    assert bench.backend.describe(problem), "describe names precision and representation"
+    assert bench.backend.using("none").name == bench.backend.name, "plain Sinkhorn is always offered"
+    precise = bench.backend.precise()
+    ride = Ride(precise, precise.pack([problem]), 1)
+    ride.go(2)
+    plan = to_numpy(precise.couple(problem, ride.potentials(0)).plan())
+    row = float(np.abs(plan.sum(axis=1) - to_numpy(problem.a)).sum())
+    said = ride.pack.verify([0])[0]
+    assert abs(said.row - row) <= said.band + 1e-5, f"the coupling's row error is {row}, verify said {said.row}"
 
 
 @_promise

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from drainsinkhorn.core.problem import Potentials, Problem
-from drainsinkhorn.core.protocol import Coupling, Emission, Progress, Spent
+from drainsinkhorn.core.protocol import Coupling, Emission, Progress, Spent, is_held
 from drainsinkhorn.core.result import Residual
 
 
@@ -52,9 +52,9 @@ class ScriptedBackend:
     ladder: bool = False
     stride: int = 1
     room: float = math.inf
-    name: str = "scripted"
-    bitwise: bool = True
-    accelerations: tuple[str, ...] = ("none",)
+    name: str = field(default="scripted", init=False)
+    bitwise: bool = field(default=True, init=False)
+    accelerations: tuple[str, ...] = field(default=("none",), init=False)
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """The script's shape."""
@@ -71,6 +71,14 @@ class ScriptedBackend:
     def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> Coupling[Any]:
         """Scripts have no plan."""
         raise NotImplementedError("a scripted problem has no plan")
+
+    def using(self, acceleration: str) -> ScriptedBackend:
+        """Itself: scripts cannot be hurried."""
+        return self
+
+    def describe(self, problem: Problem[Any]) -> str:
+        """Scripts are integers."""
+        return "integers"
 
     def precise(self) -> ScriptedBackend:
         """Itself: integers are exact."""
@@ -126,7 +134,7 @@ class ScriptedPack:
             self._legs += 2 * (len(moving) + frozen)
             # A fixed phase cannot be left half way.
             if cycle % self._backend.stride == 0:
-                held = {i for i in moving if not self._lanes[i].stale > stops[i]}
+                held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
                 moving = [] if lockstep and held else [i for i in moving if i not in held]
         return [Progress(lane.depth, lane.stale) for lane in self._lanes]
 

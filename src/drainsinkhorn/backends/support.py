@@ -1,0 +1,71 @@
+"""Points without weight take no part in a problem: they are left out, and get their potentials at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.costs import cost_matrix
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Which points of an admitted problem carry weight.
+
+    Attributes:
+        problem: The problem as admitted.
+        rows: Places of positive weight in a.
+        cols: Places of positive weight in b.
+    """
+
+    problem: Problem[Any]
+    rows: NDArray[np.intp]
+    cols: NDArray[np.intp]
+
+    def extend(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
+        """Potentials for all points: a point without weight gets its soft c-transform, 0 where that is not finite."""
+        whole = self.problem
+        full_f, full_g = np.zeros(to_numpy(whole.a).size), np.zeros(to_numpy(whole.b).size)
+        full_f[self.rows], full_g[self.cols] = f, g
+        idle_rows, idle_cols = (
+            np.setdiff1d(np.arange(v.size), s) for v, s in ((full_f, self.rows), (full_g, self.cols))
+        )
+        a, b = to_numpy(whole.a)[self.rows], to_numpy(whole.b)[self.cols]
+        if idle_rows.size:
+            full_f[idle_rows] = _c_transform(cost_matrix(_part(whole, idle_rows, self.cols))[0], b, g, whole.eps)
+        if idle_cols.size:
+            full_g[idle_cols] = _c_transform(cost_matrix(_part(whole, self.rows, idle_cols))[0].T, a, f, whole.eps)
+        return full_f, full_g
+
+
+def restrict(problem: Problem[Any]) -> tuple[Problem[Any], Support | None]:
+    """The problem on its support, and the Support if any point was left out."""
+    a, b = to_numpy(problem.a), to_numpy(problem.b)
+    if a.all() and b.all():
+        return problem, None
+    support = Support(problem, np.flatnonzero(a), np.flatnonzero(b))
+    return _part(problem, support.rows, support.cols), support
+
+
+def _part(problem: Problem[Any], rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Problem[Any]:
+    init = problem.init and Potentials(to_numpy(problem.init.f)[rows], to_numpy(problem.init.g)[cols])
+    part = replace(problem, a=to_numpy(problem.a)[rows], b=to_numpy(problem.b)[cols], init=init)
+    if isinstance(problem.cost, Cost):
+        return replace(part, x=to_numpy(problem.x)[rows], y=to_numpy(problem.y)[cols])
+    return replace(part, cost=to_numpy(problem.cost)[np.ix_(rows, cols)])
+
+
+@np.errstate(all="ignore")
+def _c_transform(cost: NDArray[np.float64], weights: Vector, potentials: Vector, eps: float) -> Vector:
+    """`-eps log sum_j w_j exp((h_j - C_ij) / eps)` for every row i."""
+    exponents = np.log(weights) + (potentials - cost) / eps
+    largest = exponents.max(axis=1)
+    values = -eps * (np.log(np.exp(exponents - largest[:, None]).sum(axis=1)) + largest)
+    return np.where(np.isfinite(values), values, 0.0)
