@@ -223,9 +223,8 @@ class _Run:
 
     def _worth_rescue(self, retired: Retired) -> bool:
         """Unconverged, and a second run could end otherwise."""
-        hopeless = (
-            retired.residual.band >= self._plan.stop(retired.problem) and self._backend.precise() == self._backend
-        )
+        same = self._backend.precise().describe(retired.problem) == self._backend.describe(retired.problem)
+        hopeless = same and retired.residual.band >= self._plan.stop(retired.problem)
         return self._options.rescue and retired.status in RESCUED and not hopeless
 
     def _rescue_due(self) -> bool:

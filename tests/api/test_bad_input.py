@@ -97,7 +97,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "zero direction": (problem(x=0 * X, cost="cosine"), "x[0] is the zero vector, which has no direction"),
     "too large": (
         problem(x=np.ones((9000, 1)), y=np.ones((9000, 1))),
-        "n * m = 9000 * 9000 pairs need 1.3 GB in the dense reference backend",
+        "n * m = 9000 * 9000 pairs",
     ),
     "timestamps": (
         problem(x=np.array([[1.7e18], [1.7e18]]).astype(np.int64) + 1, y=np.zeros((2, 1), dtype=np.int64)),
@@ -213,7 +213,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "option": (lambda: ds.solve(X, Y, eps=1.0, widht=3), "unknown option 'widht'; known are tol, max_depth, width"),
     "backend": (
         lambda: ds.solve(X, Y, eps=1.0, backend="cuda"),
-        "backend 'cuda' is unknown; use one of ['auto', 'refe",
+        "backend 'cuda' is unknown; use one of ['auto', 'cpu', 'refe",
     ),
     "backend object": (
         lambda: ds.solve(X, Y, eps=1.0, backend=3),

@@ -33,9 +33,10 @@ def assert_same(ours: ds.Potentials[Any], f: Any, g: Any) -> None:
         assert np.abs(mine - theirs).max() <= RELATIVE * np.abs(theirs).max()
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_pot(kind: str, seed: int) -> None:
+def test_pot(kind: str, seed: int, backend: str) -> None:
     ot: Any = needs("ot")
     problem, cost = make(kind, seed)
     _, log = ot.sinkhorn(
@@ -43,14 +44,15 @@ def test_pot(kind: str, seed: int) -> None:
     )
     # POT: P = exp(u + v - C / eps) with log-scalings u, v.
     u, v = np.log(log["u"]), np.log(log["v"])
-    result = ds.solve([problem])[0]
+    result = ds.solve([problem], backend=backend)[0]
     assert result.converged
     assert_same(result.potentials, problem.eps * (u - np.log(problem.a)), problem.eps * (v - np.log(problem.b)))
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_ott(kind: str, seed: int) -> None:
+def test_ott(kind: str, seed: int, backend: str) -> None:
     jax: Any = needs("jax")
     needs("ott")
     from ott.geometry import costs, geometry, pointcloud
@@ -70,6 +72,6 @@ def test_ott(kind: str, seed: int) -> None:
         out = solver(LinearProblem(geom, *weights))
         assert bool(out.converged)
         f, g = np.asarray(out.f), np.asarray(out.g)
-    result = ds.solve([problem])[0]
+    result = ds.solve([problem], backend=backend)[0]
     # OTT: P = exp((f + g - C) / eps).
     assert_same(result.potentials, f - problem.eps * np.log(problem.a), g - problem.eps * np.log(problem.b))

@@ -315,8 +315,8 @@ def test_demo(tmp_path: Path) -> None:
 def test_env_and_backends() -> None:
     assert json.loads(drain("env", "--json").stdout)["drainsinkhorn"] == ds.__version__
     assert "numpy" in drain("env").output
-    assert json.loads(drain("backends", "--json").stdout)["auto"] == "reference"
-    assert "auto takes reference" in drain("backends").output
+    assert json.loads(drain("backends", "--json").stdout)["auto"] == "cpu"
+    assert "auto takes cpu" in drain("backends").output
 
 
 def test_help_names_every_command() -> None:

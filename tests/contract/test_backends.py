@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.conftest import needs
 
+from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.reference import ReferenceBackend, ReferencePack
 from drainsinkhorn.core.errors import ContractError
 from drainsinkhorn.core.problem import Cost, Problem
@@ -27,11 +28,27 @@ LIKES: dict[str, Callable[[Any], Any]] = {
 SHAPES = [(13, 17, 3), (1, 1, 1), (1, 9, 2), (64, 5, 1), (33, 40, 20)]
 
 
+BACKENDS: dict[str, Any] = {
+    "reference": ReferenceBackend(),
+    "cpu float32": CpuBackend(precision="float32"),
+    "cpu float64": CpuBackend(precision="float64"),
+    "cpu one thread": CpuBackend(threads=1),
+    "cpu three threads": CpuBackend(threads=3),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("like", LIKES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("promise", PROMISES)
-def test_reference_keeps(promise: str, shape: tuple[int, int, int], like: str) -> None:
-    PROMISES[promise](Bench(ReferenceBackend(), LIKES[like], shape))
+def test_promise(promise: str, like: str, backend: str) -> None:
+    for shape in SHAPES if like in ("numpy float64", "numpy float32") else SHAPES[:1]:
+        PROMISES[promise](Bench(BACKENDS[backend], LIKES[like], shape))
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name.startswith("cpu")])
+@pytest.mark.parametrize("promise", ["lanes are independent", "calls add up", "verify tells the truth", "every cost"])
+def test_promise_with_rows_in_groups(promise: str, backend: str) -> None:
+    PROMISES[promise](Bench(BACKENDS[backend], np.asarray, (700, 1501, 3)))
 
 
 class Mutant(ReferencePack):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ class Entry:
 
 
 REGISTRY: dict[str, Entry] = {
+    "cpu": Entry("drainsinkhorn.backends.cpu", "CpuBackend", "compiled kernels on the CPU (Numba), truly ragged"),
     "reference": Entry("drainsinkhorn.backends.reference", "ReferenceBackend", "dense NumPy float64, the ground truth"),
 }
 
@@ -39,4 +41,6 @@ def load(name: str) -> Backend[Any]:
 
 def choose() -> tuple[Backend[Any], str]:
     """What backend="auto" takes, and why."""
-    return load("reference"), "the only backend so far"
+    if importlib.util.find_spec("numba") is None:
+        return load("reference"), "Numba is not installed, so the compiled CPU backend cannot run"
+    return load("cpu"), "the compiled backend for the CPU"

@@ -66,6 +66,9 @@ class ReferenceBackend:
         """A pack is as wide as its lanes are many."""
         return lanes
 
+    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+        """Nothing to do."""
+
     def pack(self, problems: Sequence[Problem[Any]]) -> ReferencePack:
         """Build cost matrices and measure every lane's first f-leg."""
         return ReferencePack(problems, self.max_bytes)

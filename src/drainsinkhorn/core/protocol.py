@@ -144,6 +144,10 @@ class Backend(Protocol[A]):
         """Physical width of that many lanes, zero included: identity, or the next rung of a compile ladder."""
         ...
 
+    def prepare(self, problems: Sequence[Problem[A]]) -> None:
+        """Compile or load whatever a pack of these will need, so that no timing has it inside."""
+        ...
+
     def pack(self, problems: Sequence[Problem[A]]) -> Pack[A]:
         """Build the state of these lanes and measure their first f-leg."""
         ...

@@ -16,7 +16,7 @@ class Timed(Generic[A]):
 
     Args:
         backend: The backend to run.
-        seconds: Where to add up, by verb: pack, advance, screen, verify, emit, repack.
+        seconds: Where to add up, by verb: prepare, pack, advance, screen, verify, emit, repack.
     """
 
     def __init__(self, backend: Backend[A], seconds: dict[str, float]) -> None:
@@ -33,7 +33,12 @@ class Timed(Generic[A]):
     def width_for(self, lanes: int) -> int:
         return self._backend.width_for(lanes)
 
+    def prepare(self, problems: Sequence[Problem[A]]) -> None:
+        with _Lap(self._seconds, "prepare"):
+            self._backend.prepare(problems)
+
     def pack(self, problems: Sequence[Problem[A]]) -> Pack[A]:
+        self.prepare(problems)
         with _Lap(self._seconds, "pack"):
             return _TimedPack(self._backend.pack(problems), self._seconds)
 

@@ -340,7 +340,7 @@ def _padding_is_invisible(bench: Bench) -> None:
 def _nan_speaks(bench: Bench) -> None:
     problems = bench.problems()
     ride = bench.open([problems[0], bench.poisoned(), problems[1]])
-    progress = ride.go(3, 1e-9)
+    progress = ride.pack.advance(3 * ride.stride, [NEVER, 1e-9, NEVER])
     assert math.isnan(progress[1].stale), f"a poisoned lane reports NaN, not {progress[1].stale}"
     assert math.isnan(ride.pack.verify([1])[0].worst), "verify of a poisoned lane is NaN"
     assert math.isnan(ride.pack.screen([1])[0]), "the row screen of a poisoned lane is NaN"

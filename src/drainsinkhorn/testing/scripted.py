@@ -64,6 +64,9 @@ class ScriptedBackend:
         """Identity, or the next power of two."""
         return 1 << (lanes - 1).bit_length() if self.ladder and lanes else lanes
 
+    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+        """Nothing to do."""
+
     def pack(self, problems: Sequence[Problem[Any]]) -> ScriptedPack:
         """Lanes at depth zero."""
         return ScriptedPack(self, problems)

@@ -1,0 +1,532 @@
+"""Compiled kernels of the cached representation: one matrix per lane, read once per cycle.
+
+Potentials are in nats here (f / eps). Let `K_ij = exp(F_i + G_j - S_ij)` be the kernel absorbed at the base (F, G),
+with scores `S = C / eps`, and let the state be `f = F + log u`, `g = G + log v`. With `w = b v` the marginal ratio of
+a row is `u_i r_i`, `r_i = sum_j K_ij w_j`, and a plain f-leg sets `u_i = 1 / r_i`. So one sweep over K measures the
+next f-leg (r) and, while a row is in cache, adds up what the g-leg after it needs: `c_j = sum_i K_ij a_i / r_i`. A
+cycle is: u = 1 / r, v = 1 / c, one sweep.
+
+K underflows where u or v drift far from 1. Then it is absorbed anew at the f-leg that is pending, in float64 from the
+points by direct differences: `F_i = -log sum_j b_j exp(g_j - S_ij)`, `G = g`, which makes all row sums 1. A lane in
+that state is FRESH: its state is kept as explicit potentials, its pending leg is the base. Which of the two a lane is
+depends on its own numbers alone.
+
+Sums have a fixed order: a row as the loop over it was compiled (a function of m), a column over blocks of four rows,
+then over groups of rows. Threads share lanes or groups, never a sum, so results depend neither on threads nor on
+neighbours.
+"""
+
+# pyright: reportCallIssue=false, reportPrivateImportUsage=false
+# Numba gives intrinsics another signature than Python sees.
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic, overload
+
+# Columns of the integer table of a lane: addresses of its vectors and matrices, its sizes, its state.
+KERNEL, A, B, EXACT_A, EXACT_B, U, V, W, R, C, PARTS, STATE_F, STATE_G, BASE_F, BASE_G, X, Y = range(17)
+ROWS, COLS, DIM, KIND, DEPTH, STATE = range(17, 23)
+FIELDS = 23
+# Columns of its float table. FACTOR turns a raw cost into a score. BAND is the rounding of what float64 measured, SUMS
+# what a sweep in the lane's precision adds; ROUNDING is that of a score.
+FACTOR, STALE, BAND, SUMS, ROUNDING = range(5)
+NUMBERS = 5
+# Kinds of cost: Y holds the other points coordinate by coordinate, or X a dense matrix.
+SQEUCLIDEAN, EUCLIDEAN, DENSE32, DENSE64 = range(4)
+# States of a lane.
+FRESH, ABSORBED, POISONED = range(3)
+
+DRIFT = 25.0
+"""Nats by which u and v may leave 1. What K lost to underflow (below e^-87 in float32) then stays below e^-37."""
+LOW, HIGH = math.exp(-DRIFT), math.exp(DRIFT)
+
+GROUP_ROWS, GROUPS = 256, 8
+"""A lane's rows form at most GROUPS groups of at least GROUP_ROWS rows, which threads may share."""
+
+POTENTIALS = 8 * 2.0**-53
+"""Rounding of potentials in nats, relative to their size, with a factor of two for safety."""
+
+# `ordered` keeps the order of every sum as written; `reordered` lets the compiler split a sum over vector registers,
+# the same way every time since it is compiled once.
+ordered = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+reordered = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
+no_nan = njit(nogil=True, cache=True, error_model="numpy", fastmath={"nnan", "nsz"})
+
+
+@intrinsic
+def _float_of_bits(typing, bits):
+    return types.float64(types.int64), lambda _c, builder, _s, args: builder.bitcast(args[0], ir.DoubleType())
+
+
+@intrinsic
+def _bits_of_float(typing, value):
+    return types.int64(types.float64), lambda _c, builder, _s, args: builder.bitcast(args[0], ir.IntType(64))
+
+
+@intrinsic
+def _float32_at(typing, address):
+    pointer = types.CPointer(types.float32)
+    return pointer(types.int64), lambda _c, builder, _s, args: builder.inttoptr(args[0], ir.FloatType().as_pointer())
+
+
+@intrinsic
+def _float64_at(typing, address):
+    pointer = types.CPointer(types.float64)
+    return pointer(types.int64), lambda _c, builder, _s, args: builder.inttoptr(args[0], ir.DoubleType().as_pointer())
+
+
+def _vector(address, size, one):
+    """A vector at an address, in the precision of `one`."""
+    raise NotImplementedError
+
+
+@overload(_vector)
+def _vector_overload(address, size, one):
+    if one == types.float32:
+        return lambda address, size, one: carray(_float32_at(address), (size,))
+    return lambda address, size, one: carray(_float64_at(address), (size,))
+
+
+@ordered
+def _double(address, size):
+    """A float64 vector at an address."""
+    return carray(_float64_at(address), (size,))
+
+
+_MAGIC = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to an integer and leaves that integer in the low bits.
+_MAGIC_BITS = np.int64(np.float64(_MAGIC).view(np.int64))
+_LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_T13, _T12, _T11, _T10, _T9, _T8, _T7, _T6, _T5, _T4, _T3, _T2 = (1 / math.factorial(k) for k in range(13, 1, -1))
+
+
+@ordered
+def exp(x):
+    """`e^x` to one unit in the last place, in a form that is vectorised: x = k ln 2 + r, Taylor series in r."""
+    x = min(max(x, -708.0), 708.0)
+    t = x * _LOG2E + _MAGIC
+    k = t - _MAGIC
+    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    p = _T13
+    p = p * r + _T12
+    p = p * r + _T11
+    p = p * r + _T10
+    p = p * r + _T9
+    p = p * r + _T8
+    p = p * r + _T7
+    p = p * r + _T6
+    p = p * r + _T5
+    p = p * r + _T4
+    p = p * r + _T3
+    p = p * r + _T2
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return p * _float_of_bits((_bits_of_float(t) - _MAGIC_BITS + 1023) << 52)
+
+
+@no_nan
+def _maximum(values):
+    largest = values[0]
+    for k in range(1, values.size):
+        largest = max(largest, values[k])
+    return largest
+
+
+@ordered
+def _largest(values):
+    largest = 0.0
+    for k in range(values.size):
+        largest = max(largest, abs(values[k]))
+    return largest
+
+
+@ordered
+def _all_finite(values):
+    bad = 0
+    for k in range(values.size):
+        # NaN and inf alike.
+        bad += not abs(values[k]) < np.inf
+    return bad == 0
+
+
+@ordered
+def _in_range(values):
+    bad = 0
+    for k in range(values.size):
+        # Written so that NaN is out of range.
+        bad += not (values[k] >= LOW and values[k] <= HIGH)
+    return bad == 0
+
+
+@ordered
+def groups_of(rows):
+    """How many groups the rows of a lane form: a function of the lane alone."""
+    return max(1, min(GROUPS, rows // GROUP_ROWS))
+
+
+@ordered
+def _bounds(rows, groups, group):
+    """First and last row of a group; inner bounds are multiples of four."""
+    first = rows * group // groups // 4 * 4
+    last = rows if group == groups - 1 else rows * (group + 1) // groups // 4 * 4
+    return first, last
+
+
+@ordered
+def _scores(lane, numbers, i, out):
+    """`out_j = S_ij` in float64, by direct differences."""
+    cols, dim, kind, factor = lane[COLS], lane[DIM], lane[KIND], numbers[FACTOR]
+    if kind == DENSE32:
+        row32 = carray(_float32_at(lane[X] + 4 * i * cols), (cols,))
+        for j in range(cols):
+            out[j] = row32[j] * factor
+        return
+    if kind == DENSE64:
+        row64 = carray(_float64_at(lane[X] + 8 * i * cols), (cols,))
+        for j in range(cols):
+            out[j] = row64[j] * factor
+        return
+    x, y = _double(lane[X] + 8 * i * dim, dim), _double(lane[Y], dim * cols)
+    x0, y0 = x[0], y[:cols]
+    for j in range(cols):
+        out[j] = (x0 - y0[j]) * (x0 - y0[j])
+    for k in range(1, dim):
+        xk, yk = x[k], y[k * cols : (k + 1) * cols]
+        for j in range(cols):
+            out[j] += (xk - yk[j]) * (xk - yk[j])
+    if kind == EUCLIDEAN:
+        for j in range(cols):
+            out[j] = np.sqrt(out[j])
+    for j in range(cols):
+        out[j] *= factor
+
+
+@ordered
+def absorb_group(lane, numbers, group, one):
+    """Measure the f-leg at (STATE_F, STATE_G) for a group of rows in float64, and write their K absorbed there."""
+    rows, cols = lane[ROWS], lane[COLS]
+    groups = groups_of(rows)
+    first, last = _bounds(rows, groups, group)
+    kernel, part = _vector(lane[KERNEL], rows * cols, one), _vector(lane[PARTS], groups * cols, one)
+    part, a = part[group * cols : (group + 1) * cols], _vector(lane[A], rows, one)
+    base_f, g, weight = _double(lane[BASE_F], rows), _double(lane[STATE_G], cols), _double(lane[EXACT_B], cols)
+    x = np.empty(cols)
+    part[:] = 0
+    for i in range(first, last):
+        _scores(lane, numbers, i, x)
+        for j in range(cols):
+            x[j] = g[j] - x[j]
+        largest = _maximum(x)
+        for j in range(cols):
+            x[j] = exp(x[j] - largest)
+        total = _dot(x, weight)
+        base_f[i] = -(np.log(total) + largest)
+        scale = 1.0 / total
+        k = kernel[i * cols : (i + 1) * cols]
+        for j in range(cols):
+            k[j] = x[j] * scale
+        ai = a[i]
+        for j in range(cols):
+            part[j] += k[j] * ai
+
+
+@reordered
+def _dot(x, y):
+    total = x.dtype.type(0)
+    for k in range(x.size):
+        total += x[k] * y[k]
+    return total
+
+
+@reordered
+def _sweep_rows(kernel, cols, w, t, given, r, part, first, last):
+    """`r_i = sum_j K_ij w_j` and `part_j = sum_i K_ij s_i` for a range of rows, four at a time.
+
+    `s = t` if given, both marginals of a state; else `s = t / r`, what the g-leg after a plain f-leg needs.
+    """
+    part[:] = 0
+    i = first
+    while i + 4 <= last:
+        k0 = kernel[i * cols : (i + 1) * cols]
+        k1 = kernel[(i + 1) * cols : (i + 2) * cols]
+        k2 = kernel[(i + 2) * cols : (i + 3) * cols]
+        k3 = kernel[(i + 3) * cols : (i + 4) * cols]
+        r0 = r1 = r2 = r3 = w.dtype.type(0)
+        for j in range(cols):
+            r0 += k0[j] * w[j]
+            r1 += k1[j] * w[j]
+            r2 += k2[j] * w[j]
+            r3 += k3[j] * w[j]
+        r[i], r[i + 1], r[i + 2], r[i + 3] = r0, r1, r2, r3
+        s0, s1, s2, s3 = t[i], t[i + 1], t[i + 2], t[i + 3]
+        if not given:
+            s0, s1, s2, s3 = s0 / r0, s1 / r1, s2 / r2, s3 / r3
+        for j in range(cols):
+            part[j] += (k0[j] * s0 + k1[j] * s1) + (k2[j] * s2 + k3[j] * s3)
+        i += 4
+    while i < last:
+        k0 = kernel[i * cols : (i + 1) * cols]
+        r0 = w.dtype.type(0)
+        for j in range(cols):
+            r0 += k0[j] * w[j]
+        r[i] = r0
+        s0 = t[i] if given else t[i] / r0
+        for j in range(cols):
+            part[j] += k0[j] * s0
+        i += 1
+
+
+@ordered
+def sweep_group(lane, group, one):
+    """The sweep of a cycle over one group of rows."""
+    rows, cols = lane[ROWS], lane[COLS]
+    groups = groups_of(rows)
+    first, last = _bounds(rows, groups, group)
+    kernel, part = _vector(lane[KERNEL], rows * cols, one), _vector(lane[PARTS], groups * cols, one)
+    w, a, r = _vector(lane[W], cols, one), _vector(lane[A], rows, one), _vector(lane[R], rows, one)
+    _sweep_rows(kernel, cols, w, a, False, r, part[group * cols : (group + 1) * cols], first, last)
+
+
+@ordered
+def _add_parts(parts, groups, cols, c):
+    """Column sums from those of the groups, in their order."""
+    for j in range(cols):
+        c[j] = parts[j]
+    for group in range(1, groups):
+        part = parts[group * cols : (group + 1) * cols]
+        for j in range(cols):
+            c[j] += part[j]
+
+
+@ordered
+def _error(weights, ratios, scaling):
+    """`sum_i w_i |scaling_i ratios_i - 1|` in float64."""
+    total = 0.0
+    for i in range(weights.size):
+        total += np.float64(weights[i]) * abs(np.float64(scaling[i]) * np.float64(ratios[i]) - 1.0)
+    return total
+
+
+@ordered
+def state_of(lane, one, f, g):
+    """Write the potentials of the state, in nats."""
+    rows, cols = lane[ROWS], lane[COLS]
+    if lane[STATE] != ABSORBED:
+        f[:] = _double(lane[STATE_F], rows)
+        g[:] = _double(lane[STATE_G], cols)
+        return
+    base_f, base_g = _double(lane[BASE_F], rows), _double(lane[BASE_G], cols)
+    u, v = _vector(lane[U], rows, one), _vector(lane[V], cols, one)
+    for i in range(rows):
+        f[i] = base_f[i] + np.log(np.float64(u[i]))
+    for j in range(cols):
+        g[j] = base_g[j] + np.log(np.float64(v[j]))
+
+
+@ordered
+def begin_cycle(lane, one):
+    """Apply the pending f-leg and the g-leg after it. False if the g-leg needs the log domain."""
+    rows, cols = lane[ROWS], lane[COLS]
+    u, r, c = _vector(lane[U], rows, one), _vector(lane[R], rows, one), _vector(lane[C], cols, one)
+    v, w, b = _vector(lane[V], cols, one), _vector(lane[W], cols, one), _vector(lane[B], cols, one)
+    if lane[STATE] == FRESH:
+        if not _in_range(c):
+            return False
+        _double(lane[BASE_G], cols)[:] = _double(lane[STATE_G], cols)
+        u[:] = one
+        lane[STATE] = ABSORBED
+    else:
+        for i in range(rows):
+            u[i] = one / r[i]
+    for j in range(cols):
+        v[j] = one / c[j]
+        w[j] = b[j] * v[j]
+    return True
+
+
+@ordered
+def end_sweep(lane, numbers, one):
+    """Read the residual off a sweep. False if the kernel has to be absorbed anew before the next cycle."""
+    rows, cols = lane[ROWS], lane[COLS]
+    r, c = _vector(lane[R], rows, one), _vector(lane[C], cols, one)
+    _add_parts(_vector(lane[PARTS], groups_of(rows) * cols, one), groups_of(rows), cols, c)
+    error = _error(_vector(lane[A], rows, one), r, _vector(lane[U], rows, one))
+    numbers[STALE] = error + numbers[BAND] + numbers[SUMS]
+    return _in_range(r) and _in_range(c)
+
+
+@ordered
+def unfold(lane, one):
+    """Make the state explicit, so that the kernel can be absorbed at it."""
+    rows, cols = lane[ROWS], lane[COLS]
+    f, g = np.empty(rows), np.empty(cols)
+    state_of(lane, one, f, g)
+    _double(lane[STATE_F], rows)[:] = f
+    _double(lane[STATE_G], cols)[:] = g
+    lane[STATE] = FRESH
+
+
+@ordered
+def end_absorb(lane, numbers, one):
+    """Read the residual off an absorption: rows of the base sum to 1, so the ratio of a row is exp(f - F)."""
+    rows, cols = lane[ROWS], lane[COLS]
+    f, g, base_f = _double(lane[STATE_F], rows), _double(lane[STATE_G], cols), _double(lane[BASE_F], rows)
+    a = _double(lane[EXACT_A], rows)
+    _add_parts(_vector(lane[PARTS], groups_of(rows) * cols, one), groups_of(rows), cols, _vector(lane[C], cols, one))
+    numbers[BAND] = numbers[ROUNDING] + POTENTIALS * (_largest(base_f) + _largest(g))
+    total = 0.0
+    for i in range(rows):
+        total += a[i] * abs(np.expm1(f[i] - base_f[i]))
+    numbers[STALE] = total + numbers[BAND]
+    if not _all_finite(base_f):
+        lane[STATE] = POISONED
+        numbers[STALE] = np.nan
+
+
+@ordered
+def absorb(lane, numbers, one):
+    """Measure the next f-leg in the log domain and absorb the kernel there."""
+    for group in range(groups_of(lane[ROWS])):
+        absorb_group(lane, numbers, group, one)
+    end_absorb(lane, numbers, one)
+
+
+@ordered
+def log_columns(lane, numbers, f, out):
+    """`out_j = -logsumexp_i(log a_i + f_i - S_ij)`: a g-leg in the log domain, largest terms first, then the sums."""
+    rows, cols = lane[ROWS], lane[COLS]
+    scores, largest = np.empty(cols), np.full(cols, -np.inf)
+    for i in range(rows):
+        _scores(lane, numbers, i, scores)
+        for j in range(cols):
+            largest[j] = max(largest[j], f[i] - scores[j])
+    out[:] = 0
+    for i in range(rows):
+        _scores(lane, numbers, i, scores)
+        for j in range(cols):
+            out[j] += exp(f[i] - scores[j] - largest[j])
+    for j in range(cols):
+        out[j] = -(np.log(out[j]) + largest[j])
+
+
+@ordered
+def log_leg(lane, numbers):
+    """The pending f-leg and an exact g-leg after it, where columns hold less than float can show."""
+    rows, cols = lane[ROWS], lane[COLS]
+    a, base_f = _double(lane[EXACT_A], rows), _double(lane[BASE_F], rows)
+    weighted, g = np.empty(rows), np.empty(cols)
+    for i in range(rows):
+        weighted[i] = base_f[i] + np.log(a[i])
+    log_columns(lane, numbers, weighted, g)
+    if not _all_finite(g):
+        lane[STATE] = POISONED
+        numbers[STALE] = np.nan
+        return
+    _double(lane[STATE_F], rows)[:] = base_f
+    _double(lane[STATE_G], cols)[:] = g
+
+
+@ordered
+def cycle(lane, numbers, one):
+    """One cycle of one lane, on one thread."""
+    lane[DEPTH] += 1
+    if lane[STATE] == POISONED:
+        return
+    if begin_cycle(lane, one):
+        for group in range(groups_of(lane[ROWS])):
+            sweep_group(lane, group, one)
+        if end_sweep(lane, numbers, one):
+            return
+        unfold(lane, one)
+    else:
+        log_leg(lane, numbers)
+    if lane[STATE] != POISONED:
+        absorb(lane, numbers, one)
+
+
+@ordered
+def run_lanes(table, numbers, order, first, last, cycles, stops, ran, one):
+    """Run lanes `order[first:last]`, each until it is held or the cycles are over."""
+    for place in range(first, last):
+        number = order[place]
+        lane, mine = table[number], numbers[number]
+        for _ in range(cycles):
+            cycle(lane, mine, one)
+            ran[number] += 1
+            # As core.protocol.is_held has it: NaN holds the lane, and nothing does under a stop of -inf.
+            if stops[number] > -np.inf and not mine[STALE] > stops[number]:
+                break
+
+
+@ordered
+def discard_lanes(table, numbers, order, first, last, cycles, one):
+    """Do the work of some cycles of frozen lanes and forget it."""
+    for place in range(first, last):
+        lane = table[order[place]]
+        rows, cols = lane[ROWS], lane[COLS]
+        a, w = _vector(lane[A], rows, one), _vector(lane[W], cols, one)
+        r, part = np.empty_like(a), np.empty_like(w)
+        for _ in range(cycles):
+            _sweep_rows(_vector(lane[KERNEL], rows * cols, one), cols, w, a, False, r, part, 0, rows)
+
+
+@ordered
+def open_lanes(table, numbers, order, first, last, one):
+    """Measure the first f-leg of lanes `order[first:last]`."""
+    for place in range(first, last):
+        lane, mine = table[order[place]], numbers[order[place]]
+        _vector(lane[W], lane[COLS], one)[:] = _vector(lane[B], lane[COLS], one)
+        # The host knows a bound on the scores, and with it whether they are finite.
+        if abs(mine[ROUNDING]) < np.inf:
+            lane[STATE] = FRESH
+            absorb(lane, mine, one)
+        else:
+            lane[STATE] = POISONED
+            mine[STALE] = np.nan
+
+
+@ordered
+def verify_absorbed(lane, f, g, one):
+    """Both L1 residuals of given potentials (in nats), from the absorbed kernel and fresh scalings."""
+    rows, cols = lane[ROWS], lane[COLS]
+    groups = groups_of(rows)
+    a, b = _vector(lane[A], rows, one), _vector(lane[B], cols, one)
+    base_f, base_g = _double(lane[BASE_F], rows), _double(lane[BASE_G], cols)
+    u, v, r, c = np.empty_like(a), np.empty_like(b), np.empty_like(a), np.empty_like(b)
+    t, w, parts = np.empty_like(a), np.empty_like(b), np.empty(groups * cols, dtype=a.dtype)
+    for i in range(rows):
+        u[i] = exp(f[i] - base_f[i])
+        t[i] = a[i] * u[i]
+    for j in range(cols):
+        v[j] = exp(g[j] - base_g[j])
+        w[j] = b[j] * v[j]
+    kernel = _vector(lane[KERNEL], rows * cols, one)
+    for group in range(groups):
+        first, last = _bounds(rows, groups, group)
+        _sweep_rows(kernel, cols, w, t, True, r, parts[group * cols : (group + 1) * cols], first, last)
+    _add_parts(parts, groups, cols, c)
+    return _error(a, r, u), _error(b, c, v)
+
+
+@ordered
+def verify_exact(lane, numbers, f, g):
+    """Both L1 residuals of given potentials (in nats) in float64, in the log domain, from direct differences."""
+    rows, cols = lane[ROWS], lane[COLS]
+    a, b, scores, columns = _double(lane[EXACT_A], rows), _double(lane[EXACT_B], cols), np.empty(cols), np.empty(cols)
+    row = col = 0.0
+    for i in range(rows):
+        _scores(lane, numbers, i, scores)
+        for j in range(cols):
+            scores[j] = g[j] - scores[j]
+        largest = _maximum(scores)
+        for j in range(cols):
+            scores[j] = exp(scores[j] - largest)
+        row += a[i] * abs(np.expm1(np.log(_dot(scores, b)) + largest + f[i]))
+    log_columns(lane, numbers, np.log(a) + f, columns)
+    for j in range(cols):
+        col += b[j] * abs(np.expm1(g[j] - columns[j]))
+    return row, col
