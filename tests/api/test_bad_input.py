@@ -95,10 +95,6 @@ BAD: dict[str, tuple[Any, str]] = {
         "cost must be a name, a Cost or a numeric array of shape (n, m), got None",
     ),
     "zero direction": (problem(x=0 * X, cost="cosine"), "x[0] is the zero vector, which has no direction"),
-    "too large": (
-        problem(x=np.ones((9000, 1)), y=np.ones((9000, 1))),
-        "n * m = 9000 * 9000 pairs",
-    ),
     "timestamps": (
         problem(x=np.array([[1.7e18], [1.7e18]]).astype(np.int64) + 1, y=np.zeros((2, 1), dtype=np.int64)),
         "x has dtype int64 and values that float64 cannot hold; subtract a common offset first",
@@ -149,6 +145,12 @@ def test_bad_problems_cost_the_good_ones_nothing() -> None:
     assert solution.ledger.slots == alone.ledger.slots
     with pytest.raises(ds.NotConverged, match=rf"{len(BAD)} of {len(mixed)} problems did not converge: problem 0"):
         solution.raise_for_status()
+
+
+def test_the_dense_reference_says_when_a_problem_is_too_large_for_it() -> None:
+    large = problem(x=np.ones((9000, 1)), y=np.ones((9000, 1)))
+    result = ds.solve([large], backend="reference")[0]
+    assert "n * m = 9000 * 9000 pairs need 1.3 GB in the dense reference backend" in result.message
 
 
 def test_strict_raises_before_anything_runs() -> None:

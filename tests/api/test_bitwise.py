@@ -12,6 +12,7 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.pack import CpuPack
+from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.reference import ReferenceBackend, ReferencePack
 
@@ -42,6 +43,10 @@ class PickyCpuPack(Picky, CpuPack):
     pass
 
 
+class PickyStreamingPack(Picky, StreamingPack):
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class PickyReference(ReferenceBackend):
     def pack(self, problems: Sequence[ds.Problem[Any]]) -> PickyReferencePack:
@@ -50,11 +55,18 @@ class PickyReference(ReferenceBackend):
 
 @dataclass(frozen=True, slots=True)
 class PickyCpu(CpuBackend):
-    def pack(self, problems: Sequence[ds.Problem[Any]]) -> PickyCpuPack:
+    def pack(self, problems: Sequence[ds.Problem[Any]]) -> Any:
+        if self.representation == "streaming":
+            return PickyStreamingPack(problems, self.threads or 2, self.precision)
         return PickyCpuPack(problems, self._dtype(problems[0]), self.threads or 2)
 
 
-BACKENDS: list[Any] = [PickyReference(), PickyCpu(), PickyCpu(precision="float64", threads=1)]
+BACKENDS: dict[str, Any] = {
+    "reference": PickyReference(),
+    "cpu": PickyCpu(),
+    "cpu float64": PickyCpu(precision="float64", threads=1),
+    "cpu streaming": PickyCpu(representation="streaming"),
+}
 
 
 def random_batch(rng: np.random.Generator) -> list[ds.Problem[Any]]:
@@ -88,7 +100,7 @@ def fingerprint(result: ds.Result[Any]) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["reference", "cpu", "cpu float64"])
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("seed", range(100))
 def test_bitwise(seed: int, backend: Any) -> None:
     def solve(batch: list[ds.Problem[Any]], **settings: Any) -> list[tuple[Any, ...]]:
@@ -118,14 +130,14 @@ def test_no_screen_lets_audit_times_change_a_float32_result(screen: Any, backend
         assert len(set(depths)) == 1, depths
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["reference", "cpu", "cpu float64"])
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_the_company_was_as_bad_as_promised(backend: Any) -> None:
     rng = np.random.default_rng([7, 0])
     results = ds.solve(random_batch(rng), backend=backend, max_depth=MAX_DEPTH)
     assert {r.status for r in results} == set(ds.Status)
     assert results.ledger.rejected == 2
     picky = [r for r in results if r.problem.tol == REJECTED_TOL]
-    plain = CpuBackend() if backend.name == "cpu" else ReferenceBackend()
+    plain = ReferenceBackend() if backend.name == "reference" else CpuBackend(representation=backend.representation)
     honest = ds.solve([picky[0].problem], backend=plain)
     assert picky[0].depth == honest[0].depth + 2
 

@@ -54,9 +54,11 @@ def true_residual(problem: ds.Problem[Any], potentials: ds.Potentials[Any]) -> f
     return float(max(np.abs(plan.sum(1) - a).sum(), np.abs(plan.sum(0) - b).sum()))
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize(
+    "backend", ["reference", "cpu", CpuBackend(representation="streaming")], ids=["reference", "cpu", "cpu streaming"]
+)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_converged_result_is_within_tol(part: int, backend: str) -> None:
+def test_every_converged_result_is_within_tol(part: int, backend: Any) -> None:
     rng = np.random.default_rng([11, part])
     batch = [hostile(rng) for _ in range(EACH)]
     solution = ds.solve(batch, backend=backend, max_depth=MAX_DEPTH)

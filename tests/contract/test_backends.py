@@ -32,6 +32,8 @@ BACKENDS: dict[str, Any] = {
     "reference": ReferenceBackend(),
     "cpu float32": CpuBackend(precision="float32"),
     "cpu float64": CpuBackend(precision="float64"),
+    "cpu streaming": CpuBackend(representation="streaming"),
+    "cpu streaming float64": CpuBackend(representation="streaming", precision="float64"),
     "cpu one thread": CpuBackend(threads=1),
     "cpu three threads": CpuBackend(threads=3),
 }

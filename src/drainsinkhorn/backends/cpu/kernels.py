@@ -136,6 +136,14 @@ def _maximum(values):
     return largest
 
 
+@reordered
+def _dot(x, y):
+    total = x.dtype.type(0)
+    for k in range(x.size):
+        total += x[k] * y[k]
+    return total
+
+
 @ordered
 def _largest(values):
     largest = 0.0
@@ -206,6 +214,19 @@ def _scores(lane, numbers, i, out):
 
 
 @ordered
+def _fresh_row(lane, numbers, i, g, weight, x):
+    """The f-leg of a row in the log domain: its base, and the factor that makes `x = exp(g - S)` a row of K."""
+    _scores(lane, numbers, i, x)
+    for j in range(x.size):
+        x[j] = g[j] - x[j]
+    largest = _maximum(x)
+    for j in range(x.size):
+        x[j] = exp(x[j] - largest)
+    total = _dot(x, weight)
+    return -(np.log(total) + largest), 1.0 / total
+
+
+@ordered
 def absorb_group(lane, numbers, group, one):
     """Measure the f-leg at (STATE_F, STATE_G) for a group of rows in float64, and write their K absorbed there."""
     rows, cols = lane[ROWS], lane[COLS]
@@ -217,29 +238,13 @@ def absorb_group(lane, numbers, group, one):
     x = np.empty(cols)
     part[:] = 0
     for i in range(first, last):
-        _scores(lane, numbers, i, x)
-        for j in range(cols):
-            x[j] = g[j] - x[j]
-        largest = _maximum(x)
-        for j in range(cols):
-            x[j] = exp(x[j] - largest)
-        total = _dot(x, weight)
-        base_f[i] = -(np.log(total) + largest)
-        scale = 1.0 / total
+        base_f[i], scale = _fresh_row(lane, numbers, i, g, weight, x)
         k = kernel[i * cols : (i + 1) * cols]
         for j in range(cols):
             k[j] = x[j] * scale
         ai = a[i]
         for j in range(cols):
             part[j] += k[j] * ai
-
-
-@reordered
-def _dot(x, y):
-    total = x.dtype.type(0)
-    for k in range(x.size):
-        total += x[k] * y[k]
-    return total
 
 
 @reordered
@@ -487,6 +492,27 @@ def open_lanes(table, numbers, order, first, last, one):
         else:
             lane[STATE] = POISONED
             mine[STALE] = np.nan
+
+
+@ordered
+def screen_lane(lane, numbers, one):
+    """The row residual of the state in a pass of its own, in the same arithmetic as the leg that measured it."""
+    rows, cols = lane[ROWS], lane[COLS]
+    if lane[STATE] == POISONED:
+        return np.nan
+    if lane[STATE] == FRESH:
+        f, g, weight = _double(lane[STATE_F], rows), _double(lane[STATE_G], cols), _double(lane[EXACT_B], cols)
+        a, x, total = _double(lane[EXACT_A], rows), np.empty(cols), 0.0
+        for i in range(rows):
+            base = _fresh_row(lane, numbers, i, g, weight, x)
+            total += a[i] * abs(np.expm1(f[i] - base[0]))
+        return total + numbers[BAND]
+    a, w, u = _vector(lane[A], rows, one), _vector(lane[W], cols, one), _vector(lane[U], rows, one)
+    r, part, groups = np.empty_like(a), np.empty_like(w), groups_of(rows)
+    for group in range(groups):
+        first, last = _bounds(rows, groups, group)
+        _sweep_rows(_vector(lane[KERNEL], rows * cols, one), cols, w, a, False, r, part, first, last)
+    return _error(a, r, u) + numbers[BAND] + numbers[SUMS]
 
 
 @ordered

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -19,6 +16,9 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.costs import COSTS, UNIT, unit_rows
 from drainsinkhorn.backends.cpu import kernels as k
+from drainsinkhorn.backends.cpu.layout import farthest
+from drainsinkhorn.backends.cpu.streaming import StreamingPack
+from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.support import restrict
@@ -43,16 +43,6 @@ def type_band(rows: int, cols: int, dtype: np.dtype[Any]) -> float:
     """Rounding of sums in a dtype: errors of n terms add up like sqrt(n) units, taken eightfold; see docs/adr/0007."""
     unit = float(np.finfo(dtype).eps) / 2
     return unit * (8 + 4 * math.sqrt(max(rows, cols)))
-
-
-def default_threads() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@lru_cache(maxsize=8)
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="drainsinkhorn")
 
 
 class _Lane:
@@ -161,11 +151,7 @@ class CpuPack:
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state, in a pass of its own."""
         self._legs += len(lanes)
-        values: list[float] = []
-        for i in lanes:
-            residual = self._check(i, *self._state(i), exact=False)
-            values.append(residual.row + residual.band)
-        return values
+        return [float(k.screen_lane(self._table[i], self._numbers[i], self._one)) for i in lanes]
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
         """Both sides of the state as it will be emitted; `exact` in float64 in the log domain."""
@@ -176,7 +162,7 @@ class CpuPack:
         def check(place: int) -> None:
             found[place] = self._check(lanes[place], states[place].f, states[place].g, exact=exact)
 
-        self._each(check, len(lanes))
+        each(self._threads, check, len(lanes))
         return found
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
@@ -261,7 +247,7 @@ class CpuPack:
         if kind == "cosine":
             # 1 - cos is half the squared distance of unit vectors.
             x, y = unit_rows(x), unit_rows(y)
-        far = _farthest(x, y)
+        far = farthest(x, y)
         if kind == "euclidean" and 0 < far < math.inf:
             # By a power of two, so that squares neither overflow nor vanish.
             scale = 2.0 ** math.frexp(far)[1]
@@ -318,7 +304,7 @@ class CpuPack:
             if lane[k.STATE] == k.POISONED:
                 pass
             elif k.begin_cycle(lane, self._one):
-                self._each(lambda group: k.sweep_group(lane, group, self._one), groups)
+                each(self._threads, lambda group: k.sweep_group(lane, group, self._one), groups)
                 if not k.end_sweep(lane, numbers, self._one):
                     k.unfold(lane, self._one)
                     self._absorb_split(lane, numbers, groups)
@@ -331,7 +317,7 @@ class CpuPack:
 
     def _absorb_split(self, lane: Any, numbers: Any, groups: int) -> None:
         if lane[k.STATE] != k.POISONED:
-            self._each(lambda group: k.absorb_group(lane, numbers, group, self._one), groups)
+            each(self._threads, lambda group: k.absorb_group(lane, numbers, group, self._one), groups)
             k.end_absorb(lane, numbers, self._one)
 
     def _share(
@@ -340,38 +326,13 @@ class CpuPack:
         """Let the threads take lanes in this order, a few at a time."""
         chunk = max(1, order.size // (16 * self._threads))
         firsts = range(0, order.size, chunk)
-        self._each(
+        each(
+            self._threads,
             lambda part: kernel(
                 table, numbers, order, firsts[part], min(order.size, firsts[part] + chunk), *rest, self._one
             ),
             len(firsts),
         )
-
-    def _each(self, work: Callable[[int], None], count: int) -> None:
-        """Do `work(0) .. work(count - 1)` on the threads, each taking the next that is left."""
-        helpers = min(self._threads, count) - 1
-        tickets = itertools.count()
-
-        def take() -> None:
-            while (ticket := next(tickets)) < count:
-                work(ticket)
-
-        waiting = [_pool(self._threads).submit(take) for _ in range(helpers)]
-        try:
-            take()
-        finally:
-            for future in waiting:
-                future.result()
-
-
-def _farthest(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """A bound on all distances between two clouds: through the middle of their common box."""
-    low, high = np.minimum(x.min(axis=0), y.min(axis=0)), np.maximum(x.max(axis=0), y.max(axis=0))
-    middle = low / 2 + high / 2
-    # The diagonal of the box where squares overflow or vanish.
-    radii = [float(np.sqrt(((points - middle) ** 2).sum(axis=1).max())) for points in (x, y)]
-    diagonal = float((high - low).max()) * math.sqrt(x.shape[1])
-    return sum(radii) if 1e-140 < diagonal < 1e140 else diagonal
 
 
 def _view(address: Any, size: int, dtype: Any = np.float64) -> NDArray[Any]:
@@ -380,32 +341,38 @@ def _view(address: Any, size: int, dtype: Any = np.float64) -> NDArray[Any]:
     return np.frombuffer(memory, dtype=dtype)
 
 
-@lru_cache(maxsize=2)
-def compile_kernels(dtype: np.dtype[Any]) -> None:
+@lru_cache(maxsize=4)
+def compile_kernels(dtype: np.dtype[Any], *, streaming: bool) -> None:
     """Run every kernel once on a tiny problem. What Numba compiles it keeps on disk; what takes long is announced."""
-    said = threading.Timer(
-        2.0, _log.warning, ["compiling CPU kernels for %s, once for this machine (about 20 s)", dtype.name]
-    )
+    what = "streaming" if streaming else dtype.name
+    said = threading.Timer(2.0, _log.warning, ["compiling CPU kernels (%s), once for this machine, about 20 s", what])
     said.daemon = True
     said.start()
     try:
-        points = np.array([[0.0], [1.0]])
-        weights = np.array([0.5, 0.5])
+        points, weights = np.array([[0.0], [1.0]]), np.array([0.5, 0.5])
         problem = Problem(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost())
-        pack = CpuPack([problem], dtype, threads=1)
-        pack.advance(2, [-math.inf])
-        pack.verify([0])
-        pack.verify([0], exact=True)
-        pack.freeze([0])
-        pack._share(k.discard_lanes, pack._table, pack._numbers, np.arange(1), 1)
-        lane, numbers = pack._table[0], pack._numbers[0]
-        k.unfold(lane, pack._one)
-        k.absorb_group(lane, numbers, 0, pack._one)
-        k.end_absorb(lane, numbers, pack._one)
-        k.log_leg(lane, numbers)
-        k.begin_cycle(lane, pack._one)
-        k.sweep_group(lane, 0, pack._one)
-        k.end_sweep(lane, numbers, pack._one)
-        pack.emit([0])
+        if streaming:
+            for precision in ("float32", "float64"):
+                StreamingPack([problem], 1, precision).verify([0], exact=True)
+        else:
+            _touch(CpuPack([problem], dtype, threads=1))
     finally:
         said.cancel()
+
+
+def _touch(pack: CpuPack) -> None:
+    """Call every kernel of a pack of one lane, those that only large lanes need too."""
+    pack.advance(2, [-math.inf])
+    pack.verify([0])
+    pack.verify([0], exact=True)
+    pack.freeze([0])
+    pack.advance(1, [-math.inf])
+    lane, numbers, one = pack._table[0], pack._numbers[0], pack._one
+    k.discard_lanes(pack._table, pack._numbers, np.arange(1), 0, 1, 1, one)
+    k.unfold(lane, one)
+    k.absorb_group(lane, numbers, 0, one)
+    k.end_absorb(lane, numbers, one)
+    k.log_leg(lane, numbers)
+    k.begin_cycle(lane, one)
+    k.sweep_group(lane, 0, one)
+    k.end_sweep(lane, numbers, one)

@@ -1,0 +1,269 @@
+"""The streaming pack: O(n d) memory per lane, for problems whose matrix would not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.costs import COSTS, UNIT, unit_rows
+from drainsinkhorn.backends.cpu import streaming_kernels as s
+from drainsinkhorn.backends.cpu.layout import farthest
+from drainsinkhorn.backends.cpu.threads import each
+from drainsinkhorn.backends.emission import Rounded, emission, rounded
+from drainsinkhorn.backends.support import restrict
+from drainsinkhorn.core.problem import Cost, Problem
+from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.core.result import UNKNOWN, Residual
+
+Vector = NDArray[np.float64]
+
+BLOCK = 64
+"""Rows that a thread takes at a time."""
+
+SAMPLES, SAFETY = 16, 4.0
+"""Rows compared with float64 at every measurement, and the factor on the largest relative error among them."""
+
+LN2 = math.log(2.0)
+
+
+class _Side:
+    """The points of one side, scaled so that squared distances are scores in bits; as rows and as columns."""
+
+    def __init__(self, points: NDArray[np.float64], weights: Vector) -> None:
+        self.size = len(points)
+        padded = np.zeros((-(-self.size // 4) * 4, points.shape[1]))
+        padded[: self.size] = points
+        self.rows = {np.float64: padded, np.float32: padded.astype(np.float32)}
+        columns = np.ascontiguousarray(points.T)
+        self.columns = {np.float64: columns, np.float32: columns.astype(np.float32)}
+        self.weights = weights
+        self.samples = np.unique(np.linspace(0, self.size - 1, SAMPLES).astype(np.int64))
+
+
+class _Lane:
+    """One problem's state in bits: potentials, and the next f-leg (log ratios in nats), measured but not applied."""
+
+    def __init__(self, problem: Problem[Any], threads: int, precision: str) -> None:
+        self.problem = problem
+        self.inner, self.support = restrict(problem)
+        self.threads = threads
+        self.frozen = False
+        self.depth = 0
+        self.dtype: Any = np.float64 if precision == "float64" else np.float32
+        self.climbs = precision == "auto"
+        self.unit = problem.eps * LN2
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._scale_points()
+        start = self.inner.init
+        self.f = np.zeros(self.x.size) if start is None else to_numpy(start.f).astype(np.float64) / self.unit
+        self.g = np.zeros(self.y.size) if start is None else to_numpy(start.g).astype(np.float64) / self.unit
+        self.stale = math.nan
+        if math.isfinite(self.rounding):
+            self.measure()
+
+    def _scale_points(self) -> None:
+        """Centre both clouds by one common vector and fold scale and eps into the coordinates."""
+        assert isinstance(self.inner.cost, Cost)
+        kind, factor = self.inner.cost.kind, self.inner.cost.scale / self.unit
+        x, y = to_numpy(self.inner.x).astype(np.float64), to_numpy(self.inner.y).astype(np.float64)
+        if kind == "cosine":
+            x, y, factor = unit_rows(x), unit_rows(y), factor / 2
+        low, high = np.minimum(x.min(axis=0), y.min(axis=0)), np.maximum(x.max(axis=0), y.max(axis=0))
+        middle = low / 2 + high / 2
+        self.root = kind == "euclidean"
+        scale = factor if self.root else math.sqrt(factor)
+        far = farthest(x, y)
+        largest = {"sqeuclidean": far * far, "euclidean": far, "cosine": far * far / 2}[kind]
+        # Centring and scaling round every coordinate twice more.
+        raw = COSTS[kind].rounding(x.shape[1], largest) + 16 * UNIT * largest
+        self.rounding = 2 * raw * self.inner.cost.scale / self.inner.eps
+        a, b = to_numpy(self.inner.a), to_numpy(self.inner.b)
+        self.x, self.y = _Side(scale * (x - middle), a), _Side(scale * (y - middle), b)
+
+    def ratios(self, rows: _Side, cols: _Side, f: Vector, g: Vector, dtype: Any) -> Vector:
+        """Log marginal ratios of one side, in nats."""
+        padded = len(rows.rows[dtype])
+        f_high, f_low = np.zeros(padded, dtype=dtype), np.ones(padded)
+        g_high, w = np.empty(cols.size, dtype=dtype), np.empty(cols.size, dtype=dtype)
+        s.split(f, rows.weights, f_high, f_low, np.empty(rows.size))
+        s.split(g, cols.weights, g_high, np.empty(cols.size), w)
+        out = np.empty(padded)
+        blocks = -(-padded // BLOCK)
+
+        def work(block: int) -> None:
+            first, last = block * BLOCK, min(padded, (block + 1) * BLOCK)
+            s.ratio_rows(rows.rows[dtype], cols.columns[dtype], self.root, f_high, f_low, g_high, w, first, last, out)
+            end = min(last, rows.size)
+            self._exact(rows, cols, f, g, True, first, end, out)
+
+        each(self.threads, work, blocks)
+        return out[: rows.size]
+
+    def _exact(
+        self, rows: _Side, cols: _Side, f: Vector, g: Vector, some: bool, first: int, last: int, out: Vector
+    ) -> None:
+        points, others = rows.rows[np.float64], cols.columns[np.float64]
+        s.exact_rows(points, others, self.root, f, g, cols.weights, some, first, last, out)
+
+    def exact_ratios(self, rows: _Side, cols: _Side, f: Vector, g: Vector) -> Vector:
+        """Log marginal ratios in float64 with the largest term taken out."""
+        out = np.empty(rows.size)
+        blocks = -(-rows.size // BLOCK)
+        each(
+            self.threads,
+            lambda k: self._exact(rows, cols, f, g, False, k * BLOCK, min(rows.size, (k + 1) * BLOCK), out),
+            blocks,
+        )
+        return out
+
+    def measured_band(self, rows: _Side, cols: _Side, f: Vector, g: Vector, found: Vector) -> float:
+        """Rounding of measured ratios: sampled rows against float64, times a safety factor."""
+        out = np.empty(rows.size)
+        for i in rows.samples:
+            self._exact(rows, cols, f, g, False, int(i), int(i) + 1, out)
+        errors = np.abs(np.expm1(found[rows.samples] - out[rows.samples]))
+        return SAFETY * float(errors.max()) + self.double_band(f, g)
+
+    def double_band(self, f: Vector, g: Vector) -> float:
+        """Rounding of what float64 measures."""
+        return self.rounding + 8 * UNIT * (float(np.abs(f).max()) + float(np.abs(g).max()) + self.x.size + self.y.size)
+
+    def measure(self) -> None:
+        """Measure the next f-leg; climb to float64 for good where float32 is not honest enough to decide."""
+        self.pending = self.ratios(self.x, self.y, self.f, self.g, self.dtype)
+        error, band = self.row_error(self.pending)
+        stop = float(self.problem.tol or 0)
+        if self.climbs and self.dtype is np.float32 and error <= 4 * stop and band > stop / 10:
+            self.dtype = np.float64
+            self.measure()
+        else:
+            self.stale = error + band
+
+    def row_error(self, ratios: Vector) -> tuple[float, float]:
+        """Row residual of the state from its ratios, and its band."""
+        error = float(np.sum(self.x.weights * np.abs(np.expm1(ratios))))
+        return error, self.measured_band(self.x, self.y, self.f, self.g, ratios)
+
+    def screened(self) -> float:
+        """The row residual in a pass of its own, band included."""
+        if math.isnan(self.stale):
+            return math.nan
+        return sum(self.row_error(self.ratios(self.x, self.y, self.f, self.g, self.dtype)))
+
+    def cycle(self) -> None:
+        """Apply the pending f-leg, run the g-leg, measure the next f-leg."""
+        self.depth += 1
+        if math.isnan(self.stale):
+            return
+        f = self.f - self.pending / LN2
+        g = self.g - self.ratios(self.y, self.x, self.g, f, self.dtype) / LN2
+        if np.isfinite(f).all() and np.isfinite(g).all():
+            self.f, self.g = f, g
+            self.measure()
+        else:
+            self.stale = math.nan
+
+    def discarded_cycle(self) -> None:
+        """Do the work of a cycle and forget it."""
+        self.ratios(self.y, self.x, self.g, self.f, self.dtype)
+        self.ratios(self.x, self.y, self.f, self.g, self.dtype)
+
+    def potentials(self) -> tuple[Vector, Vector]:
+        """The state in units of the cost."""
+        return self.unit * self.f, self.unit * self.g
+
+    def rounded(self) -> Rounded:
+        """The state as it will be emitted."""
+        return rounded(self.problem, *self.potentials())
+
+    def check(self, f: Vector, g: Vector, *, exact: bool) -> Residual:
+        """Both residuals of given potentials."""
+        if math.isnan(self.stale):
+            return UNKNOWN
+        f, g = f / self.unit, g / self.unit
+        if exact:
+            row, col = self.exact_ratios(self.x, self.y, f, g), self.exact_ratios(self.y, self.x, g, f)
+            band = self.double_band(f, g)
+        else:
+            row, col = self.ratios(self.x, self.y, f, g, self.dtype), self.ratios(self.y, self.x, g, f, self.dtype)
+            band = max(self.measured_band(self.x, self.y, f, g, row), self.measured_band(self.y, self.x, g, f, col))
+        rows = float(np.sum(self.x.weights * np.abs(np.expm1(row))))
+        cols = float(np.sum(self.y.weights * np.abs(np.expm1(col))))
+        return Residual(rows, cols, band)
+
+
+class StreamingPack:
+    """A list of lanes, each of which uses all threads."""
+
+    def __init__(self, problems: Sequence[Problem[Any]], threads: int, precision: str) -> None:
+        self._threads = threads
+        self._precision = precision
+        self._lanes: list[_Lane] = []
+        self._slots = 0
+        self._legs = 0
+        self.repack([], problems)
+
+    @property
+    def width(self) -> int:
+        """The number of lanes."""
+        return len(self._lanes)
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs so far."""
+        return Spent(self._slots, self._legs)
+
+    @np.errstate(all="ignore")
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+        """One cycle after the other, for the lanes that are neither frozen nor held."""
+        frozen = [lane for lane in self._lanes if lane.frozen]
+        moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
+        for _ in range(cycles):
+            if not moving:
+                break
+            for i in moving:
+                self._lanes[i].cycle()
+            for lane in frozen:
+                lane.discarded_cycle()
+            self._slots += len(moving) + len(frozen)
+            self._legs += 2 * (len(moving) + len(frozen))
+            held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
+            moving = [] if lockstep and held else [i for i in moving if i not in held]
+        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
+
+    @np.errstate(all="ignore")
+    def screen(self, lanes: Sequence[int]) -> list[float]:
+        """The row residual in a pass of its own."""
+        self._legs += len(lanes)
+        return [self._lanes[i].screened() for i in lanes]
+
+    @np.errstate(all="ignore")
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+        """Both sides of the state as it will be emitted; `exact` in float64 throughout."""
+        self._legs += 2 * len(lanes)
+        found: list[Residual] = []
+        for lane in (self._lanes[i] for i in lanes):
+            state = lane.rounded()
+            found.append(lane.check(state.f, state.g, exact=exact))
+        return found
+
+    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+        """Copies for the caller."""
+        return [emission(lane.problem, lane.rounded(), lane.support) for lane in (self._lanes[i] for i in lanes)]
+
+    def freeze(self, lanes: Sequence[int]) -> None:
+        """These lanes no longer change."""
+        for i in lanes:
+            self._lanes[i].frozen = True
+
+    @np.errstate(all="ignore")
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        """Keep these lanes, in this order, and append the admitted."""
+        admitted = [_Lane(problem, self._threads, self._precision) for problem in admit]
+        self._lanes = [self._lanes[i] for i in keep] + admitted
+        self._legs += len(admitted)
