@@ -10,12 +10,12 @@ from typing import Any, Unpack
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.backends.door import admit
-from drainsinkhorn.batch import problems
+from drainsinkhorn.batch import problems, trusted
 from drainsinkhorn.core.errors import OptionsError, ProblemError
 from drainsinkhorn.core.events import Chosen, Finished, Observer, Rescuing, Retired, fan_out, ignore, refused
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
-from drainsinkhorn.core.options import MODES, Options, Settings
+from drainsinkhorn.core.options import MODES, Options, Plan, Settings
 from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
@@ -83,7 +83,8 @@ def solve(
         raise OptionsError(f"options must be an Options, got {options!r}")
     each = isinstance(tol, (list, tuple)) or getattr(tol, "ndim", 0) > 0
     options = options.changed(None if each else tol, settings)
-    given = list(_as_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol if each else None))
+    given = _as_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol if each else None)
+    given = given if isinstance(given, list) else list(given)
     run = _Run(given, len(given), backend, options, observe)
     results: dict[int, Result[Any]] = {}
     try:
@@ -176,26 +177,25 @@ class _Run:
         observe: Observer,
     ) -> None:
         self.ledger = Ledger()
-        plan = options.plan(count)
-        # Backends see the stop itself as tol, so that precision and rounding are judged against what must be met.
-        margin = options.audit.margin
-        self._plan = replace(plan, audit=replace(plan.audit, margin=1.0))
         self._options = options
+        self._count = count
+        self._plan = self._plan_for(None)
         self._tell = observe
         self._observe = fan_out(self.ledger, observe)
         self._backend = self._pick_backend(backend)
         self._acceleration = self._pick_acceleration()
         self._backend = self._backend.using(self._acceleration)
-        self._observe(Chosen("mode", self._plan.mode.name, self._plan.reason))
         self._given: dict[int, Problem[Any]] = {}
         self._refused: list[Retired] = []
         self._failed: list[Retired] = []
         self._whole = count is not None
         self._lookahead = math.inf if self._whole else options.lookahead
         self._read = 0
+        ready = trusted(given, options.tol, options.audit.margin)
         self._sorter = Sorter(
             self._noted(given),
-            admit=lambda problem: admit(problem, options.tol, margin),
+            # The door has looked at a whole stack, or looks at each problem.
+            admit=lambda problem: ready[self._read - 1] if ready else admit(problem, options.tol, options.audit.margin),
             signature=self._backend.signature,
             refuse=self._refuse,
             lookahead=self._lookahead,
@@ -207,7 +207,9 @@ class _Run:
             self._sorter.fill()
             yield from self._refusals()
         backend = Timed(self._backend, self.ledger.seconds)
-        for line in self._sorter.lines():
+        for first, line in self._sorter.lines():
+            if first is not None:
+                self._plan = self._plan_for(first)
             for retired in execute(backend, line, self._plan, self._observe):
                 yield from self._refusals()
                 if self._worth_rescue(retired):
@@ -221,11 +223,24 @@ class _Run:
         if self._sorter.error is not None:
             raise self._sorter.error
 
+    def _plan_for(self, problem: Problem[Any] | None) -> Plan:
+        """How to run a line of problems like this one; told once for each choice."""
+        options, count = self._options, self._count
+        plan = options.plan(count) if problem is None else options.plan(count, self._backend.natural_width(problem))
+        if problem is not None:
+            chosen = Chosen("mode", plan.mode.name, plan.reason)
+            if chosen not in self.ledger.choices:
+                self._observe(chosen)
+        # Backends see the stop itself as tol, so that precision and rounding are judged against what must be met.
+        return replace(plan, audit=replace(plan.audit, margin=1.0))
+
     def _worth_rescue(self, retired: Retired) -> bool:
         """Unconverged, and a second run could end otherwise."""
+        if not self._options.rescue or retired.status not in RESCUED:
+            return False
         same = self._backend.precise().describe(retired.problem) == self._backend.describe(retired.problem)
         hopeless = same and retired.residual.band >= self._plan.stop(retired.problem)
-        return self._options.rescue and retired.status in RESCUED and not hopeless
+        return not hopeless
 
     def _rescue_due(self) -> bool:
         """True when the oldest problem that waits for rescue has waited long enough to interrupt the others."""

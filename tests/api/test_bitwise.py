@@ -58,7 +58,7 @@ class PickyCpu(CpuBackend):
     def pack(self, problems: Sequence[ds.Problem[Any]]) -> Any:
         if self.representation == "streaming":
             return PickyStreamingPack(problems, self.threads or 2, self.precision)
-        return PickyCpuPack(problems, self._dtype(problems[0]), self.threads or 2)
+        return PickyCpuPack(problems, self._how(problems[0])[2], self.threads or 2)
 
 
 BACKENDS: dict[str, Any] = {

@@ -42,7 +42,7 @@ class Door:
     def served(self, width: int) -> list[list[int]]:
         """Tickets of each line, taken to the end."""
         lines: list[list[int]] = []
-        for line in self.sorter.lines():
+        for _, line in self.sorter.lines():
             tickets: list[int] = []
             while taken := line.take(width):
                 tickets += [admission.ticket for admission in taken]
@@ -71,7 +71,7 @@ def test_an_endless_source_is_read_no_further_than_needed() -> None:
             yield "a"
 
     door = Door(endless(), 100)
-    line = next(door.sorter.lines())
+    _, line = next(door.sorter.lines())
     assert [admission.ticket for admission in line.take(4)] == [0, 1, 2, 3]
     assert door.read == 4
 
@@ -85,16 +85,16 @@ def test_a_flood_of_one_shape_does_not_starve_another() -> None:
 
     door = Door(flood(), 10)
     lines = door.sorter.lines()
-    first, served = next(lines), list[int]()
+    (_, first), served = next(lines), list[int]()
     while taken := first.take(3):
         served += [admission.ticket for admission in taken]
     assert max(served) <= 1 + 10
-    assert [admission.ticket for admission in next(lines).take(3)] == [1]
+    assert [admission.ticket for admission in next(lines)[1].take(3)] == [1]
 
 
 def test_what_is_given_back_comes_first_again() -> None:
     door = Door(list("aaaa"))
-    line = next(door.sorter.lines())
+    _, line = next(door.sorter.lines())
     taken = line.take(3)
     line.give_back(taken[1:])
     assert [admission.ticket for admission in line.take(9)] == [1, 2, 3]
@@ -107,5 +107,5 @@ def test_refusals_of_an_endless_bad_source_can_be_handed_on() -> None:
 
     door = Door(bad())
     lines = door.sorter.lines()
-    assert list(next(lines).take(4)) == []
+    assert list(next(lines)[1].take(4)) == []
     assert door.refused == [0]

@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
 def library(value: Any) -> str:
     """Which library an array belongs to: "torch", "jax" or "numpy" (which stands for everything else)."""
+    if type(value) is np.ndarray:
+        return "numpy"
     root = type(value).__module__.partition(".")[0]
     if root == "torch" or any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__):
         return "torch"
@@ -27,6 +32,8 @@ def is_array(value: Any) -> bool:
 
 def to_numpy(value: Any) -> Array:
     """A NumPy view or copy of any array; raises TypeError with a reason for what cannot be one."""
+    if type(value) is np.ndarray:
+        return value
     kind = library(value)
     if kind == "torch":
         if value.layout is not sys.modules["torch"].strided:
@@ -46,8 +53,15 @@ def to_numpy(value: Any) -> Array:
 
 def float_dtype(value: Any) -> np.dtype[Any] | None:
     """The caller's float dtype if potentials can live in it (float32, float64), else None."""
+    if type(value) is np.ndarray:
+        return value.dtype if value.dtype in _FLOATS else None
     name = str(value.dtype).removeprefix("torch.")
     return np.dtype(name) if name in ("float32", "float64") else None
+
+
+def is_single(value: Any) -> bool:
+    """True if the caller's dtype is float32."""
+    return value.dtype == np.float32 if type(value) is np.ndarray else float_dtype(value) == np.float32
 
 
 def to_caller(array: Array, like: Any) -> Any:

@@ -45,8 +45,8 @@ def cosine(x: Matrix, y: Matrix) -> Matrix:
 
 def unit_rows(x: Matrix) -> Matrix:
     """Rows scaled to length one; first by their largest entry, so that squares neither overflow nor vanish."""
-    x = x / np.abs(x).max(axis=1, keepdims=True)
-    return x / np.sqrt((x * x).sum(axis=1, keepdims=True))
+    x = x / np.abs(x).max(axis=-1, keepdims=True)
+    return x / np.sqrt((x * x).sum(axis=-1, keepdims=True))
 
 
 @dataclass(frozen=True, slots=True)

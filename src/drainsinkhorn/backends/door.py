@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -52,8 +52,10 @@ def _admit(problem: Any, tol: float, margin: float) -> Problem[Any]:
 
 def sizes(problem: Problem[Any]) -> tuple[int, int]:
     """(n, m) of an admitted problem."""
-    x, y, cost = cast(tuple[Any, Any, Any], (problem.x, problem.y, problem.cost))
-    return (x.shape[0], y.shape[0]) if isinstance(cost, Cost) else (cost.shape[0], cost.shape[1])
+    cost: Any = problem.cost
+    if isinstance(cost, Cost):
+        return problem.x.shape[0], problem.y.shape[0]  # type: ignore[union-attr]
+    return cost.shape
 
 
 def caller_array(problem: Problem[Any]) -> Any:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import float_dtype, to_caller
+from drainsinkhorn.backends.arrays import float_dtype, is_single, to_caller
 from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.support import Support
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Emission
 
 Vector = NDArray[np.float64]
+_SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class Rounded(NamedTuple):
@@ -49,3 +51,44 @@ def emission(problem: Problem[Any], state: Rounded, support: Support | None = No
     potentials = Potentials(to_caller(f.astype(dtype), like), to_caller(g.astype(dtype), like))
     # Not a comparison of dtypes alone: NumPy takes None for float64.
     return Emission(potentials, widened=own is None or own != dtype)
+
+
+class States:
+    """States of many lanes, rounded together to what their callers will get; flat vectors, lane after lane.
+
+    Args:
+        problems: The lanes' problems.
+        f: Potentials of the rows in nats; overwritten.
+        f_at: Where each lane's begin, and the end.
+        g: Potentials of the columns, likewise.
+        g_at: Likewise.
+    """
+
+    def __init__(
+        self, problems: Sequence[Problem[Any]], f: Vector, f_at: NDArray[np.int64], g: Vector, g_at: NDArray[np.int64]
+    ) -> None:
+        self.eps = np.array([problem.eps for problem in problems])
+        self.f, self.f_at, self.g, self.g_at = f, f_at, g, g_at
+        f *= np.repeat(self.eps, np.diff(f_at))
+        g *= np.repeat(self.eps, np.diff(g_at))
+        wanted = np.array([is_single(caller_array(problem)) for problem in problems], dtype=bool)
+        self.single = wanted
+        if wanted.any():
+            with np.errstate(over="ignore", invalid="ignore"):
+                moved = _moved(f, f_at) + _moved(g, g_at)
+            budget = self.eps * np.array([problem.tol for problem in problems]) / 10
+            # Written so that what overflowed, and is NaN or inf here, stays in float64.
+            self.single = wanted & (moved <= budget)
+            for vector, at in ((f, f_at), (g, g_at)):
+                short = np.repeat(self.single, np.diff(at))
+                vector[short] = vector[short].astype(np.float32)
+
+    def rounded(self, place: int) -> Rounded:
+        """One lane's state."""
+        f, g = self.f[self.f_at[place] : self.f_at[place + 1]], self.g[self.g_at[place] : self.g_at[place + 1]]
+        return Rounded(f, g, _SINGLE if self.single[place] else _DOUBLE)
+
+
+def _moved(vector: Vector, at: NDArray[np.int64]) -> Vector:
+    """How far rounding to float32 would move each lane's potentials at most."""
+    return np.maximum.reduceat(np.abs(vector.astype(np.float32) - vector), at[:-1])

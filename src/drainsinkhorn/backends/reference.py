@@ -66,6 +66,10 @@ class ReferenceBackend:
         """A pack is as wide as its lanes are many."""
         return lanes
 
+    def natural_width(self, problem: Problem[Any]) -> int:
+        """Sixteen."""
+        return 16
+
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Nothing to do."""
 

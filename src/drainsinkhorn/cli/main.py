@@ -156,7 +156,7 @@ def solve_file(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.npz", help="Where to write the solution.")],
     tol: Annotated[float, typer.Option(help="Bound on the L1 residual, for problems without their own.")] = 1e-3,
     mode: Annotated[str, typer.Option(help=f"auto, {', '.join(MODES)}.")] = "auto",
-    width: Annotated[int, typer.Option(help="Lanes of a pack.")] = 16,
+    width: Annotated[int | None, typer.Option(help="Lanes of a pack; by default what suits the problems.")] = None,
     max_depth: Annotated[int, typer.Option(help="Cycles before a problem is given up.")] = 10_000,
     backend: Annotated[str, typer.Option(help=f"auto, {', '.join(REGISTRY)}.")] = "auto",
     rescue: Annotated[bool, typer.Option(help="Run unconverged problems once more, alone.")] = True,

@@ -84,7 +84,7 @@ class Settings(TypedDict, total=False):
     """The fields of Options but tol, for functions that take them as keywords."""
 
     max_depth: int
-    width: int
+    width: int | None
     mode: str | Mode
     audit: Audit
     certify: Certify
@@ -101,7 +101,7 @@ class Options:
     Attributes:
         tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
         max_depth: Cycles after which an unfinished problem is given up (then rescued once).
-        width: Lanes of a pack.
+        width: Lanes of a pack; None: what suits the backend and the size of the problems.
         mode: "auto", a name in MODES, or a Mode.
         audit: When and how lanes are checked.
         certify: "always" verifies in float64 with direct differences; "auto" does so where precision demands it.
@@ -113,7 +113,7 @@ class Options:
 
     tol: float = 1e-3
     max_depth: int = 10_000
-    width: int = 16
+    width: int | None = None
     mode: str | Mode = "auto"
     audit: Audit = field(default_factory=Audit)
     certify: Certify = "auto"
@@ -127,7 +127,7 @@ class Options:
             raise OptionsError(f"tol must be a positive finite number, got {self.tol!r}; 1e-3 is the default")
         for name in ("max_depth", "width", "lookahead"):
             value = getattr(self, name)
-            if not is_count(value):
+            if not is_count(value) and not (name == "width" and value is None):
                 raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
         if not isinstance(self.mode, Mode) and str(self.mode) not in ("auto", *MODES):
             raise OptionsError(f"mode must be a Mode or one of {['auto', *MODES]}, got {self.mode!r}")
@@ -137,18 +137,18 @@ class Options:
             raise OptionsError(f'certify must be "auto" or "always", got {self.certify!r}')
         self.plan(None)
 
-    def plan(self, count: int | None) -> Plan:
+    def plan(self, count: int | None, natural_width: int = 16) -> Plan:
         """What to run for `count` problems (None: unknown, a stream), and why."""
-        mode, reason = self._pick(count)
+        width = self.width or natural_width
+        mode, reason = self._pick(count, width)
         if mode.refill is not None and isinstance(self.audit.every, Geometric):
             raise OptionsError(
                 f"mode {mode.name!r} refills lanes, and a geometric audit would look at them ever more rarely; "
                 'use Audit(every=k), or mode="compact"'
             )
-        width = mode.width or self.width
-        return Plan(mode, width, self.audit, self.max_depth, self.certify == "always", reason)
+        return Plan(mode, mode.width or width, self.audit, self.max_depth, self.certify == "always", reason)
 
-    def _pick(self, count: int | None) -> tuple[Mode, str]:
+    def _pick(self, count: int | None, width: int) -> tuple[Mode, str]:
         if isinstance(self.mode, Mode):
             return self.mode, "given"
         if self.mode != "auto":
@@ -157,9 +157,9 @@ class Options:
             return MODES["width-one"], "there is one problem"
         if isinstance(self.audit.every, Geometric):
             return MODES["compact"], "a geometric audit does not go with refill"
-        if count is not None and count <= self.width:
-            return MODES["compact"], f"{count} problems fit into one window of width {self.width}"
-        many = "problems keep coming" if count is None else f"{count} problems exceed the width {self.width}"
+        if count is not None and count <= width:
+            return MODES["compact"], f"{count} problems fit into one window of width {width}"
+        many = "problems keep coming" if count is None else f"{count} problems exceed the width {width}"
         return MODES["stream"], f"{many}: lanes are refilled as they drain"
 
     def changed(self, tol: Any, settings: Settings) -> Options:

@@ -144,6 +144,10 @@ class Backend(Protocol[A]):
         """Physical width of that many lanes, zero included: identity, or the next rung of a compile ladder."""
         ...
 
+    def natural_width(self, problem: Problem[A]) -> int:
+        """Lanes of a pack of such problems, if the caller names no width."""
+        ...
+
     def prepare(self, problems: Sequence[Problem[A]]) -> None:
         """Compile or load whatever a pack of these will need, so that no timing has it inside."""
         ...

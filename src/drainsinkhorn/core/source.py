@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol
@@ -88,8 +89,8 @@ class Sorter(Generic[A]):
         while self._may_read():
             self._read()
 
-    def lines(self) -> Iterator[Source]:
-        """One Source after another, always for the signature whose oldest problem has waited longest.
+    def lines(self) -> Iterator[tuple[Problem[A] | None, Source]]:
+        """One Source after another, with its first problem, always for the signature that has waited longest.
 
         After a refusal with nobody waiting the Source is empty, so that the caller can hand the refusal on.
         """
@@ -97,9 +98,10 @@ class Sorter(Generic[A]):
             if not self._lines:
                 self._read()
             if self._lines:
-                yield _Line(self, min(self._lines, key=lambda signature: self._lines[signature][0].ticket))
+                signature = min(self._lines, key=lambda signature: self._lines[signature][0].ticket)
+                yield self._lines[signature][0].problem, _Line(self, signature)
             else:
-                yield Batch([])
+                yield None, Batch([])
 
     def take(self, signature: Hashable, count: int) -> list[Admission]:
         """Up to `count` problems of a signature."""
@@ -123,7 +125,9 @@ class Sorter(Generic[A]):
         self._lines.setdefault(signature, deque()).extendleft(reversed(admissions))
 
     def _may_read(self) -> bool:
-        return not self._exhausted and sum(map(len, self._lines.values())) < self._lookahead
+        return not self._exhausted and (
+            self._lookahead == math.inf or sum(map(len, self._lines.values())) < self._lookahead
+        )
 
     def _read(self) -> bool:
         """Read one problem; False if it was refused or there is none."""

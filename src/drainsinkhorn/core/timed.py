@@ -33,6 +33,9 @@ class Timed(Generic[A]):
     def width_for(self, lanes: int) -> int:
         return self._backend.width_for(lanes)
 
+    def natural_width(self, problem: Problem[A]) -> int:
+        return self._backend.natural_width(problem)
+
     def prepare(self, problems: Sequence[Problem[A]]) -> None:
         with _Lap(self._seconds, "prepare"):
             self._backend.prepare(problems)

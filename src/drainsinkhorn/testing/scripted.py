@@ -64,6 +64,10 @@ class ScriptedBackend:
         """Identity, or the next power of two."""
         return 1 << (lanes - 1).bit_length() if self.ladder and lanes else lanes
 
+    def natural_width(self, problem: Problem[Any]) -> int:
+        """Sixteen."""
+        return 16
+
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Nothing to do."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from drainsinkhorn.backends.cpu.pack import CpuPack, compile_kernels, type_band
+from drainsinkhorn.backends.cpu.loading import type_band
+from drainsinkhorn.backends.cpu.pack import CpuPack, compile_kernels
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import default_threads
 from drainsinkhorn.backends.door import sizes
@@ -47,9 +49,8 @@ class CpuBackend:
     def pack(self, problems: Sequence[Problem[Any]]) -> CpuPack | StreamingPack:
         """Build the lanes and measure their first f-leg."""
         threads = self.threads or default_threads()
-        if self._streams(problems[0]):
-            return StreamingPack(problems, threads, self.precision)
-        return CpuPack(problems, self._dtype(problems[0]), threads)
+        _, streams, dtype = self._how(problems[0])
+        return StreamingPack(problems, threads, self.precision) if streams else CpuPack(problems, dtype, threads)
 
     def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> Any:
         """The plan of a problem."""
@@ -59,7 +60,8 @@ class CpuBackend:
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Compile the kernels, or load them from disk; said once if it takes a while."""
-        compile_kernels(self._dtype(problems[0]), streaming=self._streams(problems[0]))
+        _, streams, dtype = self._how(problems[0])
+        compile_kernels(dtype, streaming=streams)
 
     def using(self, acceleration: str) -> CpuBackend:
         """Itself: it is plain Sinkhorn."""
@@ -67,24 +69,32 @@ class CpuBackend:
 
     def describe(self, problem: Problem[Any]) -> str:
         """Precision and representation."""
-        if self._streams(problem):
-            climbs = "float32, float64 where needed" if self.precision == "auto" else self.precision
-            return f"{climbs}, streaming"
-        return f"{self._dtype(problem).name}, cached"
+        return self._how(problem)[0]
+
+    def natural_width(self, problem: Problem[Any]) -> int:
+        """Lanes that share out well over the threads and keep the host's part small: many, if they are small."""
+        n, m = sizes(problem)
+        return max(16, min(1024, 2**20 // (n * m)))
 
     def precise(self) -> CpuBackend:
         """The same in float64."""
         return replace(self, precision="float64")
 
-    def _dtype(self, problem: Problem[Any]) -> np.dtype[Any]:
-        if self.precision != "auto":
-            return np.dtype(self.precision)
-        single = np.dtype(np.float32)
-        honest = type_band(*sizes(problem), single) <= float(problem.tol or 0) / 10
-        return single if honest else np.dtype(np.float64)
-
-    def _streams(self, problem: Problem[Any]) -> bool:
-        if self.representation != "auto" or not isinstance(problem.cost, Cost):
-            return self.representation == "streaming" and isinstance(problem.cost, Cost)
+    def _how(self, problem: Problem[Any]) -> tuple[str, bool, np.dtype[Any]]:
+        """Its description, whether it streams, and the precision of cached lanes."""
         n, m = sizes(problem)
-        return n * m > self.cached_pairs
+        points = isinstance(problem.cost, Cost)
+        return _how(n, m, problem.tol, points, self.precision, self.representation, self.cached_pairs)
+
+
+@lru_cache(maxsize=4096)
+def _how(
+    n: int, m: int, tol: float, points: bool, precision: str, representation: str, cached_pairs: int
+) -> tuple[str, bool, np.dtype[Any]]:
+    streams = representation == "streaming" or (representation == "auto" and n * m > cached_pairs)
+    if streams and points:
+        climbs = "float32, float64 where needed" if precision == "auto" else precision
+        return f"{climbs}, streaming", True, np.dtype(np.float64)
+    if precision == "auto":
+        precision = "float32" if type_band(n, m, np.dtype(np.float32)) <= tol / 10 else "float64"
+    return f"{precision}, cached", False, np.dtype(precision)

@@ -16,7 +16,7 @@ then over groups of rows. Threads share lanes or groups, never a sum, so results
 neighbours.
 """
 
-# pyright: reportCallIssue=false, reportPrivateImportUsage=false
+# pyright: reportCallIssue=false, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
 # Numba gives intrinsics another signature than Python sees.
 
 from __future__ import annotations
@@ -556,3 +556,27 @@ def verify_exact(lane, numbers, f, g):
     for j in range(cols):
         col += b[j] * abs(np.expm1(g[j] - columns[j]))
     return row, col
+
+
+@ordered
+def write_states(table, order, f, f_at, g, g_at, one):
+    """The potentials of lanes, in nats, one after another."""
+    for place in range(order.size):
+        lane = table[order[place]]
+        state_of(lane, one, f[f_at[place] : f_at[place + 1]], g[g_at[place] : g_at[place + 1]])
+
+
+@ordered
+def verify_lanes(table, numbers, order, first, last, f, f_at, g, g_at, eps, exact, found, one):
+    """Row residual, column residual and band of given potentials, for lanes `order[first:last]`."""
+    for place in range(first, last):
+        lane, mine = table[order[place]], numbers[order[place]]
+        fi, gi = f[f_at[place] : f_at[place + 1]] / eps[place], g[g_at[place] : g_at[place + 1]] / eps[place]
+        if lane[STATE] == POISONED:
+            found[place] = np.nan
+        elif exact or lane[STATE] == FRESH:
+            found[place, 0], found[place, 1] = verify_exact(lane, mine, fi, gi)
+            found[place, 2] = mine[BAND]
+        else:
+            found[place, 0], found[place, 1] = verify_absorbed(lane, fi, gi, one)
+            found[place, 2] = mine[BAND] + mine[SUMS]

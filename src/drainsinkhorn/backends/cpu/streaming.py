@@ -77,7 +77,7 @@ class _Lane:
         middle = low / 2 + high / 2
         self.root = kind == "euclidean"
         scale = factor if self.root else math.sqrt(factor)
-        far = farthest(x, y)
+        far = float(farthest(x, y))
         largest = {"sqeuclidean": far * far, "euclidean": far, "cosine": far * far / 2}[kind]
         # Centring and scaling round every coordinate twice more.
         raw = COSTS[kind].rounding(x.shape[1], largest) + 16 * UNIT * largest

@@ -1,0 +1,435 @@
+"""Plain Sinkhorn against plain Sinkhorn on the CPU, at equal audited residual.
+
+    python benchmarks/cpu_peers.py                       # every generated workload
+    python benchmarks/cpu_peers.py --data DIR            # and real windows from the .npz files of a folder
+    python benchmarks/cpu_peers.py --workloads clouds3 --arms ours ott-serial --seconds 20
+
+Every arm solves the same inputs to the same L1 tolerance; arms are interleaved, warm (compilation excluded) and
+timed as medians. One float64 auditor with direct differences judges everybody: an arm whose worst residual misses
+tol by more than 1 % is marked failed, not beaten. An arm that would exceed --seconds is run on the first problems
+and scaled by their number; such times are marked with ~. Peers are called as their documentation says for this
+problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import drainsinkhorn as ds
+from drainsinkhorn.testing import marginal_errors
+
+TOL = 1e-3
+Problems = list[ds.Problem[Any]]
+Potentials = list[tuple[Any, Any]]
+
+
+# Workloads: a seed and a data folder to problems.
+
+
+def mixture(rng: np.random.Generator, n: int, d: int, spread: float) -> Any:
+    centres = spread * rng.normal(size=(8, d))
+    return (centres[rng.integers(8, size=n)] + 0.3 * rng.normal(size=(n, d))).astype(np.float32)
+
+
+def clouds(n: int, d: int, width: int, eps: float) -> Callable[[Path | None], Problems]:
+    def make(_: Path | None) -> Problems:
+        rng = np.random.default_rng(0)
+        spreads = np.linspace(0.3, 1.5, width)
+        return [ds.Problem(x=mixture(rng, n, d, s), y=mixture(rng, n, d, s), eps=eps) for s in spreads]
+
+    return make
+
+
+def ragged(_: Path | None) -> Problems:
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(100, 1501, size=(64, 2))
+    spreads = rng.uniform(0.3, 1.5, size=64)
+    return [
+        ds.Problem(x=mixture(rng, int(n), 3, s), y=mixture(rng, int(m), 3, s), eps=0.1)
+        for (n, m), s in zip(sizes, spreads, strict=True)
+    ]
+
+
+def tiny(_: Path | None) -> Problems:
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(10_000, 32, 2)), rng.normal(size=(10_000, 32, 2)) + 0.5
+    return ds.problems(x.astype(np.float32), y.astype(np.float32), eps=0.5)
+
+
+def shared(_: Path | None) -> Problems:
+    rng = np.random.default_rng(3)
+    cost = ((rng.uniform(size=(1024, 1, 2)) - rng.uniform(size=(1, 1024, 2))) ** 2).sum(-1).astype(np.float32)
+    a, b = rng.dirichlet(np.ones(1024), size=(2, 256))
+    return ds.problems(cost=cost, a=a, b=b, eps=0.02)
+
+
+def windows(pairs: list[tuple[Any, Any]], share: float) -> Problems:
+    """Problems of real points: costs scaled by their mean, eps a share of it."""
+    made: Problems = []
+    for x, y in pairs:
+        x, y = np.asarray(x, dtype=np.float32), np.asarray(y, dtype=np.float32)
+        mean = float(((x[::7, None].astype(float) - y[None, ::7]) ** 2).sum(-1).mean())
+        scale = np.float32(mean**-0.5)
+        middle = x.mean(0)
+        made.append(ds.Problem(x=(x - middle) * scale, y=(y - middle) * scale, eps=share))
+    return made
+
+
+def lidar(data: Path | None) -> Problems:
+    with np.load(folder(data) / "kitti_0005_lidar.npz") as file:
+        scans = file["xyz"][:, ::16]
+    return windows([(scans[i], scans[i + 1]) for i in range(8)], 0.005)
+
+
+def metropt(data: Path | None) -> Problems:
+    with np.load(folder(data) / "metropt3.npz") as file:
+        rows = file["failure_x"]
+    rows = (rows - rows.mean(0)) / rows.std(0)
+    parts = [rows[i * 1024 : (i + 1) * 1024] for i in range(9)]
+    return windows([(parts[0], part) for part in parts[1:]], 0.01)
+
+
+def umap(data: Path | None) -> Problems:
+    with np.load(folder(data) / "packer19.npz") as file:
+        points, times = file["umap"], file["umap_time"]
+    rng = np.random.default_rng(0)
+    early, late = points[times == 300], points[times == 400]
+    return windows([(rng.choice(early, 2048, False), rng.choice(late, 2048, False)) for _ in range(4)], 0.01)
+
+
+def pbmc(data: Path | None) -> Problems:
+    with np.load(folder(data) / "pbmc_ifnb.npz") as file:
+        points, stimulated = file["pca"], file["stimulated"] > 0
+    rng = np.random.default_rng(0)
+    before, after = points[~stimulated], points[stimulated]
+    return windows([(rng.choice(before, 2048, False), rng.choice(after, 2048, False)) for _ in range(4)], 0.05)
+
+
+def folder(data: Path | None) -> Path:
+    if data is None:
+        raise FileNotFoundError("real windows need --data DIR")
+    return data
+
+
+WORKLOADS: dict[str, Callable[[Path | None], Problems]] = {
+    "clouds3": clouds(1024, 3, 16, 0.1),
+    "clouds50": clouds(2048, 50, 8, 1.0),
+    "ragged": ragged,
+    "tiny": tiny,
+    "shared": shared,
+    "lidar": lidar,
+    "metropt": metropt,
+    "umap": umap,
+    "pbmc": pbmc,
+}
+
+
+# Arms: problems to potentials in our convention, P = a b exp((f + g - C) / eps).
+
+
+def ours(problems: Problems) -> Potentials:
+    solution = ds.solve(problems, tol=TOL, accelerate="none")
+    return [tuple(result.potentials) for result in solution]
+
+
+def weights(problem: ds.Problem[Any], dtype: Any = np.float32) -> tuple[Any, Any]:
+    n, m = problem.cost.shape if problem.x is None else (len(problem.x), len(problem.y))
+    a, b = (np.full(k, 1.0 / k) if w is None else w / w.sum() for w, k in ((problem.a, n), (problem.b, m)))
+    return a.astype(dtype), b.astype(dtype)
+
+
+def log_weights(problem: ds.Problem[Any]) -> tuple[Any, Any]:
+    return tuple(np.log(w) for w in weights(problem, np.float64))  # type: ignore[return-value]
+
+
+class Ott:
+    """OTT-JAX: `Sinkhorn(threshold=tol, norm_error=1, inner_iterations=10)` on a PointCloud or Geometry, float32."""
+
+    def __init__(self) -> None:
+        import jax
+        from ott.geometry import geometry, pointcloud
+        from ott.problems.linear.linear_problem import LinearProblem
+        from ott.solvers.linear.sinkhorn import Sinkhorn
+
+        self.jax = jax
+        solver = Sinkhorn(threshold=TOL, norm_error=1, inner_iterations=10, max_iterations=20_000)
+
+        def points(x: Any, y: Any, a: Any, b: Any, eps: Any) -> Any:
+            out = solver(LinearProblem(pointcloud.PointCloud(x, y, epsilon=eps), a=a, b=b))
+            return out.f, out.g
+
+        def dense(cost: Any, a: Any, b: Any, eps: Any) -> Any:
+            out = solver(LinearProblem(geometry.Geometry(cost_matrix=cost, epsilon=eps), a=a, b=b))
+            return out.f, out.g
+
+        self.points, self.dense = jax.jit(points), jax.jit(dense)
+        self.many_points = jax.jit(jax.vmap(points))
+        self.many_dense = jax.jit(jax.vmap(dense, in_axes=(None, 0, 0, 0)))
+
+    def serial(self, problems: Problems) -> Potentials:
+        found = []
+        for p in problems:
+            given = (p.cost,) if p.x is None else (p.x, p.y)
+            run = self.dense if p.x is None else self.points
+            f, g = self.jax.block_until_ready(run(*given, *weights(p), np.float32(p.eps)))
+            log_a, log_b = log_weights(p)
+            found.append((np.asarray(f, float) - p.eps * log_a, np.asarray(g, float) - p.eps * log_b))
+        return found
+
+    def vmap(self, problems: Problems) -> Potentials:
+        a, b = (np.stack(w) for w in zip(*(weights(p) for p in problems), strict=True))
+        eps = np.array([p.eps for p in problems], dtype=np.float32)
+        if problems[0].x is None:
+            f, g = self.many_dense(problems[0].cost, a, b, eps)
+        else:
+            x, y = np.stack([p.x for p in problems]), np.stack([p.y for p in problems])
+            f, g = self.many_points(x, y, a, b, eps)
+        self.jax.block_until_ready((f, g))
+        return [
+            (np.asarray(fi, float) - p.eps * la, np.asarray(gi, float) - p.eps * lb)
+            for p, fi, gi in zip(problems, f, g, strict=True)
+            for la, lb in [log_weights(p)]
+        ]
+
+
+def cost_of(p: ds.Problem[Any]) -> Any:
+    import ot
+
+    return p.cost if p.x is None else ot.dist(p.x, p.y)
+
+
+def pot_serial(problems: Problems) -> Potentials:
+    """POT: `ot.sinkhorn(method="sinkhorn_log")`; its L2 rule asks for tol / sqrt(m)."""
+    import ot
+
+    found = []
+    for p in problems:
+        a, b = weights(p)
+        _, log = ot.sinkhorn(
+            a,
+            b,
+            cost_of(p),
+            p.eps,
+            method="sinkhorn_log",
+            stopThr=TOL / len(b) ** 0.5,
+            numItermax=20_000,
+            log=True,
+            warn=False,
+        )
+        log_a, log_b = log_weights(p)
+        found.append((p.eps * (log["log_u"].astype(float) - log_a), p.eps * (log["log_v"].astype(float) - log_b)))
+    return found
+
+
+def pot_batch(problems: Problems) -> Potentials:
+    """POT: `ot.batch.solve_batch`; one stop for all, L2 on rows, so tol / sqrt(n)."""
+    import ot.batch
+
+    a, b = (np.stack(w) for w in zip(*(weights(p) for p in problems), strict=True))
+    cost = np.stack([cost_of(p) for p in problems])
+    out = ot.batch.solve_batch(cost, problems[0].eps, a, b, tol=TOL / a.shape[1] ** 0.5, max_iter=20_000, grad="detach")
+    u, v = (np.asarray(w, float) for w in out.potentials)
+    return [
+        (p.eps * (ui - la), p.eps * (vi - lb))
+        for p, ui, vi in zip(problems, u, v, strict=True)
+        for la, lb in [log_weights(p)]
+    ]
+
+
+def keops_serial(problems: Problems) -> Potentials:
+    """PyKeOps: alternating log-sum-exp reductions, residual read off the f-leg every 10 cycles."""
+    from pykeops.numpy import LazyTensor
+
+    found = []
+    for p in problems:
+        log_a, log_b = (w.astype(np.float32) for w in log_weights(p))
+        x, y = LazyTensor(p.x[:, None, :]), LazyTensor(p.y[None, :, :])
+        distance = ((x - y) ** 2).sum(-1) / p.eps
+        a, f, g = np.exp(log_a), np.zeros(len(p.x), np.float32), np.zeros(len(p.y), np.float32)
+        for cycle in range(20_000):
+            new = -(LazyTensor((g + log_b)[None, :, None]) - distance).logsumexp(axis=1).ravel()
+            if cycle and cycle % 10 == 0 and np.abs(np.expm1(f - new) * a).sum() <= TOL:
+                break
+            f = new
+            g = -(LazyTensor((f + log_a)[:, None, None]) - distance).logsumexp(axis=0).ravel()
+        found.append((p.eps * f.astype(float), p.eps * g.astype(float)))
+    return found
+
+
+@dataclass
+class Arm:
+    """A way to solve, and which batches it takes."""
+
+    run: Callable[[Problems], Potentials]
+    stacked: bool = False
+    points: bool = False
+    joint: bool = False
+
+    def takes(self, problems: Problems) -> str:
+        """Empty if it can run them, else why not."""
+        shapes = {p.cost.shape if p.x is None else (p.x.shape, p.y.shape) for p in problems}
+        if self.stacked and len(shapes) > 1:
+            return "needs equal shapes"
+        if self.points and problems[0].x is None:
+            return "needs points"
+        return ""
+
+
+def arms() -> dict[str, Callable[[], Arm]]:
+    """Arms by name, made when asked for, since they import their library."""
+    ott: list[Ott] = []
+
+    def the_ott() -> Ott:
+        if not ott:
+            ott.append(Ott())
+        return ott[0]
+
+    return {
+        "ours": lambda: Arm(ours, joint=True),
+        "ott-serial": lambda: Arm(the_ott().serial),
+        "ott-vmap": lambda: Arm(the_ott().vmap, stacked=True, joint=True),
+        "pot-serial": lambda: Arm(pot_serial),
+        "pot-batch": lambda: Arm(pot_batch, stacked=True, joint=True),
+        "keops-serial": lambda: Arm(keops_serial, points=True),
+    }
+
+
+@dataclass
+class Measured:
+    """What an arm did on a workload."""
+
+    seconds: float
+    worst: float
+    share: float
+
+    @property
+    def failed(self) -> bool:
+        return not self.worst <= 1.01 * TOL
+
+
+def measure(arm: Arm, problems: Problems, budget: float, repeats: int) -> Callable[[], float]:
+    """Warm the arm up on what it will run within its budget; returns a timer, with `.share` and `.found`."""
+    few = problems[:1] if not arm.joint else problems
+    run = Timer(arm, few)
+    if not arm.joint:
+        run()
+        count = max(1, min(len(problems), int(budget / max(run() * (repeats + 1), 1e-9))))
+        # A spread of problems, so that shallow and deep ones are both there.
+        picked = [problems[i] for i in np.linspace(0, len(problems) - 1, count).astype(int)]
+        run = Timer(arm, picked)
+        run.share = len(picked) / len(problems)
+    run()
+    return run
+
+
+class Timer:
+    """Runs an arm and keeps what it found."""
+
+    def __init__(self, arm: Arm, problems: Problems) -> None:
+        self.arm, self.problems, self.share = arm, problems, 1.0
+        self.found: Potentials = []
+
+    def __call__(self) -> float:
+        start = time.perf_counter()
+        self.found = self.arm.run(self.problems)
+        return time.perf_counter() - start
+
+
+def audit(problems: Problems, found: Potentials) -> float:
+    """The worst residual, by float64 direct differences."""
+    worst = 0.0
+    with np.errstate(all="ignore"):
+        for p, (f, g) in zip(problems, found, strict=True):
+            error = max(marginal_errors(p, ds.Potentials(np.asarray(f), np.asarray(g))))
+            worst = max(worst, error) if np.isfinite(error) else np.inf
+    return worst
+
+
+def bench(name: str, problems: Problems, wanted: list[str], budget: float, repeats: int) -> dict[str, Any]:
+    """All arms on one workload, interleaved."""
+    runs, notes = dict[str, Timer](), dict[str, str]()
+    makers = arms()
+    for arm_name in wanted:
+        try:
+            arm = makers[arm_name]()
+            notes[arm_name] = arm.takes(problems)
+            if not notes[arm_name]:
+                runs[arm_name] = measure(arm, problems, budget, repeats)  # type: ignore[assignment]
+        except Exception as error:  # noqa: BLE001  a peer that cannot run here is said so, not hidden
+            notes[arm_name] = f"{type(error).__name__}: {error}"[:100]
+    times: dict[str, list[float]] = {arm_name: [] for arm_name in runs}
+    for _ in range(repeats):
+        for arm_name, run in runs.items():
+            times[arm_name].append(run())
+    rows: dict[str, Any] = {}
+    for arm_name in wanted:
+        if arm_name not in runs:
+            rows[arm_name] = {"note": notes[arm_name]}
+            continue
+        run = runs[arm_name]
+        found = Measured(statistics.median(times[arm_name]) / run.share, audit(run.problems, run.found), run.share)
+        rows[arm_name] = {
+            "seconds": found.seconds,
+            "spread": max(times[arm_name]) / min(times[arm_name]),
+            "worst_residual": found.worst,
+            "share_run": found.share,
+            "failed": found.failed,
+        }
+    honest = [row["seconds"] for arm_name, row in rows.items() if arm_name != "ours" and not row.get("failed", True)]
+    mine = rows.get("ours", {})
+    ratio = min(honest) / mine["seconds"] if honest and not mine.get("failed", True) else None
+    return {"workload": name, "problems": len(problems), "tol": TOL, "arms": rows, "ratio_to_best_peer": ratio}
+
+
+def show(report: dict[str, Any]) -> None:
+    """One workload as lines of a table."""
+    print(f"\n{report['workload']}: {report['problems']} problems, tol {report['tol']}")
+    for name, row in report["arms"].items():
+        if "note" in row:
+            print(f"  {name:<14} {row['note']}")
+            continue
+        mark = "~" if row["share_run"] < 1 else " "
+        verdict = "FAILED" if row["failed"] else ""
+        print(f"  {name:<14} {mark}{row['seconds']:>9.3f} s   residual {row['worst_residual']:.2e} {verdict}")
+    if report["ratio_to_best_peer"] is not None:
+        print(f"  ours is {report['ratio_to_best_peer']:.1f}x the best peer", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with the .npz files of the real windows")
+    parser.add_argument("--workloads", nargs="*", default=None, choices=list(WORKLOADS))
+    parser.add_argument("--arms", nargs="*", default=list(arms()), choices=list(arms()))
+    parser.add_argument("--seconds", type=float, default=60.0, help="budget of one arm on one workload")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="where to write JSON")
+    options = parser.parse_args()
+    reports = []
+    for name in options.workloads or WORKLOADS:
+        try:
+            problems = WORKLOADS[name](options.data)
+        except FileNotFoundError as error:
+            print(f"\n{name}: skipped, {error}")
+            continue
+        reports.append(bench(name, problems, options.arms, options.seconds, options.repeats))
+        show(reports[-1])
+    if options.out:
+        machine = {"python": sys.version.split()[0], "platform": platform.platform(), "cores": os.cpu_count()}
+        command = " ".join(["python", *sys.argv])
+        options.out.write_text(json.dumps({"command": command, "machine": machine, "reports": reports}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""From problems to rows of the table: lanes of one shape and cost are laid out and filled as whole arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.costs import COSTS, UNIT, unit_rows
+from drainsinkhorn.backends.cpu import kernels as k
+from drainsinkhorn.backends.cpu.layout import farthest
+from drainsinkhorn.backends.cpu.memory import Block
+from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.core.problem import Cost, Problem
+
+GROUP_BYTES = 2**22
+"""Small lanes of one shape share a block of about this size; a larger lane has its own, freed when it leaves."""
+
+
+@cache
+def unit_roundoff(dtype: np.dtype[Any]) -> float:
+    """Unit roundoff of a dtype."""
+    return float(np.finfo(dtype).eps) / 2
+
+
+def type_band(rows: int, cols: int, dtype: np.dtype[Any]) -> float:
+    """Rounding of sums in a dtype: errors of n terms add up like sqrt(n) units, taken four times; docs/adr/0007."""
+    return unit_roundoff(dtype) * (8 + 4 * math.sqrt(max(rows, cols)))
+
+
+def groups(problems: Sequence[Problem[Any]], itemsize: int) -> Iterator[list[int]]:
+    """Places of problems that can be filled together: same shape, same kind of cost, and not too much memory."""
+    waiting: dict[Any, list[int]] = {}
+    for place, problem in enumerate(problems):
+        n, m = sizes(problem)
+        cost = problem.cost
+        kind = (cost.kind, problem.x.shape[1]) if isinstance(cost, Cost) else ("dense", place)  # type: ignore[union-attr]
+        key = (n, m, kind, problem.init is None)
+        group = waiting.setdefault(key, [])
+        group.append(place)
+        if len(group) * n * m * itemsize >= GROUP_BYTES:
+            yield waiting.pop(key)
+    yield from waiting.values()
+
+
+def _stack(arrays: list[Any], dtype: Any = np.float64) -> NDArray[Any]:
+    if len(arrays) == 1 or all(array is arrays[0] for array in arrays):
+        return np.asarray(arrays[0], dtype=dtype)[None]
+    return np.stack(arrays).astype(dtype, copy=False)
+
+
+def load_group(problems: Sequence[Problem[Any]], dtype: np.dtype[Any], table: Any, numbers: Any) -> list[Any]:
+    """Fill rows of the table for problems of one shape; returns what must stay alive with these lanes."""
+    lanes, (n, m) = len(problems), sizes(problems[0])
+    item = dtype.itemsize
+    own = ((k.KERNEL, n * m), (k.A, n), (k.B, m), (k.U, n), (k.V, m), (k.W, m), (k.R, n), (k.C, m))
+    own = (*own, (k.PARTS, k.groups_of(n) * m))
+    double = ((k.EXACT_A, n), (k.EXACT_B, m), (k.STATE_F, n), (k.STATE_G, m), (k.BASE_F, n), (k.BASE_G, m))
+    plan = [(field, size, item) for field, size in own] + [(field, size, 8) for field, size in double]
+    strides = [-(-size * width // 64) * 64 for _, size, width in plan]
+    offsets = np.cumsum([0, *(stride * lanes for stride in strides)])
+    block = Block(int(offsets[-1]))
+    views: dict[int, NDArray[Any]] = {}
+    steps = np.arange(lanes)
+    for (field, size, width), stride, offset in zip(plan, strides, offsets, strict=False):
+        table[:, field] = block.address + int(offset) + stride * steps
+        views[field] = block.view(
+            int(offset), lanes, stride, size, dtype if width == item and field in dict(own) else np.float64
+        )
+    table[:, k.ROWS], table[:, k.COLS] = n, m
+    views[k.A][:] = views[k.EXACT_A][:] = _stack([p.a for p in problems])
+    views[k.B][:] = views[k.EXACT_B][:] = _stack([p.b for p in problems])
+    eps = np.array([p.eps for p in problems])
+    for field, side in ((k.STATE_F, 0), (k.STATE_G, 1)):
+        if problems[0].init is None:
+            views[field][:] = 0.0
+        else:
+            views[field][:] = _stack([to_numpy(p.init[side]) for p in problems if p.init]) / eps[:, None]
+    numbers[:, k.SUMS] = type_band(n, m, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        kept = _load_dense if not isinstance(problems[0].cost, Cost) else _load_points
+        return [block, *kept(problems, eps, table, numbers)]
+
+
+def _load_dense(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], table: Any, numbers: Any) -> list[Any]:
+    (problem,) = problems
+    cost = to_numpy(problem.cost)
+    single = cost.dtype == np.float32
+    cost = np.ascontiguousarray(cost, dtype=np.float32 if single else np.float64)
+    table[:, k.X], table[:, k.KIND] = cost.ctypes.data, k.DENSE32 if single else k.DENSE64
+    numbers[:, k.FACTOR] = 1 / eps
+    numbers[:, k.ROUNDING] = 4 * UNIT * np.float64(np.abs(cost).max()) / eps
+    return [cost]
+
+
+def _load_points(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], table: Any, numbers: Any) -> list[Any]:
+    """Write where the points are, and how far rounding can carry a score."""
+    lanes = len(problems)
+    cost = problems[0].cost
+    assert isinstance(cost, Cost)
+    kind, factor = cost.kind, np.array([p.cost.scale for p in problems]) / eps  # type: ignore[union-attr]
+    x, y = _stack([to_numpy(p.x) for p in problems]), _stack([to_numpy(p.y) for p in problems])
+    dim = x.shape[2]
+    if kind == "cosine":
+        # 1 - cos is half the squared distance of unit vectors.
+        x, y = unit_rows(x), unit_rows(y)
+    far = farthest(x, y)
+    if kind == "euclidean":
+        # By a power of two, so that squares neither overflow nor vanish.
+        scale = np.where((far > 0) & np.isfinite(far), np.exp2(np.frexp(far)[1]), 1.0)
+        x, y, far = x / scale[:, None, None], y / scale[:, None, None], far / scale
+        factor = factor * scale
+    largest = {"sqeuclidean": far * far, "euclidean": far, "cosine": far * far / 2}[kind]
+    raw = np.array([COSTS[kind].rounding(dim, float(value)) for value in largest]) + 4 * UNIT * largest
+    numbers[:, k.ROUNDING] = 2 * factor * raw
+    numbers[:, k.FACTOR] = factor / 2 if kind == "cosine" else factor
+    table[:, k.KIND] = k.EUCLIDEAN if kind == "euclidean" else k.SQEUCLIDEAN
+    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y.transpose(0, 2, 1))
+    for field, points in ((k.X, x), (k.Y, y)):
+        step = points[0].nbytes if len(points) == lanes else 0
+        table[:, field] = points.ctypes.data + step * np.arange(lanes)
+    table[:, k.DIM] = dim
+    return [x, y]
