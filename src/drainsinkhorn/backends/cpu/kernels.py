@@ -130,10 +130,14 @@ def exp(x):
 
 @no_nan
 def _maximum(values):
-    largest = values[0]
-    for k in range(1, values.size):
-        largest = max(largest, values[k])
-    return largest
+    m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = values[0]
+    whole = values.size // 8 * 8
+    for k in range(0, whole, 8):
+        m0, m1, m2, m3 = max(m0, values[k]), max(m1, values[k + 1]), max(m2, values[k + 2]), max(m3, values[k + 3])
+        m4, m5, m6, m7 = max(m4, values[k + 4]), max(m5, values[k + 5]), max(m6, values[k + 6]), max(m7, values[k + 7])
+    for k in range(whole, values.size):
+        m0 = max(m0, values[k])
+    return max(max(max(m0, m1), max(m2, m3)), max(max(m4, m5), max(m6, m7)))
 
 
 @reordered
@@ -199,13 +203,26 @@ def _scores(lane, numbers, i, out):
             out[j] = row64[j] * factor
         return
     x, y = _double(lane[X] + 8 * i * dim, dim), _double(lane[Y], dim * cols)
-    x0, y0 = x[0], y[:cols]
-    for j in range(cols):
-        out[j] = (x0 - y0[j]) * (x0 - y0[j])
-    for k in range(1, dim):
-        xk, yk = x[k], y[k * cols : (k + 1) * cols]
+    k = dim % 4
+    if k == 0:
+        out[:] = 0
+    else:
+        x0, y0 = x[0], y[:cols]
         for j in range(cols):
-            out[j] += (xk - yk[j]) * (xk - yk[j])
+            out[j] = (x0 - y0[j]) * (x0 - y0[j])
+        for q in range(1, k):
+            xq, yq = x[q], y[q * cols : (q + 1) * cols]
+            for j in range(cols):
+                out[j] += (xq - yq[j]) * (xq - yq[j])
+    # Four coordinates at a time, so that sums stay in registers.
+    while k < dim:
+        x0, x1, x2, x3 = x[k], x[k + 1], x[k + 2], x[k + 3]
+        y0, y1 = y[k * cols : (k + 1) * cols], y[(k + 1) * cols : (k + 2) * cols]
+        y2, y3 = y[(k + 2) * cols : (k + 3) * cols], y[(k + 3) * cols : (k + 4) * cols]
+        for j in range(cols):
+            d0, d1, d2, d3 = x0 - y0[j], x1 - y1[j], x2 - y2[j], x3 - y3[j]
+            out[j] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+        k += 4
     if kind == EUCLIDEAN:
         for j in range(cols):
             out[j] = np.sqrt(out[j])
