@@ -165,3 +165,20 @@ def test_threads_change_nothing() -> None:
         for t, w in ((1, 4), (2, 4), (3, 1))
     ]
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("points", [True, False])
+def test_sharing_a_kernel_changes_nothing(points: bool) -> None:
+    rng = np.random.default_rng(6)
+    x, y = rng.normal(size=(200, 2)), 3 * rng.normal(size=(150, 2)) + 1
+    cost = ((x[:, None] - y) ** 2).sum(-1)
+    a = rng.dirichlet(np.ones(200) * 0.3, size=12)
+    support = {"x": x, "y": y} if points else {"cost": cost}
+    # The smaller eps drives scalings out of range, so that lanes leave the kernel they share.
+    for eps in (0.5, 0.03):
+        batch = ds.problems(**support, a=a, eps=eps)
+        together = [fingerprint(r) for r in ds.solve(batch, backend="cpu", max_depth=400, width=12)]
+        alone = [fingerprint(r) for r in ds.solve(batch, backend="cpu", max_depth=400, mode="width-one")]
+        copies = [ds.Problem(**{k: v.copy() for k, v in support.items()}, a=row, eps=eps) for row in a]
+        apart = [fingerprint(r) for r in ds.solve(copies, backend="cpu", max_depth=400, width=5)]
+        assert together == alone == apart

@@ -30,16 +30,18 @@ from numba.extending import intrinsic, overload
 
 # Columns of the integer table of a lane: addresses of its vectors and matrices, its sizes, its state.
 KERNEL, A, B, EXACT_A, EXACT_B, U, V, W, R, C, PARTS, STATE_F, STATE_G, BASE_F, BASE_G, X, Y = range(17)
-ROWS, COLS, DIM, KIND, DEPTH, STATE = range(17, 23)
-FIELDS = 23
+ROWS, COLS, DIM, KIND, DEPTH, STATE, SHARED = range(17, 24)
+FIELDS = 24
 # Columns of its float table. FACTOR turns a raw cost into a score. BAND is the rounding of what float64 measured, SUMS
 # what a sweep in the lane's precision adds; ROUNDING is that of a score.
 FACTOR, STALE, BAND, SUMS, ROUNDING = range(5)
 NUMBERS = 5
 # Kinds of cost: Y holds the other points coordinate by coordinate, or X a dense matrix.
 SQEUCLIDEAN, EUCLIDEAN, DENSE32, DENSE64 = range(4)
-# States of a lane.
-FRESH, ABSORBED, POISONED = range(3)
+# States of a lane. COLD: at its start, the kernel absorbed at a base that no weight enters, so that lanes over the same
+# costs can share it. FRESH: explicit potentials, the kernel absorbed at its pending leg. ABSORBED: potentials are base
+# and scalings. HOMELESS: FRESH, but its kernel is shared and has to be absorbed: it waits for memory of its own.
+COLD, FRESH, ABSORBED, HOMELESS, POISONED = range(5)
 
 DRIFT = 25.0
 """Nats by which u and v may leave 1. What K lost to underflow (below e^-87 in float32) then stays below e^-37."""
@@ -360,10 +362,10 @@ def begin_cycle(lane, one):
             return False
         _double(lane[BASE_G], cols)[:] = _double(lane[STATE_G], cols)
         u[:] = one
-        lane[STATE] = ABSORBED
     else:
         for i in range(rows):
             u[i] = one / r[i]
+    lane[STATE] = ABSORBED
     for j in range(cols):
         v[j] = one / c[j]
         w[j] = b[j] * v[j]
@@ -383,13 +385,14 @@ def end_sweep(lane, numbers, one):
 
 @ordered
 def unfold(lane, one):
-    """Make the state explicit, so that the kernel can be absorbed at it."""
+    """Make the state explicit, so that the kernel can be absorbed at it. False if it has no kernel of its own."""
     rows, cols = lane[ROWS], lane[COLS]
     f, g = np.empty(rows), np.empty(cols)
     state_of(lane, one, f, g)
     _double(lane[STATE_F], rows)[:] = f
     _double(lane[STATE_G], cols)[:] = g
-    lane[STATE] = FRESH
+    lane[STATE] = HOMELESS if lane[SHARED] else FRESH
+    return lane[STATE] == FRESH
 
 
 @ordered
@@ -461,9 +464,8 @@ def cycle(lane, numbers, one):
     if begin_cycle(lane, one):
         for group in range(groups_of(lane[ROWS])):
             sweep_group(lane, group, one)
-        if end_sweep(lane, numbers, one):
+        if end_sweep(lane, numbers, one) or not unfold(lane, one):
             return
-        unfold(lane, one)
     else:
         log_leg(lane, numbers)
     if lane[STATE] != POISONED:
@@ -479,6 +481,8 @@ def run_lanes(table, numbers, order, first, last, cycles, stops, ran, one):
         for _ in range(cycles):
             cycle(lane, mine, one)
             ran[number] += 1
+            if lane[STATE] == HOMELESS:
+                break
             # As core.protocol.is_held has it: NaN holds the lane, and nothing does under a stop of -inf.
             if stops[number] > -np.inf and not mine[STALE] > stops[number]:
                 break
@@ -497,18 +501,69 @@ def discard_lanes(table, numbers, order, first, last, cycles, one):
 
 
 @ordered
+def fill_cold_rows(lane, numbers, first, last, one):
+    """Rows of the kernel of a cold start, `K_ij = exp(F_i - S_ij)` with `F_i = min_j S_ij`; writes F too."""
+    rows, cols = lane[ROWS], lane[COLS]
+    kernel, base = _vector(lane[KERNEL], rows * cols, one), _double(lane[BASE_F], rows)
+    x = np.empty(cols)
+    for i in range(first, last):
+        _scores(lane, numbers, i, x)
+        for j in range(cols):
+            x[j] = -x[j]
+        largest = _maximum(x)
+        base[i] = -largest
+        k = kernel[i * cols : (i + 1) * cols]
+        for j in range(cols):
+            k[j] = exp(x[j] - largest)
+
+
+@ordered
+def copy_base(table, places):
+    """Hand the base of a shared kernel from the first of its lanes to the others."""
+    rows = table[places[0], ROWS]
+    base = _double(table[places[0], BASE_F], rows)
+    for place in places[1:]:
+        _double(table[place, BASE_F], rows)[:] = base
+
+
+@ordered
+def open_cold(lane, numbers, one):
+    """Measure the first f-leg from a cold start: a sweep with u = v = 1 tells row sums and what the g-leg needs."""
+    rows, cols = lane[ROWS], lane[COLS]
+    base, r, a = _double(lane[BASE_F], rows), _vector(lane[R], rows, one), _double(lane[EXACT_A], rows)
+    _double(lane[BASE_G], cols)[:] = 0
+    _vector(lane[U], rows, one)[:] = one
+    for group in range(groups_of(rows)):
+        sweep_group(lane, group, one)
+    numbers[BAND] = numbers[ROUNDING] + POTENTIALS * _largest(base)
+    if not end_sweep(lane, numbers, one):
+        lane[STATE] = HOMELESS if lane[SHARED] else FRESH
+        return
+    # The state is f = g = 0, and the pending leg F - log r.
+    total = 0.0
+    for i in range(rows):
+        total += a[i] * abs(np.expm1(np.log(np.float64(r[i])) - base[i]))
+    numbers[STALE] = total + numbers[BAND] + numbers[SUMS]
+    lane[STATE] = COLD
+
+
+@ordered
 def open_lanes(table, numbers, order, first, last, one):
-    """Measure the first f-leg of lanes `order[first:last]`."""
+    """Measure the first f-leg of lanes `order[first:last]`; a shared kernel is there already."""
     for place in range(first, last):
         lane, mine = table[order[place]], numbers[order[place]]
         _vector(lane[W], lane[COLS], one)[:] = _vector(lane[B], lane[COLS], one)
         # The host knows a bound on the scores, and with it whether they are finite.
-        if abs(mine[ROUNDING]) < np.inf:
-            lane[STATE] = FRESH
-            absorb(lane, mine, one)
-        else:
+        if not abs(mine[ROUNDING]) < np.inf:
             lane[STATE] = POISONED
             mine[STALE] = np.nan
+            continue
+        if lane[STATE] == COLD:
+            if not lane[SHARED]:
+                fill_cold_rows(lane, mine, 0, lane[ROWS], one)
+            open_cold(lane, mine, one)
+        if lane[STATE] == FRESH:
+            absorb(lane, mine, one)
 
 
 @ordered
@@ -517,7 +572,7 @@ def screen_lane(lane, numbers, one):
     rows, cols = lane[ROWS], lane[COLS]
     if lane[STATE] == POISONED:
         return np.nan
-    if lane[STATE] == FRESH:
+    if lane[STATE] != ABSORBED:
         f, g, weight = _double(lane[STATE_F], rows), _double(lane[STATE_G], cols), _double(lane[EXACT_B], cols)
         a, x, total = _double(lane[EXACT_A], rows), np.empty(cols), 0.0
         for i in range(rows):
@@ -591,7 +646,7 @@ def verify_lanes(table, numbers, order, first, last, f, f_at, g, g_at, eps, exac
         fi, gi = f[f_at[place] : f_at[place + 1]] / eps[place], g[g_at[place] : g_at[place + 1]] / eps[place]
         if lane[STATE] == POISONED:
             found[place] = np.nan
-        elif exact or lane[STATE] == FRESH:
+        elif exact or lane[STATE] != ABSORBED:
             found[place, 0], found[place, 1] = verify_exact(lane, mine, fi, gi)
             found[place, 2] = mine[BAND]
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +18,9 @@ from drainsinkhorn.backends.cpu.layout import farthest
 from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.core.problem import Cost, Problem
+
+SHARED_BYTES = 2**16
+"""Kernels from this size on are shared by lanes over the same costs."""
 
 GROUP_BYTES = 2**22
 """Small lanes of one shape share a block of about this size; a larger lane has its own, freed when it leaves."""
@@ -34,16 +38,20 @@ def type_band(rows: int, cols: int, dtype: np.dtype[Any]) -> float:
 
 
 def groups(problems: Sequence[Problem[Any]], itemsize: int) -> Iterator[list[int]]:
-    """Places of problems that can be filled together: same shape, same kind of cost, and not too much memory."""
+    """Places of problems that can be filled together: the same costs, or the same shape and not too much memory."""
     waiting: dict[Any, list[int]] = {}
     for place, problem in enumerate(problems):
         n, m = sizes(problem)
-        cost = problem.cost
-        kind = (cost.kind, problem.x.shape[1]) if isinstance(cost, Cost) else ("dense", place)  # type: ignore[union-attr]
-        key = (n, m, kind, problem.init is None)
+        cost, x, y = problem.cost, problem.x, problem.y
+        named = isinstance(cost, Cost)
+        kind = (cost.kind, x.shape[1]) if named else ("dense", id(cost), problem.eps)  # type: ignore[union-attr]
+        # Large lanes over the very same costs share a kernel; nothing in a lane's numbers depends on whether they do.
+        same = (id(x), id(y), cost.scale, problem.eps) if named and n * m * itemsize >= SHARED_BYTES else None  # type: ignore[union-attr]
+        key = (n, m, kind, same, problem.init is None)
         group = waiting.setdefault(key, [])
         group.append(place)
-        if len(group) * n * m * itemsize >= GROUP_BYTES:
+        sharing = problem.init is None and (not named or same is not None)
+        if not sharing and len(group) * n * m * itemsize >= GROUP_BYTES:
             yield waiting.pop(key)
     yield from waiting.values()
 
@@ -58,20 +66,25 @@ def load_group(problems: Sequence[Problem[Any]], dtype: np.dtype[Any], table: An
     """Fill rows of the table for problems of one shape; returns what must stay alive with these lanes."""
     lanes, (n, m) = len(problems), sizes(problems[0])
     item = dtype.itemsize
-    own = ((k.KERNEL, n * m), (k.A, n), (k.B, m), (k.U, n), (k.V, m), (k.W, m), (k.R, n), (k.C, m))
-    own = (*own, (k.PARTS, k.groups_of(n) * m))
+    own = ((k.A, n), (k.B, m), (k.U, n), (k.V, m), (k.W, m), (k.R, n), (k.C, m), (k.PARTS, k.groups_of(n) * m))
     double = ((k.EXACT_A, n), (k.EXACT_B, m), (k.STATE_F, n), (k.STATE_G, m), (k.BASE_F, n), (k.BASE_G, m))
-    plan = [(field, size, item) for field, size in own] + [(field, size, 8) for field, size in double]
-    strides = [-(-size * width // 64) * 64 for _, size, width in plan]
+    plan = [(field, size, dtype) for field, size in own] + [
+        (field, size, np.dtype(np.float64)) for field, size in double
+    ]
+    strides = [-(-size * kind.itemsize // 64) * 64 for _, size, kind in plan]
     offsets = np.cumsum([0, *(stride * lanes for stride in strides)])
     block = Block(int(offsets[-1]))
     views: dict[int, NDArray[Any]] = {}
     steps = np.arange(lanes)
-    for (field, size, width), stride, offset in zip(plan, strides, offsets, strict=False):
+    for (field, size, kind), stride, offset in zip(plan, strides, offsets, strict=False):
         table[:, field] = block.address + int(offset) + stride * steps
-        views[field] = block.view(
-            int(offset), lanes, stride, size, dtype if width == item and field in dict(own) else np.float64
-        )
+        views[field] = block.view(int(offset), lanes, stride, size, kind)
+    shared = lanes > 1 and _same_costs(problems)
+    stride = -(-n * m * item // 64) * 64
+    matrices = Block(stride * (1 if shared else lanes))
+    table[:, k.KERNEL] = matrices.address + (0 if shared else stride * steps)
+    table[:, k.SHARED] = shared
+    table[:, k.STATE] = k.COLD if problems[0].init is None else k.FRESH
     table[:, k.ROWS], table[:, k.COLS] = n, m
     views[k.A][:] = views[k.EXACT_A][:] = _stack([p.a for p in problems])
     views[k.B][:] = views[k.EXACT_B][:] = _stack([p.b for p in problems])
@@ -84,12 +97,21 @@ def load_group(problems: Sequence[Problem[Any]], dtype: np.dtype[Any], table: An
     numbers[:, k.SUMS] = type_band(n, m, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         kept = _load_dense if not isinstance(problems[0].cost, Cost) else _load_points
-        return [block, *kept(problems, eps, table, numbers)]
+        return [block, matrices, *kept(problems, eps, table, numbers)]
+
+
+def _same_costs(problems: Sequence[Problem[Any]]) -> bool:
+    """True if lanes may share a kernel: one matrix, or the very same points, scale and eps, from a cold start."""
+    first = problems[0]
+    if first.init is not None or not all(p.eps == first.eps for p in problems):
+        return False
+    if not isinstance(first.cost, Cost):
+        return all(p.cost is first.cost for p in problems)
+    return all(p.x is first.x and p.y is first.y and p.cost == first.cost for p in problems)
 
 
 def _load_dense(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], table: Any, numbers: Any) -> list[Any]:
-    (problem,) = problems
-    cost = to_numpy(problem.cost)
+    cost = to_numpy(problems[0].cost)
     single = cost.dtype == np.float32
     cost = np.ascontiguousarray(cost, dtype=np.float32 if single else np.float64)
     table[:, k.X], table[:, k.KIND] = cost.ctypes.data, k.DENSE32 if single else k.DENSE64
@@ -98,13 +120,13 @@ def _load_dense(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], tabl
     return [cost]
 
 
-_looked_at: list[Any] = [None, 0.0]
+_looked_at: list[Any] = [lambda: None, 0.0]
 
 
 def _largest_cost(cost: NDArray[Any]) -> float:
     """The largest absolute cost; remembered for the last matrix, since many problems may share one."""
-    if _looked_at[0] is not cost:
-        _looked_at[:] = [cost, max(float(cost.max()), -float(cost.min()))]
+    if _looked_at[0]() is not cost:
+        _looked_at[:] = [weakref.ref(cost), max(float(cost.max()), -float(cost.min()))]
     return _looked_at[1]
 
 

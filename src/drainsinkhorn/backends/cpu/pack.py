@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu.loading import groups, load_group
+from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import States, emission
@@ -154,8 +155,30 @@ class CpuPack:
             table[places], numbers[places] = rows, floats
             for i in places:
                 lanes[i].keep = kept
+            if table[places[0], k.SHARED]:
+                self._fill_shared(table, numbers, places)
         self._share(k.open_lanes, table, numbers, np.arange(len(problems)))
+        for i in np.flatnonzero(table[:, k.STATE] == k.HOMELESS):
+            self._house(lanes[i], table[i], numbers[i])
         return table, numbers, lanes
+
+    def _fill_shared(self, table: Any, numbers: Any, places: list[int]) -> None:
+        """Compute the kernel that some lanes share, and hand its base to all of them."""
+        lane, rows = table[places[0]], int(table[places[0], k.ROWS])
+        if not math.isfinite(numbers[places[0], k.ROUNDING]):
+            return
+        parts = k.groups_of(rows)
+        bounds = [rows * part // parts for part in range(parts + 1)]
+        fill = lambda part: k.fill_cold_rows(lane, numbers[places[0]], bounds[part], bounds[part + 1], self._one)  # noqa: E731
+        each(self._threads, fill, parts)
+        k.copy_base(table, np.asarray(places, dtype=np.int64))
+
+    def _house(self, lane: _Lane, row: Any, numbers: Any) -> None:
+        """Give a lane a kernel of its own and absorb it there."""
+        block = Block(int(row[k.ROWS] * row[k.COLS]) * self._dtype.itemsize)
+        lane.keep = [*lane.keep, block]
+        row[k.KERNEL], row[k.SHARED], row[k.STATE] = block.address, 0, k.FRESH
+        k.absorb(row, numbers, self._one)
 
     def _run(self, moving: NDArray[np.int64], cycles: int, stops: NDArray[np.float64]) -> NDArray[np.int64]:
         """Run lanes until they are held or the cycles are over; returns cycles run, by lane."""
@@ -165,9 +188,19 @@ class CpuPack:
             for i in moving:
                 self._run_split(int(i), cycles, float(stops[i]), ran)
             return ran
-        self._share(
-            k.run_lanes, self._table, self._numbers, moving[np.argsort(-pairs, kind="stable")], cycles, stops, ran
-        )
+        order = moving[np.argsort(-pairs, kind="stable")]
+        self._share(k.run_lanes, self._table, self._numbers, order, cycles, stops, ran)
+        while (homeless := order[self._table[order, k.STATE] == k.HOMELESS]).size:
+            for i in homeless:
+                self._house(self._lanes[i], self._table[i], self._numbers[i])
+            again = [
+                i
+                for i in homeless
+                if ran[i] < cycles and not is_held(float(self._numbers[i, k.STALE]), float(stops[i]))
+            ]
+            for left in sorted({int(cycles - ran[i]) for i in again}):
+                some = np.array([i for i in again if cycles - ran[i] == left], dtype=np.int64)
+                self._share(k.run_lanes, self._table, self._numbers, some, left, stops, ran)
         return ran
 
     def _run_split(self, i: int, cycles: int, stop: float, ran: NDArray[np.int64]) -> None:
@@ -181,8 +214,10 @@ class CpuPack:
             elif k.begin_cycle(lane, self._one):
                 each(self._threads, lambda group: k.sweep_group(lane, group, self._one), groups)
                 if not k.end_sweep(lane, numbers, self._one):
-                    k.unfold(lane, self._one)
-                    self._absorb_split(lane, numbers, groups)
+                    if k.unfold(lane, self._one):
+                        self._absorb_split(lane, numbers, groups)
+                    else:
+                        self._house(self._lanes[i], lane, numbers)
             else:
                 k.log_leg(lane, numbers)
                 self._absorb_split(lane, numbers, groups)
