@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint format types imports spelling check clean
+.PHONY: demo test bench-cpu lint format types imports spelling check clean
 
 demo: .venv/demo.stamp
 	$(BIN)/drain demo --out demo.png
 
 test: .venv/test.stamp
 	$(BIN)/python -m pytest -n auto
+
+# A few minutes: the generated workloads against the fastest peer. benchmarks/cpu_peers.py --help tells more.
+bench-cpu: .venv/test.stamp
+	$(BIN)/python benchmarks/cpu_peers.py --workloads clouds3 clouds50 shared tiny --arms ours ott-serial --seconds 10
 
 check: lint types imports spelling
 

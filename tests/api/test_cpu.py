@@ -1,0 +1,136 @@
+"""What only the compiled CPU backend promises: memory, precision, threads, announcements."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import drainsinkhorn as ds
+from drainsinkhorn.backends.cpu import CpuBackend
+from drainsinkhorn.backends.cpu import pack as cpu_pack
+
+
+def clouds(n: int, m: int | None = None, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 3)).astype("f4"), (rng.normal(size=(m or n, 3)) + 0.5).astype("f4")
+
+
+PEAK = """
+import resource, sys, numpy as np, drainsinkhorn as ds
+from drainsinkhorn.backends.cpu import CpuBackend
+n, depth = int(sys.argv[1]), int(sys.argv[2])
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(n, 3)).astype("f4"), (rng.normal(size=(n, 3)) + 0.5).astype("f4")
+ds.solve(x[:200], y[:200], eps=0.5, backend=CpuBackend(representation="streaming"))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+result = ds.solve(x, y, eps=0.5, max_depth=depth, rescue=False)[0]
+print(result.arithmetic, result.depth, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, sep=";")
+"""
+
+
+@pytest.mark.parametrize(("n", "depth"), [(20_000, 3), (65_536, 1)])
+def test_large_problems_stream_in_little_memory(n: int, depth: int) -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK, str(n), str(depth)], capture_output=True, text=True, check=True)
+    arithmetic, ran, megabytes = done.stdout.strip().split(";")
+    assert arithmetic == "float32, float64 where needed, streaming"
+    assert int(ran) == depth
+    assert float(megabytes) < 100
+
+
+def test_precision_follows_tol() -> None:
+    x, y = clouds(60, 50)
+    assert [ds.solve(x, y, eps=0.5, tol=tol)[0].arithmetic for tol in (1e-3, 1e-7)] == [
+        "float32, cached",
+        "float64, cached",
+    ]
+
+
+def test_streaming_climbs_to_float64_and_is_true() -> None:
+    from drainsinkhorn.testing import marginal_errors
+
+    x, y = clouds(300)
+    backend = CpuBackend(representation="streaming")
+    for tol in (1e-3, 1e-6, 1e-9):
+        result = ds.solve(x, y, eps=0.3, tol=tol, backend=backend)[0]
+        assert result.converged
+        assert max(marginal_errors(result.problem, result.potentials)) <= tol
+
+
+def test_representations_agree() -> None:
+    x, y = clouds(400, 300)
+    found = [
+        ds.solve(x, y, eps=0.3, tol=1e-8, backend=backend)[0].potentials
+        for backend in ("reference", CpuBackend(), CpuBackend(representation="streaming"))
+    ]
+    for other in found[1:]:
+        assert np.abs(found[0].f - other.f - (found[0].f - other.f).mean()).max() < 1e-6
+
+
+def test_a_dense_cost_is_cached_whatever_was_asked() -> None:
+    cost = np.random.default_rng(0).uniform(size=(30, 40))
+    result = ds.solve(cost=cost, eps=0.1, backend=CpuBackend(representation="streaming"))[0]
+    assert result.arithmetic == "float32, cached"
+    assert result.converged
+
+
+def test_concurrent_solves_do_not_disturb_each_other() -> None:
+    alone = [ds.solve(*clouds(150, 120, seed), eps=0.2)[0].potentials.f for seed in range(6)]
+    found: dict[int, Any] = {}
+
+    def work(seed: int) -> None:
+        found[seed] = ds.solve(*clouds(150, 120, seed), eps=0.2)[0].potentials.f
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.array_equal(found[seed], alone[seed]) for seed in range(6))
+
+
+def test_a_long_compilation_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    class Slow:
+        def __init__(self, *_: object) -> None:
+            threading.Event().wait(2.5)
+
+        def verify(self, *_: object, **__: object) -> None:
+            pass
+
+    monkeypatch.setattr(cpu_pack, "StreamingPack", Slow)
+    with caplog.at_level(logging.WARNING, logger="drainsinkhorn"):
+        cpu_pack.compile_kernels.__wrapped__(np.dtype("f8"), streaming=True)
+    assert "compiling CPU kernels (streaming), once for this machine" in caplog.text
+
+
+def test_stacks_go_through_the_door_at_once_and_bad_ones_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 8, 2)), rng.normal(size=(50, 8, 2))
+    whole = ds.solve(x, y, eps=0.5)
+    single = [ds.solve([ds.Problem(x=x[i], y=y[i], eps=0.5)])[0] for i in (0, 17)]
+    assert np.array_equal(whole[17].potentials.f, single[1].potentials.f)
+    x[3, 2, 1] = np.nan
+    partly = ds.solve(x, y, eps=0.5)
+    assert partly.counts == {ds.Status.INVALID: 1, ds.Status.CONVERGED: 49}
+    assert "x[2, 1] is nan" in partly[3].message
+    assert np.array_equal(partly[17].potentials.f, whole[17].potentials.f)
+    edited = ds.problems(x, y, eps=0.5)
+    edited[3] = ds.Problem(x=y[3], y=y[4], eps=0.5)
+    assert ds.solve(edited).converged
+    mixed = ds.solve(x[:3], y[:3], eps=[0.5, -1.0, 0.5])
+    assert [r.status.name for r in mixed] == ["CONVERGED", "INVALID", "CONVERGED"]
+
+
+def test_the_memory_of_retired_lanes_is_reused_and_bounded() -> None:
+    from drainsinkhorn.backends.cpu.memory import POOL_BYTES, Block
+
+    x, y = clouds(700, 600)
+    for _ in range(3):
+        ds.solve([ds.Problem(x=x, y=y, eps=0.5 + 0.01 * i) for i in range(20)], width=4)
+    assert 0 < Block.idle_bytes <= POOL_BYTES
+    assert Block.idle_bytes == sum(size * len(blocks) for size, blocks in Block.idle.items())
