@@ -22,11 +22,12 @@ from drainsinkhorn.backends.arrays import to_caller, to_numpy
 from drainsinkhorn.backends.costs import UNIT, cost_matrix
 from drainsinkhorn.backends.door import admit, caller_array, sizes
 from drainsinkhorn.backends.emission import emission, rounded
+from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Potentials, Problem
-from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.core.result import Residual
 
 Vector = NDArray[np.float64]
@@ -135,7 +136,7 @@ def _residual(weights: Vector, log_ratio: Vector) -> float:
     return float(np.sum(weights * np.abs(np.expm1(log_ratio))))
 
 
-class _Lane:
+class ReferenceLane:
     """One problem's state: (f, g), and the next f-leg, measured but not applied."""
 
     def __init__(self, problem: Problem[Any]) -> None:
@@ -172,8 +173,15 @@ class _Lane:
         g = self.g - self.geometry.eps * self.geometry.log_col_ratio(f, self.g)
         self.geometry.log_row_ratio(f, g)
 
-    def verify(self) -> Residual:
-        """Both marginals of the potentials as they will be emitted."""
+    def screened(self) -> float:
+        """The row residual in a pass of its own, band included."""
+        if math.isnan(self.stale):
+            return math.nan
+        ratio = self.geometry.log_row_ratio(self.f, self.g)
+        return _residual(self.geometry.a, ratio) + self.geometry.band(self.f, self.g)
+
+    def verify(self, *, exact: bool) -> Residual:
+        """Both marginals of the potentials as they will be emitted; always in float64, so `exact` changes nothing."""
         if math.isnan(self.stale):
             return Residual(math.nan, math.nan, math.nan)
         f, g, _ = rounded(self.problem, self.f, self.g)
@@ -187,82 +195,20 @@ class _Lane:
         return emission(self.problem, rounded(self.problem, self.f, self.g), self.support)
 
 
-class ReferencePack:
-    """A list of lanes. Narrower means: the list is shorter."""
+class ReferencePack(LanePack[ReferenceLane]):
+    """A list of reference lanes with a budget of memory."""
 
     def __init__(self, problems: Sequence[Problem[Any]], max_bytes: int = 2**33) -> None:
         self._max_bytes = max_bytes
-        self._lanes: list[_Lane] = []
-        self._slots = 0
-        self._legs = 0
-        self.repack([], problems)
+        super().__init__(problems, ReferenceLane)
 
-    @property
-    def width(self) -> int:
-        """The number of lanes."""
-        return len(self._lanes)
-
-    @property
-    def spent(self) -> Spent:
-        """Slots and legs so far."""
-        return Spent(self._slots, self._legs)
-
-    @np.errstate(all="ignore")
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
-        """One cycle after the other, for the lanes that are neither frozen nor held."""
-        frozen = [lane for lane in self._lanes if lane.frozen]
-        moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
-        for _ in range(cycles):
-            if not moving:
-                break
-            for i in moving:
-                self._lanes[i].cycle()
-            for lane in frozen:
-                lane.discarded_cycle()
-            self._slots += len(moving) + len(frozen)
-            self._legs += 2 * (len(moving) + len(frozen))
-            held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
-            moving = [] if lockstep and held else [i for i in moving if i not in held]
-        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
-
-    @np.errstate(all="ignore")
-    def screen(self, lanes: Sequence[int]) -> list[float]:
-        """The row residual in a pass of its own."""
-        self._legs += len(lanes)
-        values: list[float] = []
-        for lane in (self._lanes[i] for i in lanes):
-            ratio = lane.geometry.log_row_ratio(lane.f, lane.g)
-            poisoned = math.isnan(lane.stale)
-            values.append(
-                math.nan if poisoned else _residual(lane.geometry.a, ratio) + lane.geometry.band(lane.f, lane.g)
-            )
-        return values
-
-    @np.errstate(all="ignore")
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
-        """Both sides. `exact` changes nothing: costs are float64 from direct differences anyway."""
-        self._legs += 2 * len(lanes)
-        return [self._lanes[i].verify() for i in lanes]
-
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
-        """Copies for the caller."""
-        return [self._lanes[i].emit() for i in lanes]
-
-    def freeze(self, lanes: Sequence[int]) -> None:
-        """These lanes no longer change."""
-        for i in lanes:
-            self._lanes[i].frozen = True
-
-    @np.errstate(all="ignore")
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
-        """Keep these lanes, in this order, and append the admitted."""
-        kept = [self._lanes[i] for i in keep]
-        needed = 16 * sum(math.prod(sizes(p)) for p in [*(lane.problem for lane in kept), *admit])
+        """Keep these lanes, in this order, and append the admitted, if the budget allows."""
+        problems = [*(self._lanes[i].problem for i in keep), *admit]
+        needed = 16 * sum(math.prod(sizes(problem)) for problem in problems)
         if needed > self._max_bytes:
             raise MemoryError(f"{needed:,} bytes of matrices, {self._max_bytes:,} allowed")
-        admitted = [_Lane(problem) for problem in admit]
-        self._lanes = kept + admitted
-        self._legs += len(admitted)
+        super().repack(keep, admit)
 
 
 class DenseCoupling:

@@ -24,9 +24,21 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic, overload
+from numba import carray
+
+from drainsinkhorn.backends.cpu.primitives import (
+    all_finite,
+    dot,
+    double,
+    exp,
+    float32_at,
+    float64_at,
+    largest_of,
+    maximum,
+    ordered,
+    reordered,
+    vector,
+)
 
 # Columns of the integer table of a lane: addresses of its vectors and matrices, its sizes, its state.
 KERNEL, A, B, EXACT_A, EXACT_B, U, V, W, R, C, PARTS, STATE_F, STATE_G, BASE_F, BASE_G, X, Y = range(17)
@@ -52,119 +64,6 @@ GROUP_ROWS, GROUPS = 256, 8
 
 POTENTIALS = 8 * 2.0**-53
 """Rounding of potentials in nats, relative to their size, with a factor of two for safety."""
-
-# `ordered` keeps the order of every sum as written; `reordered` lets the compiler split a sum over vector registers,
-# the same way every time since it is compiled once.
-ordered = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-reordered = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
-no_nan = njit(nogil=True, cache=True, error_model="numpy", fastmath={"nnan", "nsz"})
-
-
-@intrinsic
-def _float_of_bits(typing, bits):
-    return types.float64(types.int64), lambda _c, builder, _s, args: builder.bitcast(args[0], ir.DoubleType())
-
-
-@intrinsic
-def _bits_of_float(typing, value):
-    return types.int64(types.float64), lambda _c, builder, _s, args: builder.bitcast(args[0], ir.IntType(64))
-
-
-@intrinsic
-def _float32_at(typing, address):
-    pointer = types.CPointer(types.float32)
-    return pointer(types.int64), lambda _c, builder, _s, args: builder.inttoptr(args[0], ir.FloatType().as_pointer())
-
-
-@intrinsic
-def _float64_at(typing, address):
-    pointer = types.CPointer(types.float64)
-    return pointer(types.int64), lambda _c, builder, _s, args: builder.inttoptr(args[0], ir.DoubleType().as_pointer())
-
-
-def _vector(address, size, one):
-    """A vector at an address, in the precision of `one`."""
-    raise NotImplementedError
-
-
-@overload(_vector)
-def _vector_overload(address, size, one):
-    if one == types.float32:
-        return lambda address, size, one: carray(_float32_at(address), (size,))
-    return lambda address, size, one: carray(_float64_at(address), (size,))
-
-
-@ordered
-def _double(address, size):
-    """A float64 vector at an address."""
-    return carray(_float64_at(address), (size,))
-
-
-_MAGIC = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to an integer and leaves that integer in the low bits.
-_MAGIC_BITS = np.int64(np.float64(_MAGIC).view(np.int64))
-_LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 6.93147180369123816490e-01, 1.90821492927058770002e-10
-_T13, _T12, _T11, _T10, _T9, _T8, _T7, _T6, _T5, _T4, _T3, _T2 = (1 / math.factorial(k) for k in range(13, 1, -1))
-
-
-@ordered
-def exp(x):
-    """`e^x` to one unit in the last place, in a form that is vectorised: x = k ln 2 + r, Taylor series in r."""
-    x = min(max(x, -708.0), 708.0)
-    t = x * _LOG2E + _MAGIC
-    k = t - _MAGIC
-    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
-    p = _T13
-    p = p * r + _T12
-    p = p * r + _T11
-    p = p * r + _T10
-    p = p * r + _T9
-    p = p * r + _T8
-    p = p * r + _T7
-    p = p * r + _T6
-    p = p * r + _T5
-    p = p * r + _T4
-    p = p * r + _T3
-    p = p * r + _T2
-    p = p * r + 1.0
-    p = p * r + 1.0
-    return p * _float_of_bits((_bits_of_float(t) - _MAGIC_BITS + 1023) << 52)
-
-
-@no_nan
-def _maximum(values):
-    m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = values[0]
-    whole = values.size // 8 * 8
-    for k in range(0, whole, 8):
-        m0, m1, m2, m3 = max(m0, values[k]), max(m1, values[k + 1]), max(m2, values[k + 2]), max(m3, values[k + 3])
-        m4, m5, m6, m7 = max(m4, values[k + 4]), max(m5, values[k + 5]), max(m6, values[k + 6]), max(m7, values[k + 7])
-    for k in range(whole, values.size):
-        m0 = max(m0, values[k])
-    return max(max(max(m0, m1), max(m2, m3)), max(max(m4, m5), max(m6, m7)))
-
-
-@reordered
-def _dot(x, y):
-    total = x.dtype.type(0)
-    for k in range(x.size):
-        total += x[k] * y[k]
-    return total
-
-
-@ordered
-def _largest(values):
-    largest = 0.0
-    for k in range(values.size):
-        largest = max(largest, abs(values[k]))
-    return largest
-
-
-@ordered
-def _all_finite(values):
-    bad = 0
-    for k in range(values.size):
-        # NaN and inf alike.
-        bad += not abs(values[k]) < np.inf
-    return bad == 0
 
 
 @ordered
@@ -195,16 +94,16 @@ def _scores(lane, numbers, i, out):
     """`out_j = S_ij` in float64, by direct differences."""
     cols, dim, kind, factor = lane[COLS], lane[DIM], lane[KIND], numbers[FACTOR]
     if kind == DENSE32:
-        row32 = carray(_float32_at(lane[X] + 4 * i * cols), (cols,))
+        row32 = carray(float32_at(lane[X] + 4 * i * cols), (cols,))
         for j in range(cols):
             out[j] = row32[j] * factor
         return
     if kind == DENSE64:
-        row64 = carray(_float64_at(lane[X] + 8 * i * cols), (cols,))
+        row64 = carray(float64_at(lane[X] + 8 * i * cols), (cols,))
         for j in range(cols):
             out[j] = row64[j] * factor
         return
-    x, y = _double(lane[X] + 8 * i * dim, dim), _double(lane[Y], dim * cols)
+    x, y = double(lane[X] + 8 * i * dim, dim), double(lane[Y], dim * cols)
     k = dim % 4
     if k == 0:
         out[:] = 0
@@ -238,10 +137,10 @@ def _fresh_row(lane, numbers, i, g, weight, x):
     _scores(lane, numbers, i, x)
     for j in range(x.size):
         x[j] = g[j] - x[j]
-    largest = _maximum(x)
+    largest = maximum(x)
     for j in range(x.size):
         x[j] = exp(x[j] - largest)
-    total = _dot(x, weight)
+    total = dot(x, weight)
     return -(np.log(total) + largest), 1.0 / total
 
 
@@ -251,9 +150,9 @@ def absorb_group(lane, numbers, group, one):
     rows, cols = lane[ROWS], lane[COLS]
     groups = groups_of(rows)
     first, last = _bounds(rows, groups, group)
-    kernel, part = _vector(lane[KERNEL], rows * cols, one), _vector(lane[PARTS], groups * cols, one)
-    part, a = part[group * cols : (group + 1) * cols], _vector(lane[A], rows, one)
-    base_f, g, weight = _double(lane[BASE_F], rows), _double(lane[STATE_G], cols), _double(lane[EXACT_B], cols)
+    kernel, part = vector(lane[KERNEL], rows * cols, one), vector(lane[PARTS], groups * cols, one)
+    part, a = part[group * cols : (group + 1) * cols], vector(lane[A], rows, one)
+    base_f, g, weight = double(lane[BASE_F], rows), double(lane[STATE_G], cols), double(lane[EXACT_B], cols)
     x = np.empty(cols)
     part[:] = 0
     for i in range(first, last):
@@ -310,8 +209,8 @@ def sweep_group(lane, group, one):
     rows, cols = lane[ROWS], lane[COLS]
     groups = groups_of(rows)
     first, last = _bounds(rows, groups, group)
-    kernel, part = _vector(lane[KERNEL], rows * cols, one), _vector(lane[PARTS], groups * cols, one)
-    w, a, r = _vector(lane[W], cols, one), _vector(lane[A], rows, one), _vector(lane[R], rows, one)
+    kernel, part = vector(lane[KERNEL], rows * cols, one), vector(lane[PARTS], groups * cols, one)
+    w, a, r = vector(lane[W], cols, one), vector(lane[A], rows, one), vector(lane[R], rows, one)
     _sweep_rows(kernel, cols, w, a, False, r, part[group * cols : (group + 1) * cols], first, last)
 
 
@@ -340,11 +239,11 @@ def state_of(lane, one, f, g):
     """Write the potentials of the state, in nats."""
     rows, cols = lane[ROWS], lane[COLS]
     if lane[STATE] != ABSORBED:
-        f[:] = _double(lane[STATE_F], rows)
-        g[:] = _double(lane[STATE_G], cols)
+        f[:] = double(lane[STATE_F], rows)
+        g[:] = double(lane[STATE_G], cols)
         return
-    base_f, base_g = _double(lane[BASE_F], rows), _double(lane[BASE_G], cols)
-    u, v = _vector(lane[U], rows, one), _vector(lane[V], cols, one)
+    base_f, base_g = double(lane[BASE_F], rows), double(lane[BASE_G], cols)
+    u, v = vector(lane[U], rows, one), vector(lane[V], cols, one)
     for i in range(rows):
         f[i] = base_f[i] + np.log(np.float64(u[i]))
     for j in range(cols):
@@ -355,12 +254,12 @@ def state_of(lane, one, f, g):
 def begin_cycle(lane, one):
     """Apply the pending f-leg and the g-leg after it. False if the g-leg needs the log domain."""
     rows, cols = lane[ROWS], lane[COLS]
-    u, r, c = _vector(lane[U], rows, one), _vector(lane[R], rows, one), _vector(lane[C], cols, one)
-    v, w, b = _vector(lane[V], cols, one), _vector(lane[W], cols, one), _vector(lane[B], cols, one)
+    u, r, c = vector(lane[U], rows, one), vector(lane[R], rows, one), vector(lane[C], cols, one)
+    v, w, b = vector(lane[V], cols, one), vector(lane[W], cols, one), vector(lane[B], cols, one)
     if lane[STATE] == FRESH:
         if not _in_range(c):
             return False
-        _double(lane[BASE_G], cols)[:] = _double(lane[STATE_G], cols)
+        double(lane[BASE_G], cols)[:] = double(lane[STATE_G], cols)
         u[:] = one
     else:
         for i in range(rows):
@@ -376,9 +275,9 @@ def begin_cycle(lane, one):
 def end_sweep(lane, numbers, one):
     """Read the residual off a sweep. False if the kernel has to be absorbed anew before the next cycle."""
     rows, cols = lane[ROWS], lane[COLS]
-    r, c = _vector(lane[R], rows, one), _vector(lane[C], cols, one)
-    _add_parts(_vector(lane[PARTS], groups_of(rows) * cols, one), groups_of(rows), cols, c)
-    error = _error(_vector(lane[A], rows, one), r, _vector(lane[U], rows, one))
+    r, c = vector(lane[R], rows, one), vector(lane[C], cols, one)
+    _add_parts(vector(lane[PARTS], groups_of(rows) * cols, one), groups_of(rows), cols, c)
+    error = _error(vector(lane[A], rows, one), r, vector(lane[U], rows, one))
     numbers[STALE] = error + numbers[BAND] + numbers[SUMS]
     return _in_range(r) and _in_range(c)
 
@@ -389,8 +288,8 @@ def unfold(lane, one):
     rows, cols = lane[ROWS], lane[COLS]
     f, g = np.empty(rows), np.empty(cols)
     state_of(lane, one, f, g)
-    _double(lane[STATE_F], rows)[:] = f
-    _double(lane[STATE_G], cols)[:] = g
+    double(lane[STATE_F], rows)[:] = f
+    double(lane[STATE_G], cols)[:] = g
     lane[STATE] = HOMELESS if lane[SHARED] else FRESH
     return lane[STATE] == FRESH
 
@@ -399,15 +298,15 @@ def unfold(lane, one):
 def end_absorb(lane, numbers, one):
     """Read the residual off an absorption: rows of the base sum to 1, so the ratio of a row is exp(f - F)."""
     rows, cols = lane[ROWS], lane[COLS]
-    f, g, base_f = _double(lane[STATE_F], rows), _double(lane[STATE_G], cols), _double(lane[BASE_F], rows)
-    a = _double(lane[EXACT_A], rows)
-    _add_parts(_vector(lane[PARTS], groups_of(rows) * cols, one), groups_of(rows), cols, _vector(lane[C], cols, one))
-    numbers[BAND] = numbers[ROUNDING] + POTENTIALS * (_largest(base_f) + _largest(g))
+    f, g, base_f = double(lane[STATE_F], rows), double(lane[STATE_G], cols), double(lane[BASE_F], rows)
+    a = double(lane[EXACT_A], rows)
+    _add_parts(vector(lane[PARTS], groups_of(rows) * cols, one), groups_of(rows), cols, vector(lane[C], cols, one))
+    numbers[BAND] = numbers[ROUNDING] + POTENTIALS * (largest_of(base_f) + largest_of(g))
     total = 0.0
     for i in range(rows):
         total += a[i] * abs(np.expm1(f[i] - base_f[i]))
     numbers[STALE] = total + numbers[BAND]
-    if not _all_finite(base_f):
+    if not all_finite(base_f):
         lane[STATE] = POISONED
         numbers[STALE] = np.nan
 
@@ -442,17 +341,17 @@ def log_columns(lane, numbers, f, out):
 def log_leg(lane, numbers):
     """The pending f-leg and an exact g-leg after it, where columns hold less than float can show."""
     rows, cols = lane[ROWS], lane[COLS]
-    a, base_f = _double(lane[EXACT_A], rows), _double(lane[BASE_F], rows)
+    a, base_f = double(lane[EXACT_A], rows), double(lane[BASE_F], rows)
     weighted, g = np.empty(rows), np.empty(cols)
     for i in range(rows):
         weighted[i] = base_f[i] + np.log(a[i])
     log_columns(lane, numbers, weighted, g)
-    if not _all_finite(g):
+    if not all_finite(g):
         lane[STATE] = POISONED
         numbers[STALE] = np.nan
         return
-    _double(lane[STATE_F], rows)[:] = base_f
-    _double(lane[STATE_G], cols)[:] = g
+    double(lane[STATE_F], rows)[:] = base_f
+    double(lane[STATE_G], cols)[:] = g
 
 
 @ordered
@@ -494,23 +393,23 @@ def discard_lanes(table, numbers, order, first, last, cycles, one):
     for place in range(first, last):
         lane = table[order[place]]
         rows, cols = lane[ROWS], lane[COLS]
-        a, w = _vector(lane[A], rows, one), _vector(lane[W], cols, one)
+        a, w = vector(lane[A], rows, one), vector(lane[W], cols, one)
         r, part = np.empty_like(a), np.empty_like(w)
         for _ in range(cycles):
-            _sweep_rows(_vector(lane[KERNEL], rows * cols, one), cols, w, a, False, r, part, 0, rows)
+            _sweep_rows(vector(lane[KERNEL], rows * cols, one), cols, w, a, False, r, part, 0, rows)
 
 
 @ordered
 def fill_cold_rows(lane, numbers, first, last, one):
     """Rows of the kernel of a cold start, `K_ij = exp(F_i - S_ij)` with `F_i = min_j S_ij`; writes F too."""
     rows, cols = lane[ROWS], lane[COLS]
-    kernel, base = _vector(lane[KERNEL], rows * cols, one), _double(lane[BASE_F], rows)
+    kernel, base = vector(lane[KERNEL], rows * cols, one), double(lane[BASE_F], rows)
     x = np.empty(cols)
     for i in range(first, last):
         _scores(lane, numbers, i, x)
         for j in range(cols):
             x[j] = -x[j]
-        largest = _maximum(x)
+        largest = maximum(x)
         base[i] = -largest
         k = kernel[i * cols : (i + 1) * cols]
         for j in range(cols):
@@ -521,21 +420,21 @@ def fill_cold_rows(lane, numbers, first, last, one):
 def copy_base(table, places):
     """Hand the base of a shared kernel from the first of its lanes to the others."""
     rows = table[places[0], ROWS]
-    base = _double(table[places[0], BASE_F], rows)
+    base = double(table[places[0], BASE_F], rows)
     for place in places[1:]:
-        _double(table[place, BASE_F], rows)[:] = base
+        double(table[place, BASE_F], rows)[:] = base
 
 
 @ordered
 def open_cold(lane, numbers, one):
     """Measure the first f-leg from a cold start: a sweep with u = v = 1 tells row sums and what the g-leg needs."""
     rows, cols = lane[ROWS], lane[COLS]
-    base, r, a = _double(lane[BASE_F], rows), _vector(lane[R], rows, one), _double(lane[EXACT_A], rows)
-    _double(lane[BASE_G], cols)[:] = 0
-    _vector(lane[U], rows, one)[:] = one
+    base, r, a = double(lane[BASE_F], rows), vector(lane[R], rows, one), double(lane[EXACT_A], rows)
+    double(lane[BASE_G], cols)[:] = 0
+    vector(lane[U], rows, one)[:] = one
     for group in range(groups_of(rows)):
         sweep_group(lane, group, one)
-    numbers[BAND] = numbers[ROUNDING] + POTENTIALS * _largest(base)
+    numbers[BAND] = numbers[ROUNDING] + POTENTIALS * largest_of(base)
     if not end_sweep(lane, numbers, one):
         lane[STATE] = HOMELESS if lane[SHARED] else FRESH
         return
@@ -552,7 +451,7 @@ def open_lanes(table, numbers, order, first, last, one):
     """Measure the first f-leg of lanes `order[first:last]`; a shared kernel is there already."""
     for place in range(first, last):
         lane, mine = table[order[place]], numbers[order[place]]
-        _vector(lane[W], lane[COLS], one)[:] = _vector(lane[B], lane[COLS], one)
+        vector(lane[W], lane[COLS], one)[:] = vector(lane[B], lane[COLS], one)
         # The host knows a bound on the scores, and with it whether they are finite.
         if not abs(mine[ROUNDING]) < np.inf:
             lane[STATE] = POISONED
@@ -573,17 +472,17 @@ def screen_lane(lane, numbers, one):
     if lane[STATE] == POISONED:
         return np.nan
     if lane[STATE] != ABSORBED:
-        f, g, weight = _double(lane[STATE_F], rows), _double(lane[STATE_G], cols), _double(lane[EXACT_B], cols)
-        a, x, total = _double(lane[EXACT_A], rows), np.empty(cols), 0.0
+        f, g, weight = double(lane[STATE_F], rows), double(lane[STATE_G], cols), double(lane[EXACT_B], cols)
+        a, x, total = double(lane[EXACT_A], rows), np.empty(cols), 0.0
         for i in range(rows):
             base = _fresh_row(lane, numbers, i, g, weight, x)
             total += a[i] * abs(np.expm1(f[i] - base[0]))
         return total + numbers[BAND]
-    a, w, u = _vector(lane[A], rows, one), _vector(lane[W], cols, one), _vector(lane[U], rows, one)
+    a, w, u = vector(lane[A], rows, one), vector(lane[W], cols, one), vector(lane[U], rows, one)
     r, part, groups = np.empty_like(a), np.empty_like(w), groups_of(rows)
     for group in range(groups):
         first, last = _bounds(rows, groups, group)
-        _sweep_rows(_vector(lane[KERNEL], rows * cols, one), cols, w, a, False, r, part, first, last)
+        _sweep_rows(vector(lane[KERNEL], rows * cols, one), cols, w, a, False, r, part, first, last)
     return _error(a, r, u) + numbers[BAND] + numbers[SUMS]
 
 
@@ -592,8 +491,8 @@ def verify_absorbed(lane, f, g, one):
     """Both L1 residuals of given potentials (in nats), from the absorbed kernel and fresh scalings."""
     rows, cols = lane[ROWS], lane[COLS]
     groups = groups_of(rows)
-    a, b = _vector(lane[A], rows, one), _vector(lane[B], cols, one)
-    base_f, base_g = _double(lane[BASE_F], rows), _double(lane[BASE_G], cols)
+    a, b = vector(lane[A], rows, one), vector(lane[B], cols, one)
+    base_f, base_g = double(lane[BASE_F], rows), double(lane[BASE_G], cols)
     u, v, r, c = np.empty_like(a), np.empty_like(b), np.empty_like(a), np.empty_like(b)
     t, w, parts = np.empty_like(a), np.empty_like(b), np.empty(groups * cols, dtype=a.dtype)
     for i in range(rows):
@@ -602,7 +501,7 @@ def verify_absorbed(lane, f, g, one):
     for j in range(cols):
         v[j] = exp(g[j] - base_g[j])
         w[j] = b[j] * v[j]
-    kernel = _vector(lane[KERNEL], rows * cols, one)
+    kernel = vector(lane[KERNEL], rows * cols, one)
     for group in range(groups):
         first, last = _bounds(rows, groups, group)
         _sweep_rows(kernel, cols, w, t, True, r, parts[group * cols : (group + 1) * cols], first, last)
@@ -614,16 +513,16 @@ def verify_absorbed(lane, f, g, one):
 def verify_exact(lane, numbers, f, g):
     """Both L1 residuals of given potentials (in nats) in float64, in the log domain, from direct differences."""
     rows, cols = lane[ROWS], lane[COLS]
-    a, b, scores, columns = _double(lane[EXACT_A], rows), _double(lane[EXACT_B], cols), np.empty(cols), np.empty(cols)
+    a, b, scores, columns = double(lane[EXACT_A], rows), double(lane[EXACT_B], cols), np.empty(cols), np.empty(cols)
     row = col = 0.0
     for i in range(rows):
         _scores(lane, numbers, i, scores)
         for j in range(cols):
             scores[j] = g[j] - scores[j]
-        largest = _maximum(scores)
+        largest = maximum(scores)
         for j in range(cols):
             scores[j] = exp(scores[j] - largest)
-        row += a[i] * abs(np.expm1(np.log(_dot(scores, b)) + largest + f[i]))
+        row += a[i] * abs(np.expm1(np.log(dot(scores, b)) + largest + f[i]))
     log_columns(lane, numbers, np.log(a) + f, columns)
     for j in range(cols):
         col += b[j] * abs(np.expm1(g[j] - columns[j]))

@@ -15,9 +15,10 @@ from drainsinkhorn.backends.cpu import streaming_kernels as s
 from drainsinkhorn.backends.cpu.layout import farthest
 from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
+from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.problem import Cost, Problem
-from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.core.result import UNKNOWN, Residual
 
 Vector = NDArray[np.float64]
@@ -45,7 +46,7 @@ class _Side:
         self.samples = np.unique(np.linspace(0, self.size - 1, SAMPLES).astype(np.int64))
 
 
-class _Lane:
+class StreamingLane:
     """One problem's state in bits: potentials, and the next f-leg (log ratios in nats), measured but not applied."""
 
     def __init__(self, problem: Problem[Any], threads: int, precision: str) -> None:
@@ -173,19 +174,20 @@ class _Lane:
         self.ratios(self.y, self.x, self.g, self.f, self.dtype)
         self.ratios(self.x, self.y, self.f, self.g, self.dtype)
 
-    def potentials(self) -> tuple[Vector, Vector]:
-        """The state in units of the cost."""
-        return self.unit * self.f, self.unit * self.g
-
     def rounded(self) -> Rounded:
-        """The state as it will be emitted."""
-        return rounded(self.problem, *self.potentials())
+        """The state as it will be emitted, in units of the cost."""
+        return rounded(self.problem, self.unit * self.f, self.unit * self.g)
 
-    def check(self, f: Vector, g: Vector, *, exact: bool) -> Residual:
-        """Both residuals of given potentials."""
+    def emit(self) -> Emission:
+        """Copies for the caller."""
+        return emission(self.problem, self.rounded(), self.support)
+
+    def verify(self, *, exact: bool) -> Residual:
+        """Both residuals of the state as it will be emitted; `exact` in float64 throughout."""
         if math.isnan(self.stale):
             return UNKNOWN
-        f, g = f / self.unit, g / self.unit
+        state = self.rounded()
+        f, g = state.f / self.unit, state.g / self.unit
         if exact:
             row, col = self.exact_ratios(self.x, self.y, f, g), self.exact_ratios(self.y, self.x, g, f)
             band = self.double_band(f, g)
@@ -197,73 +199,8 @@ class _Lane:
         return Residual(rows, cols, band)
 
 
-class StreamingPack:
+class StreamingPack(LanePack[StreamingLane]):
     """A list of lanes, each of which uses all threads."""
 
     def __init__(self, problems: Sequence[Problem[Any]], threads: int, precision: str) -> None:
-        self._threads = threads
-        self._precision = precision
-        self._lanes: list[_Lane] = []
-        self._slots = 0
-        self._legs = 0
-        self.repack([], problems)
-
-    @property
-    def width(self) -> int:
-        """The number of lanes."""
-        return len(self._lanes)
-
-    @property
-    def spent(self) -> Spent:
-        """Slots and legs so far."""
-        return Spent(self._slots, self._legs)
-
-    @np.errstate(all="ignore")
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
-        """One cycle after the other, for the lanes that are neither frozen nor held."""
-        frozen = [lane for lane in self._lanes if lane.frozen]
-        moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
-        for _ in range(cycles):
-            if not moving:
-                break
-            for i in moving:
-                self._lanes[i].cycle()
-            for lane in frozen:
-                lane.discarded_cycle()
-            self._slots += len(moving) + len(frozen)
-            self._legs += 2 * (len(moving) + len(frozen))
-            held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
-            moving = [] if lockstep and held else [i for i in moving if i not in held]
-        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
-
-    @np.errstate(all="ignore")
-    def screen(self, lanes: Sequence[int]) -> list[float]:
-        """The row residual in a pass of its own."""
-        self._legs += len(lanes)
-        return [self._lanes[i].screened() for i in lanes]
-
-    @np.errstate(all="ignore")
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
-        """Both sides of the state as it will be emitted; `exact` in float64 throughout."""
-        self._legs += 2 * len(lanes)
-        found: list[Residual] = []
-        for lane in (self._lanes[i] for i in lanes):
-            state = lane.rounded()
-            found.append(lane.check(state.f, state.g, exact=exact))
-        return found
-
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
-        """Copies for the caller."""
-        return [emission(lane.problem, lane.rounded(), lane.support) for lane in (self._lanes[i] for i in lanes)]
-
-    def freeze(self, lanes: Sequence[int]) -> None:
-        """These lanes no longer change."""
-        for i in lanes:
-            self._lanes[i].frozen = True
-
-    @np.errstate(all="ignore")
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
-        """Keep these lanes, in this order, and append the admitted."""
-        admitted = [_Lane(problem, self._threads, self._precision) for problem in admit]
-        self._lanes = [self._lanes[i] for i in keep] + admitted
-        self._legs += len(admitted)
+        super().__init__(problems, lambda problem: StreamingLane(problem, threads, precision))

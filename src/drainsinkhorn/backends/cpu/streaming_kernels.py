@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from drainsinkhorn.backends.cpu.kernels import _dot, _maximum, exp, ordered, reordered
+from drainsinkhorn.backends.cpu.primitives import dot, exp, maximum, ordered, reordered
 
 STEP = 2.0**-6
 """Grid of the part of a potential that goes into the exponent, in bits."""
@@ -159,10 +159,10 @@ def exact_rows(x, y, root, f, g, b, only_out_of_range, first, last, out):
                 terms[j] = np.sqrt(terms[j])
         for j in range(cols):
             terms[j] = (g[j] - terms[j]) * _LN2
-        largest = _maximum(terms)
+        largest = maximum(terms)
         for j in range(cols):
             terms[j] = exp(terms[j] - largest)
-        out[i] = np.log(_dot(terms, b)) + largest + f[i] * _LN2
+        out[i] = np.log(dot(terms, b)) + largest + f[i] * _LN2
 
 
 @ordered
