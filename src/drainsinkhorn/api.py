@@ -278,7 +278,8 @@ class _Run:
                 f"({retired.residual.band:.2g}), so nothing can verify it; raise tol or eps"
             )
         backend = rescued_by or self._backend
-        self._tell(Finished(retired.ticket, retired.status))
+        if self._tell is not ignore:
+            self._tell(Finished(retired.ticket, retired.status))
         return Result(
             ticket=retired.ticket,
             problem=self._given.pop(retired.ticket),

@@ -55,22 +55,23 @@ class PointCost:
 
     Attributes:
         matrix: Points (n, d) and (m, d) to costs (n, m).
-        rounding: Dimension and largest cost to a bound on the absolute error of a cost, underflow included.
+        rounding: Dimension and largest cost (or an array of them) to a bound on the absolute error of a cost, underflow
+            included.
     """
 
     matrix: Callable[[Matrix, Matrix], Matrix]
-    rounding: Callable[[int, float], float]
+    rounding: Callable[[int, Any], Any]
 
 
-def _rounded_squares(d: int, largest: float) -> float:
+def _rounded_squares(d: int, largest: Any) -> Any:
     # A sum of d squares of rounded differences has relative error below (d + 3) u; each square may underflow.
     return (d + 3) * UNIT * largest + d * SMALLEST
 
 
-def _rounded_directions(d: int, largest: float) -> float:
+def _rounded_directions(d: int, largest: Any) -> Any:
     # Unit vectors are off by e = (d + 3) u, so a distance r = sqrt(2 C) is off by 2 e, and r^2 / 2 by 2 e r + 2 e^2.
     error = (d + 3) * UNIT
-    return 2 * error * math.sqrt(2 * largest) + error * largest + 2 * error**2
+    return 2 * error * (2 * largest) ** 0.5 + error * largest + 2 * error**2
 
 
 COSTS: dict[str, PointCost] = {

@@ -45,10 +45,17 @@ class Support:
         return full_f, full_g
 
 
-def restrict(problem: Problem[Any]) -> tuple[Problem[Any], Support | None]:
-    """The problem on its support, and the Support if any point was left out."""
+def restrict(problem: Problem[Any], full: dict[int, bool] | None = None) -> tuple[Problem[Any], Support | None]:
+    """The problem on its support, and the Support if any point was left out.
+
+    `full` remembers, by identity, which weights were found to be positive everywhere, since many problems share theirs.
+    """
     a, b = to_numpy(problem.a), to_numpy(problem.b)
-    if a.all() and b.all():
+    full = {} if full is None else full
+    for weights in (a, b):
+        if id(weights) not in full:
+            full[id(weights)] = bool(weights.all())
+    if full[id(a)] and full[id(b)]:
         return problem, None
     support = Support(problem, np.flatnonzero(a), np.flatnonzero(b))
     return _part(problem, support.rows, support.cols), support

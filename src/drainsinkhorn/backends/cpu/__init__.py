@@ -74,7 +74,7 @@ class CpuBackend:
     def natural_width(self, problem: Problem[Any]) -> int:
         """Lanes that share out well over the threads and keep the host's part small: many, if they are small."""
         n, m = sizes(problem)
-        return max(16, min(1024, 2**26 // (n * m)))
+        return max(16, min(512, 2**26 // (n * m)))
 
     def precise(self) -> CpuBackend:
         """The same in float64."""

@@ -148,7 +148,7 @@ def _load_points(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], tab
         x, y, far = x / scale[:, None, None], y / scale[:, None, None], far / scale
         factor = factor * scale
     largest = {"sqeuclidean": far * far, "euclidean": far, "cosine": far * far / 2}[kind]
-    raw = np.array([COSTS[kind].rounding(dim, float(value)) for value in largest]) + 4 * UNIT * largest
+    raw = COSTS[kind].rounding(dim, largest) + 4 * UNIT * largest
     numbers[:, k.ROUNDING] = 2 * factor * raw
     numbers[:, k.FACTOR] = factor / 2 if kind == "cosine" else factor
     table[:, k.KIND] = k.EUCLIDEAN if kind == "euclidean" else k.SQEUCLIDEAN

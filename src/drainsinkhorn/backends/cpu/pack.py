@@ -34,9 +34,9 @@ class _Lane:
 
     __slots__ = ("frozen", "inner", "keep", "problem", "support")
 
-    def __init__(self, problem: Problem[Any]) -> None:
+    def __init__(self, problem: Problem[Any], full: dict[int, bool]) -> None:
         self.problem = problem
-        self.inner, self.support = restrict(problem)
+        self.inner, self.support = restrict(problem, full)
         self.keep: Any = None
         self.frozen = False
 
@@ -147,7 +147,8 @@ class CpuPack:
         """Lanes at depth zero, their first f-leg measured."""
         table = np.zeros((len(problems), k.FIELDS), dtype=np.int64)
         numbers = np.zeros((len(problems), k.NUMBERS))
-        lanes = [_Lane(problem) for problem in problems]
+        full: dict[int, bool] = {}
+        lanes = [_Lane(problem, full) for problem in problems]
         inner = [lane.inner for lane in lanes]
         for places in groups(inner, self._dtype.itemsize):
             rows, floats = table[places], numbers[places]
