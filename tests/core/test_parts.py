@@ -49,8 +49,33 @@ print(ledger.slots, ledger.removed_slots)
     assert done.stdout == "14 11\n", done.stderr
 
 
+def test_without_numba_auto_takes_the_reference_and_says_why() -> None:
+    code = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"numba", "llvmlite"}:
+            raise ModuleNotFoundError(f"blocked: {name}")
+sys.meta_path.insert(0, Blocker())
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "numba" else found(name, package)
+import numpy as np, drainsinkhorn as ds
+solution = ds.solve(np.zeros((3, 1)), np.ones((2, 1)), eps=1.0)
+print(solution.converged, solution.ledger.choices[0].picked, solution.ledger.choices[0].reason, sep=";")
+try:
+    ds.solve(np.zeros((3, 1)), np.ones((2, 1)), eps=1.0, backend="cpu")
+except ds.BackendUnavailable as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    first, second = done.stdout.splitlines()
+    assert first == "True;reference;Numba is not installed, so the compiled CPU backend cannot run"
+    assert "backend 'cpu' cannot be loaded: blocked: llvmlite" in second or "blocked: numba" in second
+
+
 def test_importing_the_package_loads_no_optional_library() -> None:
-    optional = ("torch", "jax", "matplotlib", "sklearn", "rich", "typer")
+    optional = ("torch", "jax", "matplotlib", "sklearn", "rich", "typer", "numba")
     code = f"import sys, drainsinkhorn; print([m for m in {optional} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 

@@ -67,6 +67,7 @@ class States:
     def __init__(
         self, problems: Sequence[Problem[Any]], f: Vector, f_at: NDArray[np.int64], g: Vector, g_at: NDArray[np.int64]
     ) -> None:
+        self.problems = problems
         self.eps = np.array([problem.eps for problem in problems])
         self.f, self.f_at, self.g, self.g_at = f, f_at, g, g_at
         f *= np.repeat(self.eps, np.diff(f_at))
@@ -83,10 +84,22 @@ class States:
                 short = np.repeat(self.single, np.diff(at))
                 vector[short] = vector[short].astype(np.float32)
 
-    def rounded(self, place: int) -> Rounded:
-        """One lane's state."""
-        f, g = self.f[self.f_at[place] : self.f_at[place + 1]], self.g[self.g_at[place] : self.g_at[place + 1]]
-        return Rounded(f, g, _SINGLE if self.single[place] else _DOUBLE)
+    def emissions(self, supports: Sequence[Support | None]) -> list[Emission]:
+        """Copies of all lanes' states for their callers."""
+        short = (self.f.astype(np.float32), self.g.astype(np.float32)) if self.single.any() else (self.f, self.g)
+        f_at, g_at = self.f_at.tolist(), self.g_at.tolist()
+        emitted: list[Emission] = []
+        for place, (problem, single, support) in enumerate(zip(self.problems, self.single, supports, strict=True)):
+            rows, cols = slice(f_at[place], f_at[place + 1]), slice(g_at[place], g_at[place + 1])
+            like = caller_array(problem)
+            if support is None and type(like) is np.ndarray:
+                f, g = short if single else (self.f, self.g)
+                potentials = Potentials(f[rows].copy(), g[cols].copy())
+                emitted.append(Emission(potentials, potentials.f.dtype != like.dtype))
+            else:
+                state = Rounded(self.f[rows], self.g[cols], _SINGLE if single else _DOUBLE)
+                emitted.append(emission(problem, state, support))
+        return emitted
 
 
 def _moved(vector: Vector, at: NDArray[np.int64]) -> Vector:

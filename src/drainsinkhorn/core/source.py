@@ -148,7 +148,10 @@ class Sorter(Generic[A]):
         except ProblemError as error:
             self._refuse(ticket, problem, error)
             return False
-        self._lines.setdefault(signature, deque()).append(Admission(ticket, admitted))
+        line = self._lines.get(signature)
+        if line is None:
+            line = self._lines[signature] = deque()
+        line.append(Admission(ticket, admitted))
         return True
 
 

@@ -7,10 +7,13 @@ from numpy.typing import NDArray
 
 
 def farthest(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A bound on all distances between two clouds, through the middle of their common box; for stacks, one each."""
-    low, high = np.minimum(x.min(axis=-2), y.min(axis=-2)), np.maximum(x.max(axis=-2), y.max(axis=-2))
-    middle = (low / 2 + high / 2)[..., None, :]
-    radii = [np.sqrt(((points - middle) ** 2).sum(axis=-1).max(axis=-1)) for points in (x, y)]
+    """A bound on all distances between two clouds, through the middle of their common box.
+
+    Points are stored coordinate by coordinate, (d, n) or stacked (W, d, n); the result is a number or (W,).
+    """
+    low, high = np.minimum(x.min(axis=-1), y.min(axis=-1)), np.maximum(x.max(axis=-1), y.max(axis=-1))
+    middle = (low / 2 + high / 2)[..., None]
+    radii = [np.sqrt(((points - middle) ** 2).sum(axis=-2).max(axis=-1)) for points in (x, y)]
     # The diagonal of the box where squares overflow or vanish.
-    diagonal = (high - low).max(axis=-1) * x.shape[-1] ** 0.5
+    diagonal = (high - low).max(axis=-1) * x.shape[-2] ** 0.5
     return np.where((diagonal > 1e-140) & (diagonal < 1e140), radii[0] + radii[1], diagonal)

@@ -141,7 +141,8 @@ def _load_points(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], tab
     if kind == "cosine":
         # 1 - cos is half the squared distance of unit vectors.
         x, y = unit_rows(x), unit_rows(y)
-    far = farthest(x, y)
+    y = np.ascontiguousarray(y.transpose(0, 2, 1))
+    far = np.broadcast_to(farthest(np.ascontiguousarray(x.transpose(0, 2, 1)), y), (lanes,))
     if kind == "euclidean":
         # By a power of two, so that squares neither overflow nor vanish.
         scale = np.where((far > 0) & np.isfinite(far), np.exp2(np.frexp(far)[1]), 1.0)
@@ -152,7 +153,7 @@ def _load_points(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], tab
     numbers[:, k.ROUNDING] = 2 * factor * raw
     numbers[:, k.FACTOR] = factor / 2 if kind == "cosine" else factor
     table[:, k.KIND] = k.EUCLIDEAN if kind == "euclidean" else k.SQEUCLIDEAN
-    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y.transpose(0, 2, 1))
+    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
     for field, points in ((k.X, x), (k.Y, y)):
         step = points[0].nbytes if len(points) == lanes else 0
         table[:, field] = points.ctypes.data + step * np.arange(lanes)

@@ -17,7 +17,7 @@ from drainsinkhorn.backends.cpu.loading import groups, load_group
 from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import each
-from drainsinkhorn.backends.emission import States, emission
+from drainsinkhorn.backends.emission import States
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
@@ -112,12 +112,7 @@ class CpuPack:
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """Copies for the caller."""
-        states = self._states(lanes)
-        emitted: list[Emission] = []
-        for place, i in enumerate(lanes):
-            lane = self._lanes[i]
-            emitted.append(emission(lane.problem, states.rounded(place), lane.support))
-        return emitted
+        return self._states(lanes).emissions([self._lanes[i].support for i in lanes]) if lanes else []
 
     def _states(self, lanes: Sequence[int]) -> States:
         """The states of lanes as they will be emitted, one after another in flat vectors."""

@@ -78,7 +78,7 @@ class StreamingLane:
         middle = low / 2 + high / 2
         self.root = kind == "euclidean"
         scale = factor if self.root else math.sqrt(factor)
-        far = float(farthest(x, y))
+        far = float(farthest(x.T, y.T))
         largest = {"sqeuclidean": far * far, "euclidean": far, "cosine": far * far / 2}[kind]
         # Centring and scaling round every coordinate twice more.
         raw = COSTS[kind].rounding(x.shape[1], largest) + 16 * UNIT * largest
