@@ -187,7 +187,7 @@ class _Run:
         self._backend = self._backend.using(self._acceleration)
         self._given: dict[int, Problem[Any]] = {}
         self._refused: list[Retired] = []
-        self._failed: list[Retired] = []
+        self._failed: dict[int, Retired] = {}
         self._whole = count is not None
         self._lookahead = math.inf if self._whole else options.lookahead
         self._read = 0
@@ -213,7 +213,7 @@ class _Run:
             for retired in execute(backend, line, self._plan, self._observe):
                 yield from self._refusals()
                 if self._worth_rescue(retired):
-                    self._failed.append(retired)
+                    self._failed[retired.ticket] = retired
                 else:
                     yield self._result(retired)
             yield from self._refusals()
@@ -244,30 +244,28 @@ class _Run:
 
     def _rescue_due(self) -> bool:
         """True when the oldest problem that waits for rescue has waited long enough to interrupt the others."""
-        return bool(self._failed) and self._read - self._failed[0].ticket >= self._lookahead
+        return bool(self._failed) and self._read - min(self._failed) >= self._lookahead
 
     def unrescued(self) -> Iterator[Result[Any]]:
         """What waits for its rescue, as its first run left it."""
         while self._failed:
-            yield self._result(self._failed.pop(0))
+            yield self._result(self._failed.pop(min(self._failed)))
 
     def _rescue(self) -> Iterator[Result[Any]]:
         """Run what failed once more, alone and in float64, from its last finite potentials."""
         if not self._failed:
             return
-        failed = {retired.ticket: retired for retired in self._failed}
-        self._tell(Rescuing(list(failed)))
+        self._tell(Rescuing(list(self._failed)))
         self.ledger.rescue = ledger = self.ledger.rescue or Ledger()
         precise = self._backend.precise()
-        waiting = [Admission(t, replace(r.problem, init=r.potentials)) for t, r in failed.items()]
+        waiting = [Admission(t, replace(r.problem, init=r.potentials)) for t, r in self._failed.items()]
         plan = replace(self._plan, mode=MODES["width-one"], width=1)
         for retired in execute(Timed(precise, ledger.seconds), Batch(waiting), plan, ledger):
-            first = failed[retired.ticket]
-            self._failed.remove(first)
+            first = self._failed.pop(retired.ticket)
             if retired.status is Status.INVALID:
                 yield self._result(first)
             else:
-                yield self._result(replace(retired, depth=first.depth + retired.depth), rescued_by=precise)
+                yield self._result(retired._replace(depth=first.depth + retired.depth), rescued_by=precise)
 
     def _result(self, retired: Retired, *, rescued_by: Backend[Any] | None = None) -> Result[Any]:
         detail = retired.detail

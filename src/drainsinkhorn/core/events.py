@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from drainsinkhorn.core.audit import Counts
 from drainsinkhorn.core.problem import Potentials, Problem
@@ -49,9 +49,8 @@ class Audited:
     spent: Spent
 
 
-@dataclass(frozen=True, slots=True)
-class Retired:
-    """A lane left, with all that a Result needs."""
+class Retired(NamedTuple):
+    """A lane left, with all that a Result needs. A tuple, since there is one for every problem."""
 
     ticket: int
     problem: Problem[Any]
