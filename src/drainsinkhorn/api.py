@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array
@@ -21,7 +21,7 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
 from drainsinkhorn.core.source import Admission, Batch, Sorter
 from drainsinkhorn.core.timed import Timed
-from drainsinkhorn.solution import Solution
+from drainsinkhorn.solution import Results, Solution
 
 DEFAULTS = Options()
 RESCUED = (Status.DEPTH_LIMIT, Status.NONFINITE)
@@ -86,14 +86,15 @@ def solve(
     given = _as_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol if each else None)
     given = given if isinstance(given, list) else list(given)
     run = _Run(given, len(given), backend, options, observe)
-    results: dict[int, Result[Any]] = {}
+    ended: dict[int, Ended] = {}
     try:
-        for result in run:
-            results[result.ticket] = result
+        for end in run.ends():
+            ended[end.retired.ticket] = end
     except KeyboardInterrupt:
-        results.update((result.ticket, result) for result in run.unrescued())
-        raise Interrupted(results, len(given), run.ledger) from None
-    return Solution([results[ticket] for ticket in range(len(given))], run.ledger)
+        ended.update((end.retired.ticket, end) for end in run.unrescued())
+        raise Interrupted({t: run.result(end) for t, end in ended.items()}, len(given), run.ledger) from None
+    ends = [ended[ticket] for ticket in range(len(given))]
+    return Solution(Results([end.retired for end in ends], lambda i: run.result(ends[i])), run.ledger)
 
 
 def stream(
@@ -155,14 +156,22 @@ class Stream(Iterator[Result[Any]]):
 
     def __init__(self, run: _Run) -> None:
         self.ledger = run.ledger
-        self._results = iter(run)
+        self._ends = run.ends()
+        self._result = run.result
 
     def __next__(self) -> Result[Any]:
-        return next(self._results)
+        return self._result(next(self._ends))
 
     def close(self) -> None:
         """Give up what is unfinished."""
-        self._results.close()
+        self._ends.close()
+
+
+class Ended(NamedTuple):
+    """How a problem ended, and the backend that rescued it, if one did."""
+
+    retired: Retired
+    rescued_by: Backend[Any] | None = None
 
 
 class _Run:
@@ -202,7 +211,14 @@ class _Run:
             paused=self._rescue_due,
         )
 
-    def __iter__(self) -> Generator[Result[Any], None, None]:
+    def ends(self) -> Generator[Ended, None, None]:
+        """Run everything; each problem once, as it ends."""
+        for end in self._ends():
+            if self._tell is not ignore:
+                self._tell(Finished(end.retired.ticket, end.retired.status))
+            yield end
+
+    def _ends(self) -> Iterator[Ended]:
         if self._whole:
             self._sorter.fill()
             yield from self._refusals()
@@ -215,7 +231,7 @@ class _Run:
                 if self._worth_rescue(retired):
                     self._failed[retired.ticket] = retired
                 else:
-                    yield self._result(retired)
+                    yield Ended(retired)
             yield from self._refusals()
             if self._rescue_due():
                 yield from self._rescue()
@@ -246,12 +262,12 @@ class _Run:
         """True when the oldest problem that waits for rescue has waited long enough to interrupt the others."""
         return bool(self._failed) and self._read - min(self._failed) >= self._lookahead
 
-    def unrescued(self) -> Iterator[Result[Any]]:
+    def unrescued(self) -> Iterator[Ended]:
         """What waits for its rescue, as its first run left it."""
         while self._failed:
-            yield self._result(self._failed.pop(min(self._failed)))
+            yield Ended(self._failed.pop(min(self._failed)))
 
-    def _rescue(self) -> Iterator[Result[Any]]:
+    def _rescue(self) -> Iterator[Ended]:
         """Run what failed once more, alone and in float64, from its last finite potentials."""
         if not self._failed:
             return
@@ -263,11 +279,13 @@ class _Run:
         for retired in execute(Timed(precise, ledger.seconds), Batch(waiting), plan, ledger):
             first = self._failed.pop(retired.ticket)
             if retired.status is Status.INVALID:
-                yield self._result(first)
+                yield Ended(first)
             else:
-                yield self._result(retired._replace(depth=first.depth + retired.depth), rescued_by=precise)
+                yield Ended(retired._replace(depth=first.depth + retired.depth), precise)
 
-    def _result(self, retired: Retired, *, rescued_by: Backend[Any] | None = None) -> Result[Any]:
+    def result(self, end: Ended) -> Result[Any]:
+        """What the caller sees of it; once for each."""
+        retired, rescued_by = end
         detail = retired.detail
         if retired.status is Status.DEPTH_LIMIT and retired.residual.band >= self._plan.stop(retired.problem):
             stop = "tol" if self._options.audit.margin == 1 else "margin * tol"
@@ -276,8 +294,6 @@ class _Run:
                 f"({retired.residual.band:.2g}), so nothing can verify it; raise tol or eps"
             )
         backend = rescued_by or self._backend
-        if self._tell is not ignore:
-            self._tell(Finished(retired.ticket, retired.status))
         return Result(
             ticket=retired.ticket,
             problem=self._given.pop(retired.ticket),
@@ -304,9 +320,9 @@ class _Run:
             raise ProblemError(f"problem {ticket}: {error}") from None
         self._refused.append(refused(ticket, problem, str(error)))
 
-    def _refusals(self) -> Iterator[Result[Any]]:
+    def _refusals(self) -> Iterator[Ended]:
         while self._refused:
-            yield self._result(self._refused.pop(0))
+            yield Ended(self._refused.pop(0))
 
     def _pick_backend(self, backend: str | Backend[Any]) -> Backend[Any]:
         if backend == "auto":
