@@ -33,6 +33,8 @@ from drainsinkhorn.testing import marginal_errors
 TOL = 1e-3
 Problems = list[ds.Problem[Any]]
 Potentials = list[tuple[Any, Any]]
+Found = Callable[[], Potentials]
+"""What an arm returns: its own output, converted to our convention when asked, outside of any timing."""
 
 
 # Workloads: a seed and a data folder to problems.
@@ -139,9 +141,9 @@ WORKLOADS: dict[str, Callable[[Path | None], Problems]] = {
 # Arms: problems to potentials in our convention, P = a b exp((f + g - C) / eps).
 
 
-def ours(problems: Problems) -> Potentials:
+def ours(problems: Problems) -> Found:
     solution = ds.solve(problems, tol=TOL, accelerate="none")
-    return [tuple(result.potentials) for result in solution]
+    return lambda: [tuple(result.potentials) for result in solution]
 
 
 def weights(problem: ds.Problem[Any], dtype: Any = np.float32) -> tuple[Any, Any]:
@@ -178,17 +180,15 @@ class Ott:
         self.many_points = jax.jit(jax.vmap(points))
         self.many_dense = jax.jit(jax.vmap(dense, in_axes=(None, 0, 0, 0)))
 
-    def serial(self, problems: Problems) -> Potentials:
+    def serial(self, problems: Problems) -> Found:
         found = []
         for p in problems:
             given = (p.cost,) if p.x is None else (p.x, p.y)
             run = self.dense if p.x is None else self.points
-            f, g = self.jax.block_until_ready(run(*given, *weights(p), np.float32(p.eps)))
-            log_a, log_b = log_weights(p)
-            found.append((np.asarray(f, float) - p.eps * log_a, np.asarray(g, float) - p.eps * log_b))
-        return found
+            found.append(self.jax.block_until_ready(run(*given, *weights(p), np.float32(p.eps))))
+        return lambda: [ours_from_ott(p, f, g) for p, (f, g) in zip(problems, found, strict=True)]
 
-    def vmap(self, problems: Problems) -> Potentials:
+    def vmap(self, problems: Problems) -> Found:
         a, b = (np.stack(w) for w in zip(*(weights(p) for p in problems), strict=True))
         eps = np.array([p.eps for p in problems], dtype=np.float32)
         if problems[0].x is None:
@@ -197,11 +197,21 @@ class Ott:
             x, y = np.stack([p.x for p in problems]), np.stack([p.y for p in problems])
             f, g = self.many_points(x, y, a, b, eps)
         self.jax.block_until_ready((f, g))
-        return [
-            (np.asarray(fi, float) - p.eps * la, np.asarray(gi, float) - p.eps * lb)
-            for p, fi, gi in zip(problems, f, g, strict=True)
-            for la, lb in [log_weights(p)]
+        return lambda: [
+            ours_from_ott(p, fi, gi) for p, fi, gi in zip(problems, np.asarray(f), np.asarray(g), strict=True)
         ]
+
+
+def ours_from_ott(p: ds.Problem[Any], f: Any, g: Any) -> tuple[Any, Any]:
+    """OTT: P = exp((f + g - C) / eps)."""
+    log_a, log_b = log_weights(p)
+    return np.asarray(f, float) - p.eps * log_a, np.asarray(g, float) - p.eps * log_b
+
+
+def ours_from_pot(p: ds.Problem[Any], u: Any, v: Any) -> tuple[Any, Any]:
+    """POT: P = exp(u + v - C / eps)."""
+    log_a, log_b = log_weights(p)
+    return p.eps * (np.asarray(u, float) - log_a), p.eps * (np.asarray(v, float) - log_b)
 
 
 def cost_of(p: ds.Problem[Any]) -> Any:
@@ -210,7 +220,7 @@ def cost_of(p: ds.Problem[Any]) -> Any:
     return p.cost if p.x is None else ot.dist(p.x, p.y)
 
 
-def pot_serial(problems: Problems) -> Potentials:
+def pot_serial(problems: Problems) -> Found:
     """POT: `ot.sinkhorn(method="sinkhorn_log")`; its L2 rule asks for tol / sqrt(m)."""
     import ot
 
@@ -228,27 +238,21 @@ def pot_serial(problems: Problems) -> Potentials:
             log=True,
             warn=False,
         )
-        log_a, log_b = log_weights(p)
-        found.append((p.eps * (log["log_u"].astype(float) - log_a), p.eps * (log["log_v"].astype(float) - log_b)))
-    return found
+        found.append((log["log_u"], log["log_v"]))
+    return lambda: [ours_from_pot(p, u, v) for p, (u, v) in zip(problems, found, strict=True)]
 
 
-def pot_batch(problems: Problems) -> Potentials:
+def pot_batch(problems: Problems) -> Found:
     """POT: `ot.batch.solve_batch`; one stop for all, L2 on rows, so tol / sqrt(n)."""
     import ot.batch
 
     a, b = (np.stack(w) for w in zip(*(weights(p) for p in problems), strict=True))
     cost = np.stack([cost_of(p) for p in problems])
     out = ot.batch.solve_batch(cost, problems[0].eps, a, b, tol=TOL / a.shape[1] ** 0.5, max_iter=20_000, grad="detach")
-    u, v = (np.asarray(w, float) for w in out.potentials)
-    return [
-        (p.eps * (ui - la), p.eps * (vi - lb))
-        for p, ui, vi in zip(problems, u, v, strict=True)
-        for la, lb in [log_weights(p)]
-    ]
+    return lambda: [ours_from_pot(p, u, v) for p, u, v in zip(problems, *out.potentials, strict=True)]
 
 
-def keops_serial(problems: Problems) -> Potentials:
+def keops_serial(problems: Problems) -> Found:
     """PyKeOps: alternating log-sum-exp reductions, residual read off the f-leg every 10 cycles."""
     from pykeops.numpy import LazyTensor
 
@@ -265,14 +269,14 @@ def keops_serial(problems: Problems) -> Potentials:
             f = new
             g = -(LazyTensor((f + log_a)[:, None, None]) - distance).logsumexp(axis=0).ravel()
         found.append((p.eps * f.astype(float), p.eps * g.astype(float)))
-    return found
+    return lambda: found
 
 
 @dataclass
 class Arm:
     """A way to solve, and which batches it takes."""
 
-    run: Callable[[Problems], Potentials]
+    run: Callable[[Problems], Found]
     stacked: bool = False
     points: bool = False
     joint: bool = False
@@ -342,7 +346,7 @@ class Timer:
     def __init__(self, arm: Arm, problems: Problems) -> None:
         self.arm, self.problems, self.share = arm, problems, 1.0
         self.once: float | None = None
-        self.found: Potentials = []
+        self.found: Found = list
 
     def __call__(self) -> float:
         start = time.perf_counter()
@@ -382,7 +386,7 @@ def bench(name: str, problems: Problems, wanted: list[str], budget: float, repea
             rows[arm_name] = {"note": notes[arm_name]}
             continue
         run = runs[arm_name]
-        found = Measured(statistics.median(times[arm_name]) / run.share, audit(run.problems, run.found), run.share)
+        found = Measured(statistics.median(times[arm_name]) / run.share, audit(run.problems, run.found()), run.share)
         rows[arm_name] = {
             "seconds": found.seconds,
             "spread": max(times[arm_name]) / min(times[arm_name]),
