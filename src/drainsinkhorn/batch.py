@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,7 +101,7 @@ def trusted(given: Any, tol: float, margin: float) -> list[Problem[Any]] | None:
     Only plain cases: NumPy points in float32 or float64, named costs that take any points, uniform weights. Whatever is
     else, or bad anywhere, goes through the door problem by problem, which finds the right words.
     """
-    if not isinstance(given, Stack) or len(given) != len(given.made) or any(map(_differ, given, given.made)):
+    if not isinstance(given, Stack) or len(given) != len(given.made) or any(map(operator.is_not, given, given.made)):
         return None
     x, y, eps, tols, cost = (given.columns[name][0] for name in ("x", "y", "eps", "tol", "cost"))
     cost = Cost(cost) if isinstance(cost, str) else cost
@@ -120,10 +121,6 @@ def trusted(given: Any, tol: float, margin: float) -> list[Problem[Any]] | None:
     return [
         Problem(x=p.x, y=p.y, eps=e, tol=margin * tol, cost=cost, a=a, b=b) for p, e in zip(given, each, strict=True)
     ]
-
-
-def _differ(one: object, other: object) -> bool:
-    return one is not other
 
 
 def _column(name: str, value: Any, ndim: int) -> tuple[Any, int | None]:

@@ -61,7 +61,7 @@ def float_dtype(value: Any) -> np.dtype[Any] | None:
 
 def is_single(value: Any) -> bool:
     """True if the caller's dtype is float32."""
-    return value.dtype == np.float32 if type(value) is np.ndarray else float_dtype(value) == np.float32
+    return float_dtype(value) == np.float32
 
 
 def to_caller(array: Array, like: Any) -> Any:

@@ -55,11 +55,13 @@ class PointCost:
 
     Attributes:
         matrix: Points (n, d) and (m, d) to costs (n, m).
+        largest: A bound on distances (of unit vectors, for the cosine), or an array of them, to one on costs.
         rounding: Dimension and largest cost (or an array of them) to a bound on the absolute error of a cost, underflow
             included.
     """
 
     matrix: Callable[[Matrix, Matrix], Matrix]
+    largest: Callable[[Any], Any]
     rounding: Callable[[int, Any], Any]
 
 
@@ -75,9 +77,9 @@ def _rounded_directions(d: int, largest: Any) -> Any:
 
 
 COSTS: dict[str, PointCost] = {
-    "sqeuclidean": PointCost(sqeuclidean, _rounded_squares),
-    "euclidean": PointCost(euclidean, lambda d, largest: (d + 3) * UNIT * largest),
-    "cosine": PointCost(cosine, _rounded_directions),
+    "sqeuclidean": PointCost(sqeuclidean, lambda far: far * far, _rounded_squares),
+    "euclidean": PointCost(euclidean, lambda far: far, lambda d, largest: (d + 3) * UNIT * largest),
+    "cosine": PointCost(cosine, lambda far: far * far / 2, _rounded_directions),
 }
 
 

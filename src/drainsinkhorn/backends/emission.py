@@ -26,6 +26,11 @@ class Rounded(NamedTuple):
     dtype: np.dtype[Any]
 
 
+def _budget(eps: Any, tol: Any) -> Any:
+    """How far rounding may move potentials: a tenth of tol."""
+    return eps * tol / 10
+
+
 def rounded(problem: Problem[Any], f: Vector, g: Vector) -> Rounded:
     """Round a state to what its caller will get."""
     dtype = float_dtype(caller_array(problem))
@@ -34,7 +39,7 @@ def rounded(problem: Problem[Any], f: Vector, g: Vector) -> Rounded:
             short_f, short_g = f.astype(dtype).astype(np.float64), g.astype(dtype).astype(np.float64)
             moved = float(np.abs(short_f - f).max()) + float(np.abs(short_g - g).max())
         # Written so that what overflowed, and is NaN or inf here, stays in float64.
-        if moved <= problem.eps * float(problem.tol or 0) / 10:
+        if moved <= _budget(problem.eps, problem.tol):
             return Rounded(short_f, short_g, dtype)
     return Rounded(f, g, np.dtype(np.float64))
 
@@ -77,9 +82,8 @@ class States:
         if wanted.any():
             with np.errstate(over="ignore", invalid="ignore"):
                 moved = _moved(f, f_at) + _moved(g, g_at)
-            budget = self.eps * np.array([problem.tol for problem in problems]) / 10
             # Written so that what overflowed, and is NaN or inf here, stays in float64.
-            self.single = wanted & (moved <= budget)
+            self.single = wanted & (moved <= _budget(self.eps, np.array([problem.tol for problem in problems])))
             for vector, at in ((f, f_at), (g, g_at)):
                 short = np.repeat(self.single, np.diff(at))
                 vector[short] = vector[short].astype(np.float32)

@@ -13,6 +13,7 @@ from drainsinkhorn.backends.cpu.loading import type_band
 from drainsinkhorn.backends.cpu.pack import CpuPack, compile_kernels
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import default_threads
+from drainsinkhorn.backends.dense import DenseCoupling
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
@@ -52,10 +53,8 @@ class CpuBackend:
         _, streams, dtype = self._how(problems[0])
         return StreamingPack(problems, threads, self.precision) if streams else CpuPack(problems, dtype, threads)
 
-    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> Any:
-        """The plan of a problem."""
-        from drainsinkhorn.backends.reference import DenseCoupling
-
+    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
+        """The dense plan of a problem."""
         return DenseCoupling(problem, potentials)
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:

@@ -148,7 +148,7 @@ def _load_points(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], tab
         scale = np.where((far > 0) & np.isfinite(far), np.exp2(np.frexp(far)[1]), 1.0)
         x, y, far = x / scale[:, None, None], y / scale[:, None, None], far / scale
         factor = factor * scale
-    largest = {"sqeuclidean": far * far, "euclidean": far, "cosine": far * far / 2}[kind]
+    largest = COSTS[kind].largest(far)
     raw = COSTS[kind].rounding(dim, largest) + 4 * UNIT * largest
     numbers[:, k.ROUNDING] = 2 * factor * raw
     numbers[:, k.FACTOR] = factor / 2 if kind == "cosine" else factor

@@ -1,4 +1,4 @@
-"""The pack of the CPU backend: a table of lanes whose vectors live in arenas, and threads that share the lanes."""
+"""The pack of the CPU backend: a table of lanes whose vectors live in blocks, and threads that share the lanes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPLIT_PAIRS = 2**20
 
 
 class _Lane:
-    """A problem and the arenas that hold its vectors."""
+    """A problem and the blocks that hold its vectors."""
 
     __slots__ = ("frozen", "inner", "keep", "problem", "support")
 
@@ -97,17 +97,8 @@ class CpuPack:
         states = self._states(lanes)
         order = np.asarray(lanes, dtype=np.int64)
         found = np.empty((len(order), 3))
-        chunk = max(1, order.size // (4 * self._threads))
-        firsts = range(0, order.size, chunk)
-
-        def check(part: int) -> None:
-            first, last = firsts[part], min(order.size, firsts[part] + chunk)
-            k.verify_lanes(
-                self._table, self._numbers, order, first, last, states.f, states.f_at, states.g, states.g_at,
-                states.eps, exact, found, self._one,
-            )  # fmt: skip
-
-        each(self._threads, check, len(firsts))
+        where = (states.f, states.f_at, states.g, states.g_at, states.eps)
+        self._share(k.verify_lanes, self._table, self._numbers, order, *where, exact, found)
         return [Residual(*row) for row in found.tolist()]
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
@@ -165,7 +156,11 @@ class CpuPack:
             return
         parts = k.groups_of(rows)
         bounds = [rows * part // parts for part in range(parts + 1)]
-        fill = lambda part: k.fill_cold_rows(lane, numbers[places[0]], bounds[part], bounds[part + 1], self._one)  # noqa: E731
+        mine = numbers[places[0]]
+
+        def fill(part: int) -> None:
+            k.fill_cold_rows(lane, mine, bounds[part], bounds[part + 1], self._one)
+
         each(self._threads, fill, parts)
         k.copy_base(table, np.asarray(places, dtype=np.int64))
 
@@ -265,6 +260,8 @@ def _touch(pack: CpuPack) -> None:
     pack.advance(2, [-math.inf])
     pack.verify([0])
     pack.verify([0], exact=True)
+    pack.screen([0])
+    k.copy_base(pack._table, np.zeros(1, dtype=np.int64))
     pack.freeze([0])
     pack.advance(1, [-math.inf])
     lane, numbers, one = pack._table[0], pack._numbers[0], pack._one
