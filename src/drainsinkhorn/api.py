@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array
@@ -21,7 +21,7 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
 from drainsinkhorn.core.source import Admission, Batch, Sorter
 from drainsinkhorn.core.timed import Timed
-from drainsinkhorn.solution import Results, Solution
+from drainsinkhorn.solution import Record, Records, Results, Solution
 
 DEFAULTS = Options()
 RESCUED = (Status.DEPTH_LIMIT, Status.NONFINITE)
@@ -86,15 +86,15 @@ def solve(
     given = _as_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol if each else None)
     given = given if isinstance(given, list) else list(given)
     run = _Run(given, len(given), backend, options, observe)
-    ended: dict[int, Ended] = {}
+    records = Records(len(given))
     try:
-        for end in run.ends():
-            ended[end.retired.ticket] = end
+        for retired in run.ends():
+            records.enter(run.record(retired))
     except KeyboardInterrupt:
-        ended.update((end.retired.ticket, end) for end in run.unrescued())
-        raise Interrupted({t: run.result(end) for t, end in ended.items()}, len(given), run.ledger) from None
-    ends = [ended[ticket] for ticket in range(len(given))]
-    return Solution(Results([end.retired for end in ends], lambda i: run.result(ends[i])), run.ledger)
+        for retired in run.unrescued():
+            records.enter(run.record(retired))
+        raise Interrupted({r.ticket: run.result(r) for r in records.entered()}, len(given), run.ledger) from None
+    return Solution(Results(records, run.result), run.ledger)
 
 
 def stream(
@@ -157,21 +157,14 @@ class Stream(Iterator[Result[Any]]):
     def __init__(self, run: _Run) -> None:
         self.ledger = run.ledger
         self._ends = run.ends()
-        self._result = run.result
+        self._run = run
 
     def __next__(self) -> Result[Any]:
-        return self._result(next(self._ends))
+        return self._run.result(self._run.record(next(self._ends)))
 
     def close(self) -> None:
         """Give up what is unfinished."""
         self._ends.close()
-
-
-class Ended(NamedTuple):
-    """How a problem ended, and the backend that rescued it, if one did."""
-
-    retired: Retired
-    rescued_by: Backend[Any] | None = None
 
 
 class _Run:
@@ -190,48 +183,54 @@ class _Run:
         self._count = count
         self._plan = self._plan_for(None)
         self._tell = observe
-        self._observe = fan_out(self.ledger, observe)
+        self._observe = self.ledger if observe is ignore else fan_out(self.ledger, observe)
         self._backend = self._pick_backend(backend)
         self._acceleration = self._pick_acceleration()
         self._backend = self._backend.using(self._acceleration)
         self._given: dict[int, Problem[Any]] = {}
         self._refused: list[Retired] = []
         self._failed: dict[int, Retired] = {}
+        self._rescued: dict[int, Backend[Any]] = {}
         self._whole = count is not None
         self._lookahead = math.inf if self._whole else options.lookahead
         self._read = 0
-        ready = trusted(given, options.tol, options.audit.margin)
+        self._arithmetic = ""
+        self._ready = trusted(given, options.tol, options.audit.margin)
+        if self._ready:
+            self._given, self._read = dict(enumerate(given)), len(self._ready)
         self._sorter = Sorter(
-            self._noted(given),
-            # The door has looked at a whole stack, or looks at each problem.
-            admit=lambda problem: ready[self._read - 1] if ready else admit(problem, options.tol, options.audit.margin),
+            () if self._ready else self._noted(given),
+            admit=lambda problem: admit(problem, options.tol, options.audit.margin),
             signature=self._backend.signature,
             refuse=self._refuse,
             lookahead=self._lookahead,
             paused=self._rescue_due,
         )
 
-    def ends(self) -> Generator[Ended, None, None]:
+    def ends(self) -> Generator[Retired, None, None]:
         """Run everything; each problem once, as it ends."""
-        for end in self._ends():
+        for retired in self._ends():
             if self._tell is not ignore:
-                self._tell(Finished(end.retired.ticket, end.retired.status))
-            yield end
+                self._tell(Finished(retired.ticket, retired.status))
+            yield retired
 
-    def _ends(self) -> Iterator[Ended]:
+    def _ends(self) -> Iterator[Retired]:
+        if self._ready:
+            # The door has looked at the whole stack.
+            self._sorter.enter(self._ready)
         if self._whole:
             self._sorter.fill()
             yield from self._refusals()
         backend = Timed(self._backend, self.ledger.seconds)
         for first, line in self._sorter.lines():
             if first is not None:
-                self._plan = self._plan_for(first)
+                self._plan, self._arithmetic = self._plan_for(first), self._backend.describe(first)
             for retired in execute(backend, line, self._plan, self._observe):
                 yield from self._refusals()
                 if self._worth_rescue(retired):
                     self._failed[retired.ticket] = retired
                 else:
-                    yield Ended(retired)
+                    yield retired
             yield from self._refusals()
             if self._rescue_due():
                 yield from self._rescue()
@@ -262,12 +261,12 @@ class _Run:
         """True when the oldest problem that waits for rescue has waited long enough to interrupt the others."""
         return bool(self._failed) and self._read - min(self._failed) >= self._lookahead
 
-    def unrescued(self) -> Iterator[Ended]:
+    def unrescued(self) -> Iterator[Retired]:
         """What waits for its rescue, as its first run left it."""
         while self._failed:
-            yield Ended(self._failed.pop(min(self._failed)))
+            yield self._failed.pop(min(self._failed))
 
-    def _rescue(self) -> Iterator[Ended]:
+    def _rescue(self) -> Iterator[Retired]:
         """Run what failed once more, alone and in float64, from its last finite potentials."""
         if not self._failed:
             return
@@ -279,13 +278,13 @@ class _Run:
         for retired in execute(Timed(precise, ledger.seconds), Batch(waiting), plan, ledger):
             first = self._failed.pop(retired.ticket)
             if retired.status is Status.INVALID:
-                yield Ended(first)
+                yield first
             else:
-                yield Ended(retired._replace(depth=first.depth + retired.depth), precise)
+                self._rescued[retired.ticket] = precise
+                yield retired._replace(depth=first.depth + retired.depth)
 
-    def result(self, end: Ended) -> Result[Any]:
-        """What the caller sees of it; once for each."""
-        retired, rescued_by = end
+    def record(self, retired: Retired) -> Record:
+        """What is kept of a problem that has ended."""
         detail = retired.detail
         if retired.status is Status.DEPTH_LIMIT and retired.residual.band >= self._plan.stop(retired.problem):
             stop = "tol" if self._options.audit.margin == 1 else "margin * tol"
@@ -293,20 +292,28 @@ class _Run:
                 f"{stop} = {retired.problem.tol:.3g} is below the rounding of this problem's residual "
                 f"({retired.residual.band:.2g}), so nothing can verify it; raise tol or eps"
             )
-        backend = rescued_by or self._backend
+        ticket, problem, potentials, residual, status, depth, widened, _ = retired
+        arithmetic = "" if potentials is None else self._arithmetic
+        if ticket in self._rescued:
+            arithmetic = self._rescued[ticket].describe(problem)
+        return Record(ticket, potentials, residual, status, depth, widened, arithmetic, detail)
+
+    def result(self, record: Record) -> Result[Any]:
+        """What the caller sees of it; once for each."""
+        rescued_by = self._rescued.pop(record.ticket, None)
         return Result(
-            ticket=retired.ticket,
-            problem=self._given.pop(retired.ticket),
-            emitted=retired.potentials,
-            residual=retired.residual,
-            status=retired.status,
-            depth=retired.depth,
-            backend=backend,
-            arithmetic="" if retired.potentials is None else backend.describe(retired.problem),
+            ticket=record.ticket,
+            problem=self._given.pop(record.ticket),
+            emitted=record.potentials,
+            residual=record.residual,
+            status=record.status,
+            depth=record.depth,
+            backend=rescued_by or self._backend,
+            arithmetic=record.arithmetic,
             acceleration=self._acceleration,
             rescued=rescued_by is not None,
-            widened=retired.widened,
-            detail=detail,
+            widened=record.widened,
+            detail=record.detail,
         )
 
     def _noted(self, given: Iterable[Problem[Any]]) -> Iterator[Problem[Any]]:
@@ -320,9 +327,9 @@ class _Run:
             raise ProblemError(f"problem {ticket}: {error}") from None
         self._refused.append(refused(ticket, problem, str(error)))
 
-    def _refusals(self) -> Iterator[Ended]:
+    def _refusals(self) -> Iterator[Retired]:
         while self._refused:
-            yield Ended(self._refused.pop(0))
+            yield self._refused.pop(0)
 
     def _pick_backend(self, backend: str | Backend[Any]) -> Backend[Any]:
         if backend == "auto":

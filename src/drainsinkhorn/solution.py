@@ -2,27 +2,92 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, overload
+from typing import Any, Generic, NamedTuple, overload
 
 from drainsinkhorn.backends.arrays import stack
 from drainsinkhorn.core.errors import NotConverged, ProblemError
-from drainsinkhorn.core.events import Retired
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.problem import A, Potentials
-from drainsinkhorn.core.result import Result, Status
+from drainsinkhorn.core.result import Residual, Result, Status
+
+
+class Record(NamedTuple):
+    """How a problem ended."""
+
+    ticket: int
+    potentials: Potentials[Any] | None
+    residual: Residual
+    status: Status
+    depth: int
+    widened: bool
+    arithmetic: str
+    detail: str
+
+
+class Records:
+    """How many problems ended, by ticket. In columns: the garbage collector would visit every object of many."""
+
+    def __init__(self, count: int) -> None:
+        self._f: list[Any] = [None] * count
+        self._g: list[Any] = [None] * count
+        self._residuals = array("d", bytes(8 * 3 * count))
+        self.statuses: list[Status | None] = [None] * count
+        self._depths = [0] * count
+        self._widened = bytearray(count)
+        self._arithmetic = [""] * count
+        self._details: dict[int, str] = {}
+
+    def enter(self, record: Record) -> None:
+        """Keep a record."""
+        ticket, potentials, residual, self.statuses[ticket], depth, widened, arithmetic, detail = record
+        if potentials is not None:
+            self._f[ticket], self._g[ticket] = potentials
+        self._residuals[3 * ticket], self._residuals[3 * ticket + 1], self._residuals[3 * ticket + 2] = residual
+        self._depths[ticket], self._widened[ticket], self._arithmetic[ticket] = depth, widened, arithmetic
+        if detail:
+            self._details[ticket] = detail
+
+    def __len__(self) -> int:
+        return len(self.statuses)
+
+    def __getitem__(self, ticket: int) -> Record:
+        """The record of a problem that has ended."""
+        status, f = self.statuses[ticket], self._f[ticket]
+        if status is None:
+            raise KeyError(ticket)
+        return Record(
+            ticket,
+            None if f is None else Potentials(f, self._g[ticket]),
+            Residual(*self._residuals[3 * ticket : 3 * ticket + 3]),
+            status,
+            self._depths[ticket],
+            bool(self._widened[ticket]),
+            self._arithmetic[ticket],
+            self._details.get(ticket, ""),
+        )
+
+    def entered(self) -> Iterator[Record]:
+        """Records of all problems that have ended."""
+        return (self[ticket] for ticket, status in enumerate(self.statuses) if status is not None)
+
+    @property
+    def potentials(self) -> list[tuple[Any, Any]]:
+        """The potentials f and g of every problem; None where it has none."""
+        return list(zip(self._f, self._g, strict=True))
 
 
 class Results(Sequence[Result[A]], Generic[A]):
     """Results that are made when they are looked at.
 
     Args:
-        records: How each problem ended, in the order of submission.
-        make: Makes the Result of a place; called once for each.
+        records: How each problem ended.
+        make: Makes the Result of a record; called once for each.
     """
 
-    def __init__(self, records: Sequence[Retired], make: Callable[[int], Result[A]]) -> None:
+    def __init__(self, records: Records, make: Callable[[Record], Result[A]]) -> None:
         self.records = records
         self._make = make
         self._made: dict[int, Result[A]] = {}
@@ -37,7 +102,7 @@ class Results(Sequence[Result[A]], Generic[A]):
             return [self[i] for i in range(*index.indices(len(self)))]
         place = range(len(self.records))[index]
         if place not in self._made:
-            self._made[place] = self._make(place)
+            self._made[place] = self._make(self.records[place])
         return self._made[place]
 
     def __len__(self) -> int:
@@ -78,30 +143,30 @@ class Solution(Sequence[Result[A]], Generic[A]):
         """Potentials stacked to (W, n) and (W, m); raises ProblemError where shapes differ or a problem is INVALID."""
         if not self.results:
             raise ProblemError("there are no potentials to stack: the solution is empty")
-        for place, record in enumerate(self.results.records):
-            if record.potentials is None:
+        pairs = self.results.records.potentials
+        for place, (f, _) in enumerate(pairs):
+            if f is None:
                 return self[place].potentials
-        pairs: list[Any] = [record.potentials for record in self.results.records]
-        shapes = {(tuple(pair.f.shape), tuple(pair.g.shape)) for pair in pairs}
+        shapes = {(tuple(f.shape), tuple(g.shape)) for f, g in pairs}
         if len(shapes) > 1:
             raise ProblemError(
                 f"potentials have {len(shapes)} different shapes and cannot be stacked; take solution[i].potentials"
             )
-        return Potentials(stack([pair.f for pair in pairs]), stack([pair.g for pair in pairs]))
+        return Potentials(stack([f for f, _ in pairs]), stack([g for _, g in pairs]))
 
     @property
     def counts(self) -> dict[Status, int]:
         """How many problems ended in each status."""
-        return dict(Counter(record.status for record in self.results.records))
+        return dict(Counter(status for status in self.results.records.statuses if status is not None))
 
     @property
     def converged(self) -> bool:
         """True if every problem converged."""
-        return all(record.status is Status.CONVERGED for record in self.results.records)
+        return all(status is Status.CONVERGED for status in self.results.records.statuses)
 
     def raise_for_status(self) -> None:
         """Raise NotConverged, naming the first few, unless every problem converged."""
-        failed = [i for i, record in enumerate(self.results.records) if record.status is not Status.CONVERGED]
+        failed = [i for i, status in enumerate(self.results.records.statuses) if status is not Status.CONVERGED]
         if failed:
             named = "; ".join(f"problem {self[i].ticket}: {self[i].message}" for i in failed[:3])
             more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""

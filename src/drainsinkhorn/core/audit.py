@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -109,7 +109,7 @@ def judge(
     progress: Sequence[Progress],
     due: Sequence[int],
     final: Sequence[int],
-    stops: Mapping[int, float],
+    stops: Sequence[float],
     audit: Audit,
     *,
     exact: bool,

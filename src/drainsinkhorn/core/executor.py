@@ -36,20 +36,19 @@ def execute(backend: Backend[Any], source: Source, plan: Plan, observe: Observer
 
 
 class _Window:
-    """One pack from opening to empty. `lanes[i]` is lane i of the pack, None once it has retired in place."""
+    """One pack from opening to empty. `live` are the lanes still to be solved, by their number in the pack."""
 
     def __init__(
         self, backend: Backend[Any], pack: Pack[Any], plan: Plan, observe: Observer, opening: Sequence[Admission]
     ) -> None:
         self.backend, self.pack, self.plan, self.observe = backend, pack, plan, observe
-        self.lanes: list[Admission | None] = list(opening)
-        self.progress: list[Progress] = [FRESH] * len(opening)
         self.hold = plan.audit.first_passage and not plan.mode.together
         self.clock, self.on_grid, self.spent = 0, False, Spent(0, 0)
+        self._seat(opening, [FRESH] * len(opening))
         observe(Opened([lane.ticket for lane in opening], plan.width, backend.width_for, self._newly_spent()))
 
     def run(self, source: Source) -> Iterator[Retired]:
-        while self._live():
+        while self.live:
             self._advance()
             leaving = self._audit()
             for retired in leaving.values():
@@ -57,8 +56,10 @@ class _Window:
                 yield retired
             self._repack(source, leaving)
 
-    def _live(self) -> dict[int, Admission]:
-        return {number: lane for number, lane in enumerate(self.lanes) if lane is not None}
+    def _seat(self, lanes: Sequence[Admission], progress: Sequence[Progress]) -> None:
+        self.live, self.progress = dict(enumerate(lanes)), progress
+        self.stops = [self.plan.stop(lane.problem) for lane in lanes]
+        self.holds = list(self.stops) if self.hold else [-math.inf] * len(lanes)
 
     def _newly_spent(self) -> Spent:
         before, self.spent = self.spent, self.pack.spent
@@ -66,55 +67,54 @@ class _Window:
 
     def _advance(self) -> None:
         """Advance to the next audit or the nearest depth limit."""
-        live, before, audit_at = self._live(), self.progress, self.plan.audit.following(self.clock)
-        span = min(audit_at - self.clock, *(self.plan.max_depth - before[number].depth for number in live))
+        before, audit_at = self.progress, self.plan.audit.following(self.clock)
+        span = min(audit_at - self.clock, self.plan.max_depth - max(before[number].depth for number in self.live))
         span = -(-span // self.backend.stride) * self.backend.stride
-        stops = [self.plan.stop(lane.problem) if lane and self.hold else -math.inf for lane in self.lanes]
-        self.progress = list(self.pack.advance(span, stops, lockstep=self.plan.mode.lockstep))
-        cycles = max(self.progress[number].depth - before[number].depth for number in live)
+        self.progress = self.pack.advance(span, self.holds, lockstep=self.plan.mode.lockstep)
+        cycles = max(self.progress[number].depth - before[number].depth for number in self.live)
         if cycles < 1:
             raise ContractError(f"backend {self.backend.name!r}: advance({span}) moved no live lane")
         self.clock += cycles if self.plan.mode.lockstep else span
         self.on_grid = self.hold or self.clock >= audit_at
-        self.observe(Advanced(cycles, self.pack.width, len(live), self._newly_spent()))
+        self.observe(Advanced(cycles, self.pack.width, len(self.live), self._newly_spent()))
 
     def _audit(self) -> dict[int, Retired]:
         """Judge the lanes that are due and emit those that leave, by lane number."""
-        live, retired = self._live(), dict[int, Retired]()
-        stops = {number: self.plan.stop(lane.problem) for number, lane in live.items()}
-        final = [number for number in live if self.progress[number].depth >= self.plan.max_depth]
-        due = list(live) if self.on_grid else final
-        decided, counts = judge(self.pack, self.progress, due, final, stops, self.plan.audit, exact=self.plan.exact)
+        retired = dict[int, Retired]()
+        final = [number for number in self.live if self.progress[number].depth >= self.plan.max_depth]
+        due = list(self.live) if self.on_grid else final
+        rules, exact = self.plan.audit, self.plan.exact
+        decided, counts = judge(self.pack, self.progress, due, final, self.stops, rules, exact=exact)
         self.observe(Audited(counts, self._newly_spent()))
-        leaving = [] if self.plan.mode.together and len(decided) < len(live) else list(decided)
+        leaving = [] if self.plan.mode.together and len(decided) < len(self.live) else list(decided)
         for number, (potentials, widened) in zip(leaving, self.pack.emit(leaving), strict=True):
-            (ticket, problem), (residual, status), depth = live[number], decided[number], self.progress[number].depth
-            retired[number] = Retired(ticket, problem, potentials, residual, status, depth, widened)
-            self.lanes[number] = None
+            (ticket, problem), verdict, depth = self.live.pop(number), decided[number], self.progress[number].depth
+            retired[number] = Retired(ticket, problem, potentials, *verdict, depth, widened)
+            self.holds[number] = -math.inf
         return retired
 
     def _repack(self, source: Source, left: Collection[int]) -> None:
         """Fill or close the vacancies, or freeze what stays in the kernel."""
-        live, mode = self._live(), self.plan.mode
-        vacancies = self.plan.width - len(live)
+        mode, live = self.plan.mode, len(self.live)
+        vacancies = self.plan.width - live
         due = mode.refill is not None and vacancies >= mode.refill and self.on_grid
         new = source.take(vacancies) if due else ()
         if new:
             try:
-                return self._reseat(live, new)
+                return self._reseat(new)
             except MemoryError:
                 source.give_back(new)
-                self.plan = replace(self.plan, width=max(1, len(live), (len(live) + len(new)) // 2))
+                self.plan = replace(self.plan, width=max(1, live, (live + len(new)) // 2))
                 self.observe(Narrowed(self.plan.width))
-        if live and left and self.pack.width - self.backend.width_for(len(live)) >= mode.min_shrink:
-            self._reseat(live, ())
+        if live and left and self.pack.width - self.backend.width_for(live) >= mode.min_shrink:
+            self._reseat(())
         elif live and left and mode.freeze:
             self.pack.freeze(list(left))
             self.observe(Frozen(len(left)))
         return None
 
-    def _reseat(self, live: dict[int, Admission], new: Sequence[Admission]) -> None:
-        self.pack.repack(list(live), [admission.problem for admission in new])
-        self.lanes = [*live.values(), *new]
-        self.progress = [self.progress[number] for number in live] + [FRESH] * len(new)
-        self.observe(Repacked(len(live), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))
+    def _reseat(self, new: Sequence[Admission]) -> None:
+        keep = list(self.live)
+        self.pack.repack(keep, [admission.problem for admission in new])
+        self._seat([*self.live.values(), *new], [self.progress[number] for number in keep] + [FRESH] * len(new))
+        self.observe(Repacked(len(keep), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))

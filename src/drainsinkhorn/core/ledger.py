@@ -70,6 +70,8 @@ class Ledger:
     def __call__(self, event: Event) -> None:
         """Enter an event."""
         match event:
+            case Retired():
+                self.depths[event.ticket] = event.depth
             case Opened(tickets, capacity, width_for, spent):
                 self.legs += spent.legs
                 self._queues.append((capacity, width_for, list(tickets)))
@@ -87,8 +89,6 @@ class Ledger:
                 self.rejected += counts.rejected
                 self.shadowed += counts.shadowed
                 self.shadow_ready += counts.ready
-            case Retired():
-                self.depths[event.ticket] = event.depth
             case Repacked(_, admitted, _, spent):
                 self.legs += spent.legs
                 self.repacks += 1

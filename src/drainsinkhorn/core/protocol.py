@@ -165,7 +165,7 @@ class Backend(Protocol[A]):
         ...
 
     def describe(self, problem: Problem[A]) -> str:
-        """Precision and representation in which it runs an admitted problem, for the Result."""
+        """Precision and representation in which it runs an admitted problem; equal for equal signatures."""
         ...
 
     def precise(self) -> Backend[A]:

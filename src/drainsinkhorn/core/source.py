@@ -89,6 +89,12 @@ class Sorter(Generic[A]):
         while self._may_read():
             self._read()
 
+    def enter(self, ready: Iterable[Problem[A]]) -> None:
+        """Put problems in line that have passed the door already."""
+        for ticket, problem in enumerate(ready, self._next):
+            self._line(self._signature(problem)).append(Admission(ticket, problem))
+            self._next = ticket + 1
+
     def lines(self) -> Iterator[tuple[Problem[A] | None, Source]]:
         """One Source after another, with its first problem, always for the signature that has waited longest.
 
@@ -148,11 +154,14 @@ class Sorter(Generic[A]):
         except ProblemError as error:
             self._refuse(ticket, problem, error)
             return False
+        self._line(signature).append(Admission(ticket, admitted))
+        return True
+
+    def _line(self, signature: Hashable) -> deque[Admission]:
         line = self._lines.get(signature)
         if line is None:
             line = self._lines[signature] = deque()
-        line.append(Admission(ticket, admitted))
-        return True
+        return line
 
 
 class _Line:

@@ -82,9 +82,7 @@ class CpuPack:
             self._legs += 2 * executed
             if lockstep and any(is_held(float(self._numbers[i, k.STALE]), float(limits[i])) for i in moving):
                 break
-        return [
-            Progress(int(d), float(s)) for d, s in zip(self._table[:, k.DEPTH], self._numbers[:, k.STALE], strict=True)
-        ]
+        return list(map(Progress, self._table[:, k.DEPTH].tolist(), self._numbers[:, k.STALE].tolist()))
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state, in a pass of its own."""
@@ -99,7 +97,7 @@ class CpuPack:
         found = np.empty((len(order), 3))
         where = (states.f, states.f_at, states.g, states.g_at, states.eps)
         self._share(k.verify_lanes, self._table, self._numbers, order, *where, exact, found)
-        return [Residual(*row) for row in found.tolist()]
+        return list(map(Residual, *found.T.tolist()))
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """Copies for the caller."""
