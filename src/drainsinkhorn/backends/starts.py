@@ -12,7 +12,7 @@ f-leg turns g into a pair, so g is all that is needed.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,30 +33,34 @@ FLOOR = 1e-6
 CHUNK_PAIRS = 2**22
 
 
-@np.errstate(all="ignore")
-def gaussian(x: Array, y: Array, a: Array, b: Array, eps: Array) -> Array:
-    """Starting g in nats for a stack of problems with cost |x - y|^2: points (L, n, d), weights (L, n), eps (L,).
+class Quadratic(NamedTuple):
+    """Starting potentials `g(y) = (y - m)' M (y - m) + l' (y - m)` in nats, for a stack of problems.
 
-    Products and decompositions go matrix by matrix, so a problem's start does not depend on its neighbours. A start
-    that is not finite becomes zero.
+    Attributes:
+        mean: m, (L, d).
+        matrix: M, (L, d, d), or its diagonal, (L, d).
+        slope: l, (L, d).
     """
-    # In one memory layout: products of another one may be rounded otherwise.
-    x, y, a, b = (np.ascontiguousarray(array) for array in (x, y, a, b))
-    mean_x, mean_y = a[:, None, :] @ x, b[:, None, :] @ y
-    around_x, around_y = x - mean_x, y - mean_y
-    strength = np.asarray(eps)[:, None, None]
-    if x.shape[2] <= FULL_DIM:
-        cov_x = (around_x * a[:, :, None]).swapaxes(1, 2) @ around_x
-        cov_y = (around_y * b[:, :, None]).swapaxes(1, 2) @ around_y
-        bent = around_y - around_y @ _transport(cov_x, cov_y, strength)
+
+    mean: Array
+    matrix: Array
+    slope: Array
+
+
+@np.errstate(all="ignore")
+def between(mean_x: Array, cov_x: Array, mean_y: Array, cov_y: Array, eps: Array) -> Quadratic:
+    """The closed form between Gaussians with cost |x - y|^2: means (L, d), covariances (L, d, d) or variances (L, d).
+
+    Decompositions go matrix by matrix, so a problem's start does not depend on its neighbours.
+    """
+    strength = eps[:, None]
+    if cov_y.ndim == 3:
+        matrix = (np.eye(cov_y.shape[1]) - _transport(cov_x, cov_y, strength[:, None])) / strength[:, None]
     else:
-        var_x, var_y = a[:, None, :] @ around_x**2, b[:, None, :] @ around_y**2
-        var_y = np.maximum(var_y, FLOOR * var_y.max(axis=2, keepdims=True))
-        bent = around_y * (1 - (np.sqrt(var_x * var_y + strength**2 / 16) - strength / 4) / var_y)
-    ones = np.ones((x.shape[2], 1))
-    start = (((bent + 2 * (mean_y - mean_x)) * around_y) @ ones / strength)[:, :, 0]
-    finite = np.isfinite(start).all(axis=1, keepdims=True)
-    return np.where(finite, start, 0.0)
+        variance = np.maximum(cov_y, FLOOR * cov_y.max(axis=1, keepdims=True))
+        matrix = (1 - (np.sqrt(cov_x * variance + strength**2 / 16) - strength / 4) / variance) / strength
+        matrix = np.where(variance > 0, matrix, 0.0)
+    return Quadratic(mean_y, matrix, 2 * (mean_y - mean_x) / strength)
 
 
 def _transport(cov_x: Array, cov_y: Array, strength: Array) -> Array:
@@ -89,10 +93,25 @@ def start(problem: Problem[Any]) -> tuple[Array, Array]:
         return to_numpy(problem.init.f).astype(np.float64), to_numpy(problem.init.g).astype(np.float64)
     if problem.init == "zero":
         return np.zeros(n), np.zeros(m)
+    return np.zeros(n), problem.eps * _gaussian(problem)
+
+
+@np.errstate(all="ignore")
+def _gaussian(problem: Problem[Any]) -> Array:
+    """The Gaussian start of one problem in nats; zero if it is not finite."""
     assert isinstance(problem.cost, Cost)
-    x, y = (to_numpy(p).astype(np.float64)[None] for p in (problem.x, problem.y))
-    strength = np.array([problem.eps / problem.cost.scale])
-    return np.zeros(n), problem.eps * gaussian(x, y, to_numpy(problem.a)[None], to_numpy(problem.b)[None], strength)[0]
+    full = to_numpy(problem.x).shape[1] <= FULL_DIM
+    moments = list[Array]()
+    for points, weights in ((problem.x, to_numpy(problem.a)), (problem.y, to_numpy(problem.b))):
+        around = to_numpy(points).astype(np.float64)
+        mean = weights @ around
+        around = around - mean
+        spread = (around * weights[:, None]).T @ around if full else weights @ around**2
+        moments += [mean[None], spread[None]]
+    (mean,), (matrix,), (slope,) = between(*moments, np.array([problem.eps / problem.cost.scale]))  # type: ignore[call-arg]
+    around = to_numpy(problem.y).astype(np.float64) - mean
+    found = ((around @ matrix if full else around * matrix) * around).sum(axis=1) + around @ slope
+    return found if np.isfinite(found).all() else np.zeros(len(found))
 
 
 def extend(known: Problem[Any], potentials: Potentials[Any], problem: Problem[Any]) -> Potentials[Any]:

@@ -67,6 +67,9 @@ LOW, HIGH = math.exp(-DRIFT), math.exp(DRIFT)
 GROUP_ROWS, GROUPS = 256, 8
 """A lane's rows form at most GROUPS groups of at least GROUP_ROWS rows, which threads may share."""
 
+BLOCK, TILE = 16, 3072
+"""Rows whose scores are computed together, and how many numbers of the other points stay in the cache meanwhile."""
+
 POTENTIALS = 8 * 2.0**-53
 """Rounding of potentials in nats, relative to their size, with a factor of two for safety."""
 
@@ -96,51 +99,67 @@ def bounds(rows, groups, group):
 
 
 @ordered
-def _scores(lane, numbers, i, out):
-    """`out_j = S_ij` in float64, by direct differences."""
-    cols, dim, kind, factor = lane[COLS], lane[DIM], lane[KIND], numbers[FACTOR]
-    if kind == DENSE32:
-        row32 = carray(float32_at(lane[X] + 4 * i * cols), (cols,))
-        for j in range(cols):
-            out[j] = row32[j] * factor
-        return
-    if kind == DENSE64:
-        row64 = carray(float64_at(lane[X] + 8 * i * cols), (cols,))
-        for j in range(cols):
-            out[j] = row64[j] * factor
-        return
-    x, y = double(lane[X] + 8 * i * dim, dim), double(lane[Y], dim * cols)
-    k = dim % 4
+def _squares(x, y, cols, first, last, out):
+    """`out_j = |x - y_j|^2` for columns first .. last - 1, by direct differences; y is (dim, cols)."""
+    dim, k = x.size, x.size % 4
+    part = out[first:last]
     if k == 0:
-        out[:] = 0
+        part[:] = 0
     else:
-        x0, y0 = x[0], y[:cols]
-        for j in range(cols):
-            out[j] = (x0 - y0[j]) * (x0 - y0[j])
+        x0, y0 = x[0], y[first:last]
+        for j in range(part.size):
+            part[j] = (x0 - y0[j]) * (x0 - y0[j])
         for q in range(1, k):
-            xq, yq = x[q], y[q * cols : (q + 1) * cols]
-            for j in range(cols):
-                out[j] += (xq - yq[j]) * (xq - yq[j])
+            xq, yq = x[q], y[q * cols + first : q * cols + last]
+            for j in range(part.size):
+                part[j] += (xq - yq[j]) * (xq - yq[j])
     # Four coordinates at a time, so that sums stay in registers.
     while k < dim:
         x0, x1, x2, x3 = x[k], x[k + 1], x[k + 2], x[k + 3]
-        y0, y1 = y[k * cols : (k + 1) * cols], y[(k + 1) * cols : (k + 2) * cols]
-        y2, y3 = y[(k + 2) * cols : (k + 3) * cols], y[(k + 3) * cols : (k + 4) * cols]
-        for j in range(cols):
+        y0, y1 = y[k * cols + first : k * cols + last], y[(k + 1) * cols + first : (k + 1) * cols + last]
+        y2, y3 = y[(k + 2) * cols + first : (k + 2) * cols + last], y[(k + 3) * cols + first : (k + 3) * cols + last]
+        for j in range(part.size):
             d0, d1, d2, d3 = x0 - y0[j], x1 - y1[j], x2 - y2[j], x3 - y3[j]
-            out[j] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+            part[j] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
         k += 4
-    if kind == EUCLIDEAN:
-        for j in range(cols):
-            out[j] = np.sqrt(out[j])
-    for j in range(cols):
-        out[j] *= factor
 
 
 @ordered
-def _fresh_row(lane, numbers, i, g, weight, x):
-    """The f-leg of a row in the log domain: its base, and the factor that makes `x = exp(g - S)` a row of K."""
-    _scores(lane, numbers, i, x)
+def _scores(lane, numbers, first, last, out):
+    """`out_ij = S_ij` in float64 for rows first .. last - 1, by direct differences."""
+    cols, dim, kind, factor = lane[COLS], lane[DIM], lane[KIND], numbers[FACTOR]
+    if kind == DENSE32:
+        for i in range(first, last):
+            row32 = carray(float32_at(lane[X] + 4 * i * cols), (cols,))
+            for j in range(cols):
+                out[i - first, j] = row32[j] * factor
+        return
+    if kind == DENSE64:
+        for i in range(first, last):
+            row64 = carray(float64_at(lane[X] + 8 * i * cols), (cols,))
+            for j in range(cols):
+                out[i - first, j] = row64[j] * factor
+        return
+    y = double(lane[Y], dim * cols)
+    # A tile of the other points stays in the cache while all rows of the block pass over it.
+    tile = max(64, TILE // dim // 64 * 64)
+    start = 0
+    while start < cols:
+        end = min(cols, start + tile)
+        for i in range(first, last):
+            _squares(double(lane[X] + 8 * i * dim, dim), y, cols, start, end, out[i - first])
+        start = end
+    for i in range(last - first):
+        if kind == EUCLIDEAN:
+            for j in range(cols):
+                out[i, j] = np.sqrt(out[i, j])
+        for j in range(cols):
+            out[i, j] *= factor
+
+
+@ordered
+def _fresh_row(x, g, weight):
+    """The f-leg of a row of scores x in the log domain: its base, and what makes x, now `exp(g - S)`, a row of K."""
     for j in range(x.size):
         x[j] = g[j] - x[j]
     largest = maximum(x)
@@ -159,16 +178,20 @@ def absorb_group(lane, numbers, group, one):
     kernel, part = vector(lane[KERNEL], rows * cols, one), vector(lane[PARTS], groups * cols, one)
     part, a = part[group * cols : (group + 1) * cols], vector(lane[A], rows, one)
     base_f, g, weight = double(lane[BASE_F], rows), double(lane[STATE_G], cols), double(lane[EXACT_B], cols)
-    x = np.empty(cols)
+    block = np.empty((BLOCK, cols))
     part[:] = 0
-    for i in range(first, last):
-        base_f[i], scale = _fresh_row(lane, numbers, i, g, weight, x)
-        k = kernel[i * cols : (i + 1) * cols]
-        for j in range(cols):
-            k[j] = x[j] * scale
-        ai = a[i]
-        for j in range(cols):
-            part[j] += k[j] * ai
+    for start in range(first, last, BLOCK):
+        end = min(last, start + BLOCK)
+        _scores(lane, numbers, start, end, block)
+        for i in range(start, end):
+            x = block[i - start]
+            base_f[i], scale = _fresh_row(x, g, weight)
+            k = kernel[i * cols : (i + 1) * cols]
+            for j in range(cols):
+                k[j] = x[j] * scale
+            ai = a[i]
+            for j in range(cols):
+                part[j] += k[j] * ai
 
 
 @reordered
@@ -332,16 +355,22 @@ def absorb(lane, numbers, one):
 def log_columns(lane, numbers, f, out):
     """`out_j = -logsumexp_i(log a_i + f_i - S_ij)`: a g-leg in the log domain, largest terms first, then the sums."""
     rows, cols = lane[ROWS], lane[COLS]
-    scores, largest = np.empty(cols), np.full(cols, -np.inf)
-    for i in range(rows):
-        _scores(lane, numbers, i, scores)
-        for j in range(cols):
-            largest[j] = max(largest[j], f[i] - scores[j])
+    block, largest = np.empty((BLOCK, cols)), np.full(cols, -np.inf)
+    for start in range(0, rows, BLOCK):
+        end = min(rows, start + BLOCK)
+        _scores(lane, numbers, start, end, block)
+        for i in range(start, end):
+            scores = block[i - start]
+            for j in range(cols):
+                largest[j] = max(largest[j], f[i] - scores[j])
     out[:] = 0
-    for i in range(rows):
-        _scores(lane, numbers, i, scores)
-        for j in range(cols):
-            out[j] += exp(f[i] - scores[j] - largest[j])
+    for start in range(0, rows, BLOCK):
+        end = min(rows, start + BLOCK)
+        _scores(lane, numbers, start, end, block)
+        for i in range(start, end):
+            scores = block[i - start]
+            for j in range(cols):
+                out[j] += exp(f[i] - scores[j] - largest[j])
     for j in range(cols):
         out[j] = -(np.log(out[j]) + largest[j])
 
@@ -413,16 +442,19 @@ def fill_cold_rows(lane, numbers, first, last, one):
     """Rows of the kernel of a cold start, `K_ij = exp(F_i - S_ij)` with `F_i = min_j S_ij`; writes F too."""
     rows, cols = lane[ROWS], lane[COLS]
     kernel, base = vector(lane[KERNEL], rows * cols, one), double(lane[BASE_F], rows)
-    x = np.empty(cols)
-    for i in range(first, last):
-        _scores(lane, numbers, i, x)
-        for j in range(cols):
-            x[j] = -x[j]
-        largest = maximum(x)
-        base[i] = -largest
-        k = kernel[i * cols : (i + 1) * cols]
-        for j in range(cols):
-            k[j] = exp(x[j] - largest)
+    block = np.empty((BLOCK, cols))
+    for start in range(first, last, BLOCK):
+        end = min(last, start + BLOCK)
+        _scores(lane, numbers, start, end, block)
+        for i in range(start, end):
+            x = block[i - start]
+            for j in range(cols):
+                x[j] = -x[j]
+            largest = maximum(x)
+            base[i] = -largest
+            k = kernel[i * cols : (i + 1) * cols]
+            for j in range(cols):
+                k[j] = exp(x[j] - largest)
 
 
 @ordered
@@ -491,9 +523,10 @@ def screen_lane(lane, numbers, one):
         return np.nan
     if lane[STATE] != ABSORBED:
         f, g, weight = double(lane[STATE_F], rows), double(lane[STATE_G], cols), double(lane[EXACT_B], cols)
-        a, x, total = double(lane[EXACT_A], rows), np.empty(cols), 0.0
+        a, x, total = double(lane[EXACT_A], rows), np.empty((1, cols)), 0.0
         for i in range(rows):
-            base = _fresh_row(lane, numbers, i, g, weight, x)
+            _scores(lane, numbers, i, i + 1, x)
+            base = _fresh_row(x[0], g, weight)
             total += a[i] * abs(np.expm1(f[i] - base[0]))
         return total + numbers[BAND]
     a, w, u = vector(lane[A], rows, one), vector(lane[W], cols, one), vector(lane[U], rows, one)
@@ -544,16 +577,14 @@ def verify_absorbed(lane, f, g, one):
 def verify_exact(lane, numbers, f, g):
     """Both L1 residuals of given potentials (in nats) in float64, in the log domain, from direct differences."""
     rows, cols = lane[ROWS], lane[COLS]
-    a, b, scores, columns = double(lane[EXACT_A], rows), double(lane[EXACT_B], cols), np.empty(cols), np.empty(cols)
-    row = col = 0.0
-    for i in range(rows):
-        _scores(lane, numbers, i, scores)
-        for j in range(cols):
-            scores[j] = g[j] - scores[j]
-        largest = maximum(scores)
-        for j in range(cols):
-            scores[j] = exp(scores[j] - largest)
-        row += a[i] * abs(np.expm1(np.log(dot(scores, b)) + largest + f[i]))
+    a, b, columns = double(lane[EXACT_A], rows), double(lane[EXACT_B], cols), np.empty(cols)
+    block, row, col = np.empty((BLOCK, cols)), 0.0, 0.0
+    for start in range(0, rows, BLOCK):
+        end = min(rows, start + BLOCK)
+        _scores(lane, numbers, start, end, block)
+        for i in range(start, end):
+            base = _fresh_row(block[i - start], g, b)
+            row += a[i] * abs(np.expm1(f[i] - base[0]))
     log_columns(lane, numbers, np.log(a) + f, columns)
     for j in range(cols):
         col += b[j] * abs(np.expm1(g[j] - columns[j]))

@@ -16,8 +16,8 @@ from drainsinkhorn.backends.costs import COSTS, UNIT, unit_rows
 from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu.layout import farthest
 from drainsinkhorn.backends.cpu.memory import Block
+from drainsinkhorn.backends.cpu.moments import gaussian_starts
 from drainsinkhorn.backends.door import sizes
-from drainsinkhorn.backends.starts import gaussian
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 SHARED_BYTES = 2**16
@@ -112,7 +112,8 @@ def _load_starts(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], vie
     elif starts[0] == "gaussian":
         x, y = _stack([to_numpy(p.x) for p in problems]), _stack([to_numpy(p.y) for p in problems])
         strength = eps / [p.cost.scale for p in problems]  # type: ignore[union-attr]
-        views[k.STATE_G][:] = gaussian(x, y, views[k.EXACT_A], views[k.EXACT_B], strength)
+        a, b = np.ascontiguousarray(views[k.EXACT_A]), np.ascontiguousarray(views[k.EXACT_B])
+        views[k.STATE_G][:] = gaussian_starts(np.ascontiguousarray(x), np.ascontiguousarray(y), a, b, strength)
 
 
 def _same_costs(problems: Sequence[Problem[Any]]) -> bool:

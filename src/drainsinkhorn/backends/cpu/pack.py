@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -294,11 +295,12 @@ def compile_kernels(dtype: np.dtype[Any], *, streaming: bool, momentum: bool) ->
     try:
         points, weights = np.array([[0.0], [1.0]]), np.array([0.5, 0.5])
         problem = Problem(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(), init="zero")
+        gaussian = replace(problem, init="gaussian")
         if streaming:
             for precision in ("float32", "float64"):
                 StreamingPack([problem], 1, precision).verify([0], exact=True)
         else:
-            pack = CpuPack([problem], dtype, threads=1, momentum=momentum)
-            pack.touch()
+            for start in (problem, gaussian):
+                CpuPack([start], dtype, threads=1, momentum=momentum).touch()
     finally:
         said.cancel()
