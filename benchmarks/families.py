@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,12 @@ def problem(x: Any, y: Any, eps: float, cost: str = "sqeuclidean", **weights: An
     scale = {"sqeuclidean": squared.mean() ** -0.5, "euclidean": 1 / np.sqrt(squared).mean(), "cosine": 1.0}[cost]
     middle = 0.0 if cost == "cosine" else x.mean(0)
     return ds.Problem(x=(x - middle) * scale, y=(y - middle) * scale, eps=eps, cost=cost, **weights)
+
+
+def shape(p: ds.Problem[Any]) -> tuple[int, int]:
+    """Rows and columns; every problem here has points."""
+    assert p.x is not None and p.y is not None
+    return len(p.x), len(p.y)
 
 
 def mixture(rng: Rng, n: int, centres: Any) -> Any:
@@ -317,7 +324,7 @@ def main() -> None:
     options = parser.parse_args()
     made = families(options.seed, options.data)
     for family, group in itertools.groupby(made, key=lambda named: named[0].split("/")[0]):
-        sizes = [len(p.x) * len(p.y) for _, p in group]
+        sizes = [math.prod(shape(p)) for _, p in group]
         print(f"{family:<12} {len(sizes):>4} problems, {min(sizes)} to {max(sizes)} pairs")
     print(f"{'total':<12} {len(made):>4} problems")
 
