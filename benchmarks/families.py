@@ -42,7 +42,8 @@ def problem(x: Any, y: Any, eps: float, cost: str = "sqeuclidean", **weights: An
 
 def shape(p: ds.Problem[Any]) -> tuple[int, int]:
     """Rows and columns; every problem here has points."""
-    assert p.x is not None and p.y is not None
+    assert p.x is not None
+    assert p.y is not None
     return len(p.x), len(p.y)
 
 
