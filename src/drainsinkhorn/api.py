@@ -10,13 +10,14 @@ from typing import Any, Unpack
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.starts import extend
 from drainsinkhorn.batch import problems, trusted
 from drainsinkhorn.core.errors import OptionsError, ProblemError
 from drainsinkhorn.core.events import Chosen, Finished, Observer, Rescuing, Retired, fan_out, ignore, refused
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Options, Plan, Settings
-from drainsinkhorn.core.problem import Cost, Problem
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
 from drainsinkhorn.core.source import Admission, Batch, Sorter
@@ -46,6 +47,7 @@ def solve(
     b: Any = None,
     init: Any = None,
     cost: Any = "sqeuclidean",
+    chain: Any = None,
     tol: Any = None,
     backend: str | Backend[Any] = "auto",
     options: Options = DEFAULTS,
@@ -60,8 +62,9 @@ def solve(
         eps: Entropic strength, a number or one per problem.
         a: Source weights.
         b: Target weights.
-        init: Potentials to start from.
+        init: Where to start: "auto", "gaussian" or "zero" for every problem without a start of its own, or potentials.
         cost: A name, a Cost, or dense matrices.
+        chain: Keys: problems of one chain run in order, each from its predecessor's potentials.
         tol: Bound on the larger L1 marginal residual: a number, or one per problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
@@ -83,7 +86,10 @@ def solve(
         raise OptionsError(f"options must be an Options, got {options!r}")
     each = isinstance(tol, (list, tuple)) or getattr(tol, "ndim", 0) > 0
     options = options.changed(None if each else tol, settings)
-    given = _as_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol if each else None)
+    if isinstance(init, str):
+        options, init = options if init == "auto" else replace(options, init=init), None
+    columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if each else None, "chain": chain}
+    given = _as_problems(x, y, cost=cost, **columns)
     given = given if isinstance(given, list) else list(given)
     run = _Run(given, len(given), backend, options, observe)
     records = Records(len(given))
@@ -101,6 +107,7 @@ def stream(
     problems: Iterable[Problem[Any]],
     *,
     tol: float | None = None,
+    init: str = "auto",
     backend: str | Backend[Any] = "auto",
     options: Options = DEFAULTS,
     observe: Observer = ignore,
@@ -114,6 +121,7 @@ def stream(
     Args:
         problems: Any iterable of Problem; it may be endless.
         tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
+        init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
         observe: Told every event of the run.
@@ -126,6 +134,7 @@ def stream(
         [0, 1, 2, 3, 4]
     """
     options = options.changed(tol, settings)
+    options = options if init == "auto" else replace(options, init=init)
     return Stream(_Run(_as_problems(problems, None), None, backend, options, observe))
 
 
@@ -145,6 +154,16 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
     if extra:
         raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
     return x
+
+
+def _carry(retired: Retired, problem: Problem[Any]) -> Problem[Any]:
+    """A problem that starts from the potentials of its predecessor in the chain, where those are of use."""
+    if isinstance(problem.init, Potentials) or retired.potentials is None or math.isnan(retired.residual.worst):
+        return problem
+    try:
+        return replace(problem, init=extend(retired.problem, retired.potentials, problem))
+    except ProblemError:
+        return problem
 
 
 class Stream(Iterator[Result[Any]]):
@@ -195,12 +214,13 @@ class _Run:
         self._lookahead = math.inf if self._whole else options.lookahead
         self._read = 0
         self._arithmetic = ""
-        self._ready = trusted(given, options.tol, options.audit.margin)
+        self._ready = trusted(given, options.tol, options.audit.margin, options.init)
         if self._ready:
             self._given, self._read = dict(enumerate(given)), len(self._ready)
         self._sorter = Sorter(
             () if self._ready else self._noted(given),
-            admit=lambda problem: admit(problem, options.tol, options.audit.margin),
+            admit=lambda problem: admit(problem, options.tol, options.audit.margin, options.init),
+            carry=_carry,
             signature=self._backend.signature,
             refuse=self._refuse,
             lookahead=self._lookahead,
@@ -227,6 +247,7 @@ class _Run:
                 self._plan, self._arithmetic = self._plan_for(first), self._backend.describe(first)
             for retired in execute(backend, line, self._plan, self._observe):
                 yield from self._refusals()
+                self._sorter.finished(retired)
                 if self._worth_rescue(retired):
                     self._failed[retired.ticket] = retired
                 else:
@@ -241,6 +262,9 @@ class _Run:
     def _plan_for(self, problem: Problem[Any] | None) -> Plan:
         """How to run a line of problems like this one; told once for each choice."""
         options, count = self._options, self._count
+        if problem is not None and problem.chain is not None:
+            # Successors come as their predecessors leave.
+            count = None
         plan = options.plan(count) if problem is None else options.plan(count, self._backend.natural_width(problem))
         if problem is not None:
             chosen = Chosen("mode", plan.mode.name, plan.reason)

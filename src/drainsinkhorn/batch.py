@@ -11,7 +11,7 @@ import numpy as np
 
 from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.options import is_positive
+from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 
@@ -25,6 +25,7 @@ def problems(
     tol: Any = None,
     init: Any = None,
     cost: Any = "sqeuclidean",
+    chain: Any = None,
 ) -> list[Problem[Any]]:
     """One Problem per lane of the arrays.
 
@@ -38,17 +39,20 @@ def problems(
         a: Weights (n,) shared, (W, n) stacked, or a list. None: uniform.
         b: Likewise.
         tol: A number, or one per problem. None: the solve's.
-        init: A pair (f, g), each shared, stacked or a list. None: zero.
+        init: "gaussian", "zero", or a pair (f, g), each shared, stacked or a list. None: what suits the cost, but zero
+            for problems that differ only in weights, eps or tol: over the same points they share one matrix then.
         cost: A name or Cost, a matrix (n, m) shared, (W, n, m) stacked, or a list of them.
+        chain: A key for all, or a list with one for each: see `Problem`.
 
     Examples:
         >>> import numpy as np
         >>> len(problems(np.zeros((5, 10, 2)), np.ones((12, 2)), eps=[0.1, 0.2, 0.3, 0.4, 0.5]))
         5
     """
-    if init is not None and not (isinstance(init, (tuple, list)) and len(init) == 2):
-        raise ProblemError(f"init must be a pair (f, g) of potentials, got {type(init).__name__}")
-    f, g = init or (None, None)
+    name, pair = (init, (None, None)) if init is None or isinstance(init, str) else (None, init)
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ProblemError(f"init must be a name or a pair (f, g) of potentials, got {type(init).__name__}")
+    f, g = pair
     named = isinstance(cost, (str, Cost))
     columns = {
         "x": _column("x", x, 2),
@@ -60,6 +64,7 @@ def problems(
         "f": _column("init f", f, 1),
         "g": _column("init g", g, 1),
         "cost": (cost, None) if named else _column("cost", cost, 2),
+        "chain": (chain, len(chain)) if isinstance(chain, (list, np.ndarray)) else (chain, None),
     }
     counts = {name: count for name, (_, count) in columns.items() if count is not None}
     if len(set(counts.values())) > 1:
@@ -71,14 +76,17 @@ def problems(
         values, count = columns[name]
         return values if count is None else values[lane]
 
-    starts = [None] * width if init is None else [Potentials(of("f", lane), of("g", lane)) for lane in range(width)]
-    names = ("x", "y", "a", "b", "eps", "tol", "cost")
+    if init is None and named and width > 1 and columns["x"][1] is None and columns["y"][1] is None:
+        name = "zero"
+    by_name = f is None and g is None
+    starts = [name] * width if by_name else [Potentials(of("f", lane), of("g", lane)) for lane in range(width)]
+    names = ("x", "y", "a", "b", "eps", "tol", "cost", "chain")
     rows = zip(*(_rows(columns[name], width) for name in names), strict=True)
     made = [
-        Problem(x=x, y=y, a=a, b=b, eps=eps, tol=tol, cost=cost, init=start)
-        for (x, y, a, b, eps, tol, cost), start in zip(rows, starts, strict=True)
+        Problem(x=x, y=y, a=a, b=b, eps=eps, tol=tol, cost=cost, chain=chain, init=start)
+        for (x, y, a, b, eps, tol, cost, chain), start in zip(rows, starts, strict=True)
     ]
-    return Stack(made, columns) if init is None else made
+    return Stack(made, columns, name) if by_name else made
 
 
 def _rows(column: tuple[Any, int | None], width: int) -> Any:
@@ -89,13 +97,14 @@ def _rows(column: tuple[Any, int | None], width: int) -> Any:
 class Stack(list[Problem[Any]]):
     """Problems made from whole arrays, which it remembers so that the door can look at them all at once."""
 
-    def __init__(self, made: list[Problem[Any]], columns: dict[str, tuple[Any, int | None]]) -> None:
+    def __init__(self, made: list[Problem[Any]], columns: dict[str, tuple[Any, int | None]], init: str | None) -> None:
         super().__init__(made)
         self.columns = columns
+        self.init = init
         self.made = tuple(made)
 
 
-def trusted(given: Any, tol: float, margin: float) -> list[Problem[Any]] | None:
+def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[Any]] | None:
     """All problems of a stack in normal form, if one look at its arrays finds nothing wrong; else None.
 
     Only plain cases: NumPy points in float32 or float64, named costs that take any points, uniform weights. Whatever is
@@ -107,7 +116,13 @@ def trusted(given: Any, tol: float, margin: float) -> list[Problem[Any]] | None:
     cost = Cost(cost) if isinstance(cost, str) else cost
     plain = all(type(p) is np.ndarray and p.dtype in (np.float32, np.float64) and p.size for p in (x, y))
     uniform = given.columns["a"][0] is None and given.columns["b"][0] is None
-    if not plain or not uniform or tols is not None or not isinstance(cost, Cost):
+    if not plain or not uniform or tols is not None or given.columns["chain"][0] is not None:
+        return None
+    init = given.init or init
+    if not isinstance(cost, Cost) or init not in STARTS:
+        return None
+    start = "zero" if init == "zero" or (init == "auto" and cost.kind != "sqeuclidean") else "gaussian"
+    if start == "gaussian" and cost.kind != "sqeuclidean":
         return None
     if cost.kind not in ("sqeuclidean", "euclidean") or not is_positive(cost.scale) or x.shape[-1] != y.shape[-1]:
         return None
@@ -119,7 +134,8 @@ def trusted(given: Any, tol: float, margin: float) -> list[Problem[Any]] | None:
     a, b = (np.full(p.shape[-2], 1.0 / p.shape[-2]) for p in (x, y))
     each = np.broadcast_to(strengths.astype(np.float64), (len(given),)).tolist()
     return [
-        Problem(x=p.x, y=p.y, eps=e, tol=margin * tol, cost=cost, a=a, b=b) for p, e in zip(given, each, strict=True)
+        Problem(x=p.x, y=p.y, eps=e, tol=margin * tol, cost=cost, a=a, b=b, init=start)
+        for p, e in zip(given, each, strict=True)
     ]
 
 

@@ -81,7 +81,10 @@ BAD: dict[str, tuple[Any, str]] = {
         problem(init=(np.zeros(6), np.zeros(6))),
         "init.g must have shape (5,), one potential per point, got",
     ),
-    "lone init": (problem(init=np.zeros(6)), "init must be a pair (f, g) of potentials"),
+    "lone init": (
+        problem(init=np.zeros(6)),
+        "init must be one of ['auto', 'gaussian', 'zero'] or a pair (f, g) of potentials",
+    ),
     "init none": (problem(init=(None, np.zeros(5))), "init.f must be a numeric array of shape (6,), got None"),
     "unknown cost": (problem(cost="manhattan"), "cost 'manhattan' is unknown; use one of ['cosine', 'euclidean',"),
     "bad scale": (problem(cost=ds.Cost("euclidean", -2.0)), "the scale of the cost must be a positive finite number"),
@@ -209,10 +212,13 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda: ds.solve(X, Y, eps=1.0, a=np.ones((1, 1, 6))),
         "a has shape (1, 1, 6), expected (n,) or (W, n)",
     ),
-    "init": (lambda: ds.solve(X, Y, eps=1.0, init=np.ones(6)), "init must be a pair (f, g)"),
+    "init": (lambda: ds.solve(X, Y, eps=1.0, init=np.ones(6)), "or a pair (f, g)"),
     "eps twice": (lambda: ds.solve([problem()], eps=1.0), "eps belongs to each Problem when problems are passed"),
     "cost twice": (lambda: ds.solve([problem()], cost="cosine"), "cost belongs to each Problem"),
-    "option": (lambda: ds.solve(X, Y, eps=1.0, widht=3), "unknown option 'widht'; known are tol, max_depth, width"),
+    "option": (
+        lambda: ds.solve(X, Y, eps=1.0, widht=3),
+        "unknown option 'widht'; known are tol, init, max_depth, width",
+    ),
     "backend": (
         lambda: ds.solve(X, Y, eps=1.0, backend="cuda"),
         "backend 'cuda' is unknown; use one of ['auto', 'cpu', 'refe",

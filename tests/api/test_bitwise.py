@@ -50,15 +50,16 @@ class PickyStreamingPack(Picky, StreamingPack):
 @dataclass(frozen=True, slots=True)
 class PickyReference(ReferenceBackend):
     def pack(self, problems: Sequence[ds.Problem[Any]]) -> PickyReferencePack:
-        return PickyReferencePack(problems)
+        return PickyReferencePack(problems, momentum=self.acceleration == "momentum")
 
 
 @dataclass(frozen=True, slots=True)
 class PickyCpu(CpuBackend):
     def pack(self, problems: Sequence[ds.Problem[Any]]) -> Any:
+        momentum = self.acceleration == "momentum"
         if self.representation == "streaming":
-            return PickyStreamingPack(problems, self.threads or 2, self.precision)
-        return PickyCpuPack(problems, self._how(problems[0])[2], self.threads or 2)
+            return PickyStreamingPack(problems, self.threads or 2, self.precision, momentum=momentum)
+        return PickyCpuPack(problems, self._how(problems[0])[2], self.threads or 2, momentum=momentum)
 
 
 BACKENDS: dict[str, Any] = {
@@ -81,7 +82,7 @@ def random_batch(rng: np.random.Generator) -> list[ds.Problem[Any]]:
         batch.append(ds.Problem(x=x, y=y, a=a, eps=float(rng.uniform(0.2, 2)), tol=tol, cost=ds.Cost(str(kind), 0.7)))
     x, y = rng.normal(size=(20, 2)), rng.normal(size=(25, 2))
     rejected = ds.Problem(x=x, y=y, eps=1.0, tol=REJECTED_TOL)
-    deep = ds.Problem(x=6 * x, y=6 * y, eps=0.05)
+    deep = ds.Problem(x=6 * x, y=6 * y, eps=0.001)
     poisoned = ds.Problem(x=1e200 * x, y=y, eps=1.0)
     invalid = ds.Problem(x=x, y=np.full((4, 2), np.nan), eps=1.0)
     batch += [rejected, deep, poisoned, invalid]
@@ -101,10 +102,12 @@ def fingerprint(result: ds.Result[Any]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("accelerate", ["momentum", "none"])
 @pytest.mark.parametrize("seed", range(100))
-def test_bitwise(seed: int, backend: Any) -> None:
+def test_bitwise(seed: int, accelerate: str, backend: Any) -> None:
     def solve(batch: list[ds.Problem[Any]], **settings: Any) -> list[tuple[Any, ...]]:
-        return [fingerprint(r) for r in ds.solve(batch, backend=backend, max_depth=MAX_DEPTH, **settings)]
+        settings |= {"backend": backend, "accelerate": accelerate, "max_depth": MAX_DEPTH}
+        return [fingerprint(r) for r in ds.solve(batch, **settings)]
 
     rng = np.random.default_rng([7, seed])
     batch = random_batch(rng)
@@ -133,19 +136,19 @@ def test_no_screen_lets_audit_times_change_a_float32_result(screen: Any, backend
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_the_company_was_as_bad_as_promised(backend: Any) -> None:
     rng = np.random.default_rng([7, 0])
-    results = ds.solve(random_batch(rng), backend=backend, max_depth=MAX_DEPTH)
+    results = ds.solve(random_batch(rng), backend=backend, max_depth=MAX_DEPTH, accelerate="none")
     assert {r.status for r in results} == set(ds.Status)
     assert results.ledger.rejected == 2
     picky = [r for r in results if r.problem.tol == REJECTED_TOL]
     plain = ReferenceBackend() if backend.name == "reference" else CpuBackend(representation=backend.representation)
-    honest = ds.solve([picky[0].problem], backend=plain)
+    honest = ds.solve([picky[0].problem], backend=plain, accelerate="none")
     assert picky[0].depth == honest[0].depth + 2
 
 
 def test_one_lane_of_a_static_batch_is_what_it_would_be_alone_at_that_depth() -> None:
     rng = np.random.default_rng(3)
     batch = [ds.Problem(x=rng.normal(size=(9, 2)), y=rng.normal(size=(8, 2)), eps=e) for e in (0.3, 1.0, 3.0)]
-    together = ds.solve(batch, backend="reference", mode="static", audit=ds.Audit(every=4))
+    together = ds.solve(batch, backend="reference", mode="static", accelerate="none", audit=ds.Audit(every=4))
     depths = {r.depth for r in together}
     assert len(depths) == 1
     boundary = depths.pop()
@@ -179,6 +182,6 @@ def test_sharing_a_kernel_changes_nothing(points: bool) -> None:
         batch = ds.problems(**support, a=a, eps=eps)
         together = [fingerprint(r) for r in ds.solve(batch, backend="cpu", max_depth=400, width=12)]
         alone = [fingerprint(r) for r in ds.solve(batch, backend="cpu", max_depth=400, mode="width-one")]
-        copies = [ds.Problem(**{k: v.copy() for k, v in support.items()}, a=row, eps=eps) for row in a]
+        copies = [ds.Problem(**{k: v.copy() for k, v in support.items()}, a=row, eps=eps, init="zero") for row in a]
         apart = [fingerprint(r) for r in ds.solve(copies, backend="cpu", max_depth=400, width=5)]
         assert together == alone == apart

@@ -68,12 +68,12 @@ class TestBatches:
         a = rng.uniform(0.5, 1.5, size=(3, 12))
         solution = ds.solve(X[0], Y[0], a=a, eps=0.5)
         for i in range(3):
-            same(solution[i], single(0, a=a[i]))
+            same(solution[i], single(0, a=a[i], init="zero"))
 
     def test_dense_costs(self) -> None:
         cost = ((X[:, :, None] - Y[:, None]) ** 2).sum(-1)
         for i, result in enumerate(ds.solve(cost=cost, eps=0.5)):
-            assert np.allclose(result.potentials.f, single(i).potentials.f, atol=1e-10)
+            assert np.allclose(result.potentials.f, single(i, init="zero").potentials.f, atol=1e-10)
         assert len(ds.solve(cost=[cost[0], cost[1][:3]], eps=0.5)) == 2
         assert len(ds.solve(cost=cost[0], eps=[0.5, 1.0])) == 2
 
@@ -179,7 +179,7 @@ class TestChoices:
 
     def test_results_name_what_ran(self) -> None:
         result = single(0)
-        assert (result.backend.name, result.arithmetic, result.acceleration) == ("cpu", "float32, cached", "none")
+        assert (result.backend.name, result.arithmetic, result.acceleration) == ("cpu", "float32, cached", "momentum")
         assert result.problem.x is not None
 
     def test_certify_always_changes_no_reference_result(self) -> None:
@@ -209,11 +209,11 @@ class TestRescue:
         return ds.Problem(x=X[0], y=Y[0], eps=0.02, tol=1e-4)
 
     def test_a_depth_limit_is_rescued_with_as_many_cycles_again(self) -> None:
-        depth = ds.solve([self.deep()])[0].depth
+        depth = ds.solve([self.deep()], accelerate="none")[0].depth
         limit = depth // 2 + 1
-        result = ds.solve([self.deep()], max_depth=limit)[0]
+        result = ds.solve([self.deep()], max_depth=limit, accelerate="none")[0]
         assert (result.status, result.rescued, result.depth) == (ds.Status.CONVERGED, True, depth)
-        solution = ds.solve([self.deep(), single(0).problem], max_depth=limit)
+        solution = ds.solve([self.deep(), single(0).problem], max_depth=limit, accelerate="none")
         assert solution.ledger.rescue is not None
         assert solution.ledger.rescue.slots == depth - limit
         assert solution.ledger.slots == limit + solution[1].depth

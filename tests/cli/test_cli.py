@@ -156,7 +156,8 @@ class TestSolve:
         eps = np.array([1.0, 1.0, 1.0, 1e-5, 1e-5, 1e-5])
         source, out = save(tmp_path / "in.npz", x=x, y=y, eps=eps), tmp_path / "out.npz"
         process = subprocess.Popen(
-            [*DRAIN, "solve", source, "-o", out, "--max-depth", "10000000"], stderr=subprocess.PIPE
+            [*DRAIN, "solve", source, "-o", out, "--max-depth", "10000000", "--accelerate", "none", "--init", "zero"],
+            stderr=subprocess.PIPE,
         )
         time.sleep(4)
         process.send_signal(signal.SIGINT)

@@ -36,6 +36,11 @@ BACKENDS: dict[str, Any] = {
     "cpu streaming float64": CpuBackend(representation="streaming", precision="float64"),
     "cpu one thread": CpuBackend(threads=1),
     "cpu three threads": CpuBackend(threads=3),
+    "reference momentum": ReferenceBackend(acceleration="momentum"),
+    "cpu float32 momentum": CpuBackend(precision="float32", acceleration="momentum"),
+    "cpu float64 momentum": CpuBackend(precision="float64", acceleration="momentum"),
+    "cpu streaming momentum": CpuBackend(representation="streaming", acceleration="momentum"),
+    "cpu three threads momentum": CpuBackend(threads=3, acceleration="momentum"),
 }
 
 

@@ -14,29 +14,29 @@ import numpy as np
 from drainsinkhorn.backends.arrays import Array, is_array, library, to_numpy
 from drainsinkhorn.backends.costs import COSTS
 from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.options import is_positive
+from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 UNEQUAL_MASS = 1e-5
 """Relative difference of total masses above which a problem is unbalanced."""
 
 
-def admit(problem: Any, tol: float, margin: float = 1.0) -> Problem[Any]:
+def admit(problem: Any, tol: float, margin: float = 1.0, init: str = "auto") -> Problem[Any]:
     """The problem in normal form, or ProblemError; whatever else an odd object raises becomes a ProblemError too.
 
     Normal form: eps is a float; tol is the stop, `margin` times what was asked for; cost is a Cost or a matrix; a and b
-    are float64 NumPy vectors of mass 1; init is Potentials or None; x, y and a dense cost are the caller's own arrays,
-    or NumPy's where they were none.
+    are float64 NumPy vectors of mass 1; init is Potentials, "gaussian" or "zero"; x, y and a dense cost are the
+    caller's own arrays, or NumPy's where they were none.
     """
     try:
-        return _admit(problem, tol, margin)
+        return _admit(problem, tol, margin, init)
     except ProblemError:
         raise
     except Exception as error:  # One odd object must not harm the batch.
         raise ProblemError(f"the problem cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _admit(problem: Any, tol: float, margin: float) -> Problem[Any]:
+def _admit(problem: Any, tol: float, margin: float, init: Any) -> Problem[Any]:
     if not isinstance(problem, Problem):
         raise ProblemError(f"expected a Problem, got {_shown(problem)}; build one with Problem(x=, y=, eps=)")
     eps = _positive("eps", problem.eps, "it is in units of the cost, for example 0.05 times the median cost")
@@ -45,7 +45,8 @@ def _admit(problem: Any, tol: float, margin: float) -> Problem[Any]:
     n, m = _sizes(problem, cost)
     a, b = _weights("a", problem.a, n), _weights("b", problem.b, m)
     _same_mass(problem, a, b)
-    init = _init(problem.init, n, m)
+    init = _init(init if problem.init is None else problem.init, cost, n, m)
+    _chain(problem.chain)
     x, y, cost = (_array(value) for value in (problem.x, problem.y, cost))
     return replace(problem, x=x, y=y, eps=eps, tol=margin * tol, cost=cost, a=a / a.sum(), b=b / b.sum(), init=init)
 
@@ -189,13 +190,27 @@ def _same_mass(problem: Problem[Any], a: Array, b: Array) -> None:
         )
 
 
-def _init(init: Any, n: int, m: int) -> Potentials[Any] | None:
-    if init is None:
-        return None
+def _init(init: Any, cost: Any, n: int, m: int) -> Potentials[Any] | str:
+    """The start in normal form: Potentials, "gaussian" or "zero"."""
+    squares = isinstance(cost, Cost) and cost.kind == "sqeuclidean"
+    if isinstance(init, str):
+        if init not in STARTS:
+            raise ProblemError(f"init {init!r} is unknown; use one of {list(STARTS)} or a pair (f, g) of potentials")
+        if init == "gaussian" and not squares:
+            kind = cost.kind if isinstance(cost, Cost) else "a dense matrix"
+            raise ProblemError(f'init "gaussian" needs the cost sqeuclidean, this one is {kind}; use "auto" or "zero"')
+        return "gaussian" if squares and init != "zero" else "zero"
     if not isinstance(init, (tuple, list)) or len(init) != 2:
-        raise ProblemError(f"init must be a pair (f, g) of potentials, got {_shown(init)}")
+        raise ProblemError(f"init must be one of {list(STARTS)} or a pair (f, g) of potentials, got {_shown(init)}")
     for name, value, size in (("init.f", init[0], n), ("init.g", init[1], m)):
         shape = _numbers(name, value, 1, f"({size},)").shape
         if shape != (size,):
             raise ProblemError(f"{name} must have shape ({size},), one potential per point, got {shape}")
     return Potentials(*init)
+
+
+def _chain(key: Any) -> None:
+    try:
+        hash(key)
+    except TypeError:
+        raise ProblemError(f"chain must be hashable, a name or a number, got {_shown(key)}") from None

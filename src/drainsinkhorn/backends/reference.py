@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.dense import DenseCoupling, Geometry
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.emission import emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
+from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
+from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Potentials, Problem
@@ -39,14 +40,16 @@ class ReferenceBackend:
     Attributes:
         max_pairs: Largest n * m it takes; each lane stores two matrices of that many float64.
         max_bytes: Largest sum of those matrices in a pack; beyond it a pack reports that memory is out.
+        acceleration: "momentum" or "none"; `solve` sets it.
     """
 
     max_pairs: int = 2**26
     max_bytes: int = 2**33
+    acceleration: str = "none"
     name: str = field(default="reference", init=False)
     stride: int = field(default=1, init=False)
     bitwise: bool = field(default=True, init=False)
-    accelerations: tuple[str, ...] = field(default=("none",), init=False)
+    accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """All problems share packs, whatever their sizes; those with too many pairs are refused."""
@@ -71,7 +74,7 @@ class ReferenceBackend:
 
     def pack(self, problems: Sequence[Problem[Any]]) -> ReferencePack:
         """Build cost matrices and measure every lane's first f-leg."""
-        return ReferencePack(problems, self.max_bytes)
+        return ReferencePack(problems, self.max_bytes, momentum=self.acceleration == "momentum")
 
     def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
         """The dense plan of a problem."""
@@ -82,8 +85,8 @@ class ReferenceBackend:
         return self
 
     def using(self, acceleration: str) -> ReferenceBackend:
-        """Itself: it is plain Sinkhorn."""
-        return self
+        """Plain Sinkhorn, or with momentum."""
+        return replace(self, acceleration=acceleration)
 
     def describe(self, problem: Problem[Any]) -> str:
         """Always the same."""
@@ -98,13 +101,13 @@ def _residual(weights: Vector, log_ratio: Vector) -> float:
 class ReferenceLane:
     """One problem's state: (f, g), and the next f-leg, measured but not applied."""
 
-    def __init__(self, problem: Problem[Any]) -> None:
+    def __init__(self, problem: Problem[Any], *, momentum: bool = False) -> None:
         self.problem = problem
         inner, self.support = restrict(problem)
         self.geometry = Geometry(inner)
-        n, m = sizes(inner)
-        f, g = inner.init or (np.zeros(n), np.zeros(m))
-        self.f, self.g = to_numpy(f).astype(np.float64), to_numpy(g).astype(np.float64)
+        self.f, self.g = start(inner)
+        self.momentum = Momentum() if momentum else None
+        self.before = self.f
         self.depth = 0
         self.frozen = False
         self.measure()
@@ -112,16 +115,30 @@ class ReferenceLane:
     def measure(self) -> None:
         """Measure the next f-leg, and with it the residual of the rows."""
         self.pending = self.geometry.log_row_ratio(self.f, self.g)
-        self.stale = _residual(self.geometry.a, self.pending) + self.geometry.band(self.f, self.g)
+        self.error = _residual(self.geometry.a, self.pending)
+        self.stale = self.error + self.geometry.band(self.f, self.g)
+
+    def _stride(self) -> Stride:
+        if self.momentum is None:
+            return PLAIN
+        along = -float(np.sum(self.geometry.a * self.pending * (self.f - self.before)))
+        return self.momentum.stride(self.error, along)
+
+    def _proposed(self, stride: Stride) -> tuple[Vector, Vector, Vector]:
+        """The state after the next f-leg and the plain g-leg, and the point from which momentum goes on."""
+        eps, x = self.geometry.eps, self.f - self.geometry.eps * stride.step * self.pending
+        f = x + stride.beta * (x - self.before) if stride.beta else x
+        ratio = self.geometry.log_col_ratio(f, self.g)
+        if self.momentum is not None and self.momentum.rows_exact:
+            self.momentum.measured_columns(_residual(self.geometry.b, ratio))
+        return f, self.g - eps * ratio, x
 
     def cycle(self) -> None:
         """Apply the pending f-leg, run the g-leg, measure the next f-leg. A state that is not finite is not entered."""
-        eps = self.geometry.eps
-        f = self.f - eps * self.pending
-        g = self.g - eps * self.geometry.log_col_ratio(f, self.g)
+        f, g, x = self._proposed(self._stride())
         self.depth += 1
         if np.isfinite(f).all() and np.isfinite(g).all():
-            self.f, self.g = f, g
+            self.f, self.g, self.before = f, g, x
             self.measure()
         else:
             self.stale = math.nan
@@ -157,9 +174,9 @@ class ReferenceLane:
 class ReferencePack(LanePack[ReferenceLane]):
     """A list of reference lanes with a budget of memory."""
 
-    def __init__(self, problems: Sequence[Problem[Any]], max_bytes: int = 2**33) -> None:
+    def __init__(self, problems: Sequence[Problem[Any]], max_bytes: int = 2**33, *, momentum: bool = False) -> None:
         self._max_bytes = max_bytes
-        super().__init__(problems, ReferenceLane)
+        super().__init__(problems, lambda problem: ReferenceLane(problem, momentum=momentum))
 
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted, if the budget allows."""

@@ -39,9 +39,9 @@ class Support:
         )
         a, b = to_numpy(whole.a)[self.rows], to_numpy(whole.b)[self.cols]
         if idle_rows.size:
-            full_f[idle_rows] = _c_transform(cost_matrix(_part(whole, idle_rows, self.cols))[0], b, g, whole.eps)
+            full_f[idle_rows] = c_transform(cost_matrix(_part(whole, idle_rows, self.cols))[0], b, g, whole.eps)
         if idle_cols.size:
-            full_g[idle_cols] = _c_transform(cost_matrix(_part(whole, self.rows, idle_cols))[0].T, a, f, whole.eps)
+            full_g[idle_cols] = c_transform(cost_matrix(_part(whole, self.rows, idle_cols))[0].T, a, f, whole.eps)
         return full_f, full_g
 
 
@@ -62,7 +62,9 @@ def restrict(problem: Problem[Any], full: dict[int, bool] | None = None) -> tupl
 
 
 def _part(problem: Problem[Any], rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Problem[Any]:
-    init = problem.init and Potentials(to_numpy(problem.init.f)[rows], to_numpy(problem.init.g)[cols])
+    init = problem.init
+    if isinstance(init, Potentials):
+        init = Potentials(to_numpy(init.f)[rows], to_numpy(init.g)[cols])
     part = replace(problem, a=to_numpy(problem.a)[rows], b=to_numpy(problem.b)[cols], init=init)
     if isinstance(problem.cost, Cost):
         return replace(part, x=to_numpy(problem.x)[rows], y=to_numpy(problem.y)[cols])
@@ -70,8 +72,8 @@ def _part(problem: Problem[Any], rows: NDArray[np.intp], cols: NDArray[np.intp])
 
 
 @np.errstate(all="ignore")
-def _c_transform(cost: NDArray[np.float64], weights: Vector, potentials: Vector, eps: float) -> Vector:
-    """`-eps log sum_j w_j exp((h_j - C_ij) / eps)` for every row i."""
+def c_transform(cost: NDArray[np.float64], weights: Vector, potentials: Vector, eps: float) -> Vector:
+    """`-eps log sum_j w_j exp((h_j - C_ij) / eps)` for every row i; 0 where that is not finite."""
     exponents = np.log(weights) + (potentials - cost) / eps
     largest = exponents.max(axis=1)
     values = -eps * (np.log(np.exp(exponents - largest[:, None]).sum(axis=1)) + largest)

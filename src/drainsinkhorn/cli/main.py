@@ -23,7 +23,7 @@ from drainsinkhorn.cli import files, show
 from drainsinkhorn.cli.bar import Bar
 from drainsinkhorn.core.errors import BackendUnavailable, DrainError
 from drainsinkhorn.core.ledger import Ledger
-from drainsinkhorn.core.options import MODES, Options
+from drainsinkhorn.core.options import MODES, STARTS, Options
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.result import Result
 from drainsinkhorn.workloads import WORKLOADS
@@ -159,13 +159,17 @@ def solve_file(
     width: Annotated[int | None, typer.Option(help="Lanes of a pack; by default what suits the problems.")] = None,
     max_depth: Annotated[int, typer.Option(help="Cycles before a problem is given up.")] = 10_000,
     backend: Annotated[str, typer.Option(help=f"auto, {', '.join(REGISTRY)}.")] = "auto",
+    accelerate: Annotated[str, typer.Option(help="auto, none (plain Sinkhorn), or what the backend offers.")] = "auto",
+    init: Annotated[str, typer.Option(help=f"{', '.join(STARTS)}: where problems without a start begin.")] = "auto",
     rescue: Annotated[bool, typer.Option(help="Run unconverged problems once more, alone.")] = True,
     as_json: JSON = False,
 ) -> None:
     """Solve the problems of an .npz file. Exit code 0 only if every problem converged."""
     start = time.perf_counter()
     try:
-        options = Options(tol=tol, mode=mode, width=width, max_depth=max_depth, rescue=rescue)
+        options = Options(
+            tol=tol, mode=mode, width=width, max_depth=max_depth, accelerate=accelerate, init=init, rescue=rescue
+        )
         _writable(out, unlike=source)
         problems = files.read_problems(source)
         results, ledger = _run(problems, options, backend, quiet=as_json)

@@ -63,6 +63,10 @@ MODES: dict[str, Mode] = {
 }
 
 
+STARTS = ("auto", "gaussian", "zero")
+"""Starts by name; "auto" is gaussian for sqeuclidean and zero elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Options made definite for one run: what the executor reads, and why it was chosen."""
@@ -81,7 +85,7 @@ class Plan:
 
 
 class Settings(TypedDict, total=False):
-    """The fields of Options but tol, for functions that take them as keywords."""
+    """The fields of Options but tol and init, for functions that take them as keywords."""
 
     max_depth: int
     width: int | None
@@ -106,6 +110,7 @@ class Options:
         audit: When and how lanes are checked.
         certify: "always" verifies in float64 with direct differences; "auto" does so where precision demands it.
         accelerate: "auto" takes what the backend offers; "none" is plain Sinkhorn; a name it lacks raises.
+        init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
         rescue: Rerun an unconverged problem at width one in float64 before reporting it.
         lookahead: Problems that `stream` may read ahead to group them by signature.
         strict: Raise on the first INVALID problem instead of reporting it.
@@ -118,6 +123,7 @@ class Options:
     audit: Audit = field(default_factory=Audit)
     certify: Certify = "auto"
     accelerate: str = "auto"
+    init: str = "auto"
     rescue: bool = True
     lookahead: int = 1024
     strict: bool = False
@@ -135,6 +141,8 @@ class Options:
             raise OptionsError(f"audit must be an Audit, got {self.audit!r}; Audit(every=8) is the default")
         if self.certify not in ("auto", "always"):
             raise OptionsError(f'certify must be "auto" or "always", got {self.certify!r}')
+        if self.init not in STARTS:
+            raise OptionsError(f"init must be one of {list(STARTS)} for all problems, got {self.init!r}")
         self.plan(None)
 
     def plan(self, count: int | None, natural_width: int = 16) -> Plan:
@@ -166,7 +174,9 @@ class Options:
         """These options with some fields changed (tol None: kept); unknown names are refused."""
         unknown = sorted(set(settings) - set(Settings.__annotations__))
         if unknown:
-            raise OptionsError(f"unknown option {unknown[0]!r}; known are tol, {', '.join(Settings.__annotations__)}")
+            raise OptionsError(
+                f"unknown option {unknown[0]!r}; known are tol, init, {', '.join(Settings.__annotations__)}"
+            )
         if getattr(tol, "shape", None) == ():
             tol = tol.item()
         return replace(self, tol=self.tol if tol is None else tol, **settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -41,7 +42,9 @@ class Problem(Generic[A]):
         a: Source weights, (n,). None: uniform. Normalised to mass 1.
         b: Target weights, (m,). None: uniform. Normalised to mass 1.
         tol: Bound on the larger L1 marginal residual. None: the solve's.
-        init: Potentials to start from. None: zero.
+        init: Where to start: "gaussian" (the closed form between Gaussians, for sqeuclidean), "zero", or Potentials.
+            None: the solve's, which is gaussian for sqeuclidean and zero elsewhere. A start changes only the depth.
+        chain: Problems with equal keys run in the order of submission, each from its predecessor's potentials.
         cost: A cost by name, a `Cost` with a scale, or a dense (n, m) matrix.
     """
 
@@ -51,5 +54,6 @@ class Problem(Generic[A]):
     a: A | None = None
     b: A | None = None
     tol: float | None = None
-    init: Potentials[A] | None = None
+    init: Potentials[A] | str | None = None
     cost: str | Cost | A = "sqeuclidean"
+    chain: Hashable = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol
 
 from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.events import Retired
 from drainsinkhorn.core.problem import A, Problem
 
 
@@ -56,6 +57,7 @@ class Sorter(Generic[A]):
         admit: The door: returns the problem in normal form, or raises ProblemError.
         signature: The backend's; may raise ProblemError too.
         refuse: Told ticket, problem and reason of every problem turned away.
+        carry: Turns a problem into one that starts where its predecessor in the chain ended.
         lookahead: See above; `inf` reads everything at once.
         paused: While it says True nothing more is handed out, so that packs run empty.
 
@@ -71,6 +73,7 @@ class Sorter(Generic[A]):
         signature: Callable[[Problem[A]], Hashable],
         refuse: Callable[[int, Problem[A], ProblemError], None],
         lookahead: float,
+        carry: Callable[[Retired, Problem[A]], Problem[A]] = lambda _, problem: problem,
         paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self._problems = iter(problems)
@@ -78,8 +81,11 @@ class Sorter(Generic[A]):
         self._signature = signature
         self._refuse = refuse
         self._lookahead = lookahead
+        self._carry = carry
         self._paused = paused
         self._lines: dict[Hashable, deque[Admission]] = {}
+        # Successors of the problem of each chain that is under way.
+        self._chains: dict[Hashable, deque[Admission]] = {}
         self._next = 0
         self.error: Exception | None = None
         self._exhausted = False
@@ -94,6 +100,16 @@ class Sorter(Generic[A]):
         for ticket, problem in enumerate(ready, self._next):
             self._line(self._signature(problem)).append(Admission(ticket, problem))
             self._next = ticket + 1
+
+    def finished(self, retired: Retired) -> None:
+        """Let the successor of a problem in its chain go."""
+        successors = self._chains.get(retired.problem.chain)
+        if not successors:
+            self._chains.pop(retired.problem.chain, None)
+            return
+        ticket, problem = successors.popleft()
+        problem = self._carry(retired, problem)
+        self._line(self._signature(problem)).append(Admission(ticket, problem))
 
     def lines(self) -> Iterator[tuple[Problem[A] | None, Source]]:
         """One Source after another, with its first problem, always for the signature that has waited longest.
@@ -132,7 +148,8 @@ class Sorter(Generic[A]):
 
     def _may_read(self) -> bool:
         return not self._exhausted and (
-            self._lookahead == math.inf or sum(map(len, self._lines.values())) < self._lookahead
+            self._lookahead == math.inf
+            or sum(map(len, (*self._lines.values(), *self._chains.values()))) < self._lookahead
         )
 
     def _read(self) -> bool:
@@ -154,6 +171,12 @@ class Sorter(Generic[A]):
         except ProblemError as error:
             self._refuse(ticket, problem, error)
             return False
+        chain = admitted.chain
+        if chain in self._chains:
+            self._chains[chain].append(Admission(ticket, admitted))
+            return True
+        if chain is not None:
+            self._chains[chain] = deque()
         self._line(signature).append(Admission(ticket, admitted))
         return True
 

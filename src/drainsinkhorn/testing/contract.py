@@ -270,7 +270,8 @@ def _verify_tells_the_truth(bench: Bench) -> None:
             row, col = marginal_errors(problem, ride.potentials(lane))
             for exact in (False, True):
                 said = ride.pack.verify([lane], exact=exact)[0]
-                slack = said.band + 1e-12
+                # A plan far from convergence holds 1 + row of mass, and the band is relative to it.
+                slack = (said.band + 1e-12) * (1 + row + col)
                 assert abs(said.row - row) <= slack, f"row residual {said.row}, truth {row}, band {said.band}"
                 assert abs(said.col - col) <= slack, f"column residual {said.col}, truth {col}, band {said.band}"
         ride.go(2)
@@ -371,7 +372,7 @@ def _every_cost(bench: Bench) -> None:
     kinds: list[Any] = [Cost("sqeuclidean", 0.5), Cost("euclidean"), Cost("cosine", 2.0), dense]
     for cost in kinds:
         points = {} if isinstance(cost, Cost) else {"x": None, "y": None}
-        given = admit(replace(problem, cost=cost, **points), 1e-3)
+        given = admit(replace(problem, cost=cost, init=None, **points), 1e-3)
         try:
             bench.backend.signature(given)
         except ProblemError:

@@ -28,16 +28,18 @@ class CpuBackend:
         representation: "cached" keeps a matrix per lane, "streaming" recomputes scores from the points; "auto" takes
             cached up to `cached_pairs` pairs. A dense cost is always cached.
         cached_pairs: Budget per lane for "auto"; a pair is 4 or 8 bytes.
+        acceleration: "momentum" or "none"; `solve` sets it.
     """
 
     threads: int | None = None
     precision: Literal["auto", "float32", "float64"] = "auto"
     representation: Literal["auto", "cached", "streaming"] = "auto"
     cached_pairs: int = 2**25
+    acceleration: str = "none"
     name: str = field(default="cpu", init=False)
     stride: int = field(default=1, init=False)
     bitwise: bool = field(default=True, init=False)
-    accelerations: tuple[str, ...] = field(default=("none",), init=False)
+    accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """Problems of one representation and precision share packs, whatever their sizes and costs."""
@@ -51,7 +53,10 @@ class CpuBackend:
         """Build the lanes and measure their first f-leg."""
         threads = self.threads or default_threads()
         _, streams, dtype = self._how(problems[0])
-        return StreamingPack(problems, threads, self.precision) if streams else CpuPack(problems, dtype, threads)
+        momentum = self.acceleration == "momentum"
+        if streams:
+            return StreamingPack(problems, threads, self.precision, momentum=momentum)
+        return CpuPack(problems, dtype, threads, momentum=momentum)
 
     def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
         """The dense plan of a problem."""
@@ -60,11 +65,11 @@ class CpuBackend:
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Compile the kernels, or load them from disk; said once if it takes a while."""
         _, streams, dtype = self._how(problems[0])
-        compile_kernels(dtype, streaming=streams)
+        compile_kernels(dtype, streaming=streams, momentum=not streams and self.acceleration == "momentum")
 
     def using(self, acceleration: str) -> CpuBackend:
-        """Itself: it is plain Sinkhorn."""
-        return self
+        """Plain Sinkhorn, or with momentum."""
+        return replace(self, acceleration=acceleration)
 
     def describe(self, problem: Problem[Any]) -> str:
         """Precision and representation."""

@@ -34,6 +34,7 @@ from drainsinkhorn.backends.cpu.primitives import (
     float32_at,
     float64_at,
     largest_of,
+    log,
     maximum,
     ordered,
     reordered,
@@ -43,11 +44,15 @@ from drainsinkhorn.backends.cpu.primitives import (
 # Columns of the integer table of a lane: addresses of its vectors and matrices, its sizes, its state.
 KERNEL, A, B, EXACT_A, EXACT_B, U, V, W, R, C, PARTS, STATE_F, STATE_G, BASE_F, BASE_G, X, Y = range(17)
 ROWS, COLS, DIM, KIND, DEPTH, STATE, SHARED = range(17, 24)
-FIELDS = 24
+# With momentum: the point from which it goes on, what the pending leg makes of it and of f, the measured leg itself.
+BEFORE, NEXT_F, NEXT_X, LOGS, MOMENTUM = range(24, 29)
+FIELDS = 29
 # Columns of its float table. FACTOR turns a raw cost into a score. BAND is the rounding of what float64 measured, SUMS
 # what a sweep in the lane's precision adds; ROUNDING is that of a score.
 FACTOR, STALE, BAND, SUMS, ROUNDING = range(5)
-NUMBERS = 5
+# The state of `backends.momentum.Momentum`, the stride of the pending leg, and whether it is decided or only expected.
+AGE, BEST, COLUMNS, COOLDOWN, BACKOFF, ROWS_EXACT, WAS_FAST, STRIDE, BETA, DECIDED, STARTED = range(5, 16)
+NUMBERS = 16
 # Kinds of cost: Y holds the other points coordinate by coordinate, or X a dense matrix.
 SQEUCLIDEAN, EUCLIDEAN, DENSE32, DENSE64 = range(4)
 # States of a lane. COLD: at its start, the kernel absorbed at a base that no weight enters, so that lanes over the same
@@ -67,7 +72,8 @@ POTENTIALS = 8 * 2.0**-53
 
 
 @ordered
-def _in_range(values):
+def in_range(values):
+    """True if no value left 1 by more than DRIFT nats."""
     bad = 0
     for k in range(values.size):
         # Written so that NaN is out of range.
@@ -82,7 +88,7 @@ def groups_of(rows):
 
 
 @ordered
-def _bounds(rows, groups, group):
+def bounds(rows, groups, group):
     """First and last row of a group; inner bounds are multiples of four."""
     first = rows * group // groups // 4 * 4
     last = rows if group == groups - 1 else rows * (group + 1) // groups // 4 * 4
@@ -149,7 +155,7 @@ def absorb_group(lane, numbers, group, one):
     """Measure the f-leg at (STATE_F, STATE_G) for a group of rows in float64, and write their K absorbed there."""
     rows, cols = lane[ROWS], lane[COLS]
     groups = groups_of(rows)
-    first, last = _bounds(rows, groups, group)
+    first, last = bounds(rows, groups, group)
     kernel, part = vector(lane[KERNEL], rows * cols, one), vector(lane[PARTS], groups * cols, one)
     part, a = part[group * cols : (group + 1) * cols], vector(lane[A], rows, one)
     base_f, g, weight = double(lane[BASE_F], rows), double(lane[STATE_G], cols), double(lane[EXACT_B], cols)
@@ -208,14 +214,14 @@ def sweep_group(lane, group, one):
     """The sweep of a cycle over one group of rows."""
     rows, cols = lane[ROWS], lane[COLS]
     groups = groups_of(rows)
-    first, last = _bounds(rows, groups, group)
+    first, last = bounds(rows, groups, group)
     kernel, part = vector(lane[KERNEL], rows * cols, one), vector(lane[PARTS], groups * cols, one)
     w, a, r = vector(lane[W], cols, one), vector(lane[A], rows, one), vector(lane[R], rows, one)
     _sweep_rows(kernel, cols, w, a, False, r, part[group * cols : (group + 1) * cols], first, last)
 
 
 @ordered
-def _add_parts(parts, groups, cols, c):
+def add_parts(parts, groups, cols, c):
     """Column sums from those of the groups, in their order."""
     for j in range(cols):
         c[j] = parts[j]
@@ -226,7 +232,7 @@ def _add_parts(parts, groups, cols, c):
 
 
 @ordered
-def _error(weights, ratios, scaling):
+def error_of(weights, ratios, scaling):
     """`sum_i w_i |scaling_i ratios_i - 1|` in float64."""
     total = 0.0
     for i in range(weights.size):
@@ -244,8 +250,11 @@ def state_of(lane, one, f, g):
         return
     base_f, base_g = double(lane[BASE_F], rows), double(lane[BASE_G], cols)
     u, v = vector(lane[U], rows, one), vector(lane[V], cols, one)
-    for i in range(rows):
-        f[i] = base_f[i] + np.log(np.float64(u[i]))
+    if lane[MOMENTUM]:
+        f[:] = double(lane[STATE_F], rows)
+    else:
+        for i in range(rows):
+            f[i] = base_f[i] + np.log(np.float64(u[i]))
     for j in range(cols):
         g[j] = base_g[j] + np.log(np.float64(v[j]))
 
@@ -257,7 +266,7 @@ def begin_cycle(lane, one):
     u, r, c = vector(lane[U], rows, one), vector(lane[R], rows, one), vector(lane[C], cols, one)
     v, w, b = vector(lane[V], cols, one), vector(lane[W], cols, one), vector(lane[B], cols, one)
     if lane[STATE] == FRESH:
-        if not _in_range(c):
+        if not in_range(c):
             return False
         double(lane[BASE_G], cols)[:] = double(lane[STATE_G], cols)
         u[:] = one
@@ -276,10 +285,10 @@ def end_sweep(lane, numbers, one):
     """Read the residual off a sweep. False if the kernel has to be absorbed anew before the next cycle."""
     rows, cols = lane[ROWS], lane[COLS]
     r, c = vector(lane[R], rows, one), vector(lane[C], cols, one)
-    _add_parts(vector(lane[PARTS], groups_of(rows) * cols, one), groups_of(rows), cols, c)
-    error = _error(vector(lane[A], rows, one), r, vector(lane[U], rows, one))
+    add_parts(vector(lane[PARTS], groups_of(rows) * cols, one), groups_of(rows), cols, c)
+    error = error_of(vector(lane[A], rows, one), r, vector(lane[U], rows, one))
     numbers[STALE] = error + numbers[BAND] + numbers[SUMS]
-    return _in_range(r) and _in_range(c)
+    return in_range(r) and in_range(c)
 
 
 @ordered
@@ -300,7 +309,7 @@ def end_absorb(lane, numbers, one):
     rows, cols = lane[ROWS], lane[COLS]
     f, g, base_f = double(lane[STATE_F], rows), double(lane[STATE_G], cols), double(lane[BASE_F], rows)
     a = double(lane[EXACT_A], rows)
-    _add_parts(vector(lane[PARTS], groups_of(rows) * cols, one), groups_of(rows), cols, vector(lane[C], cols, one))
+    add_parts(vector(lane[PARTS], groups_of(rows) * cols, one), groups_of(rows), cols, vector(lane[C], cols, one))
     numbers[BAND] = numbers[ROUNDING] + POTENTIALS * (largest_of(base_f) + largest_of(g))
     total = 0.0
     for i in range(rows):
@@ -447,21 +456,30 @@ def open_cold(lane, numbers, one):
 
 
 @ordered
+def open_lane(lane, numbers, one):
+    """Begin a lane: a cold one is measured, unless it turns out FRESH or HOMELESS. False if its scores are not finite.
+
+    A shared kernel is there already.
+    """
+    vector(lane[W], lane[COLS], one)[:] = vector(lane[B], lane[COLS], one)
+    # The host knows a bound on the scores, and with it whether they are finite.
+    if not abs(numbers[ROUNDING]) < np.inf:
+        lane[STATE] = POISONED
+        numbers[STALE] = np.nan
+        return False
+    if lane[STATE] == COLD:
+        if not lane[SHARED]:
+            fill_cold_rows(lane, numbers, 0, lane[ROWS], one)
+        open_cold(lane, numbers, one)
+    return True
+
+
+@ordered
 def open_lanes(table, numbers, order, first, last, one):
-    """Measure the first f-leg of lanes `order[first:last]`; a shared kernel is there already."""
+    """Measure the first f-leg of lanes `order[first:last]`."""
     for place in range(first, last):
         lane, mine = table[order[place]], numbers[order[place]]
-        vector(lane[W], lane[COLS], one)[:] = vector(lane[B], lane[COLS], one)
-        # The host knows a bound on the scores, and with it whether they are finite.
-        if not abs(mine[ROUNDING]) < np.inf:
-            lane[STATE] = POISONED
-            mine[STALE] = np.nan
-            continue
-        if lane[STATE] == COLD:
-            if not lane[SHARED]:
-                fill_cold_rows(lane, mine, 0, lane[ROWS], one)
-            open_cold(lane, mine, one)
-        if lane[STATE] == FRESH:
+        if open_lane(lane, mine, one) and lane[STATE] == FRESH:
             absorb(lane, mine, one)
 
 
@@ -481,9 +499,22 @@ def screen_lane(lane, numbers, one):
     a, w, u = vector(lane[A], rows, one), vector(lane[W], cols, one), vector(lane[U], rows, one)
     r, part, groups = np.empty_like(a), np.empty_like(w), groups_of(rows)
     for group in range(groups):
-        first, last = _bounds(rows, groups, group)
+        first, last = bounds(rows, groups, group)
         _sweep_rows(vector(lane[KERNEL], rows * cols, one), cols, w, a, False, r, part, first, last)
-    return _error(a, r, u) + numbers[BAND] + numbers[SUMS]
+    if lane[MOMENTUM]:
+        return _momentum_error(lane, r) + numbers[BAND] + numbers[SUMS]
+    return error_of(a, r, u) + numbers[BAND] + numbers[SUMS]
+
+
+@ordered
+def _momentum_error(lane, r):
+    """The row residual of a state that is explicit on the f side."""
+    rows = lane[ROWS]
+    a, f, base = double(lane[EXACT_A], rows), double(lane[STATE_F], rows), double(lane[BASE_F], rows)
+    total = 0.0
+    for i in range(rows):
+        total += a[i] * abs(exp(log(np.float64(r[i])) + (f[i] - base[i])) - 1.0)
+    return total
 
 
 @ordered
@@ -503,10 +534,10 @@ def verify_absorbed(lane, f, g, one):
         w[j] = b[j] * v[j]
     kernel = vector(lane[KERNEL], rows * cols, one)
     for group in range(groups):
-        first, last = _bounds(rows, groups, group)
+        first, last = bounds(rows, groups, group)
         _sweep_rows(kernel, cols, w, t, True, r, parts[group * cols : (group + 1) * cols], first, last)
-    _add_parts(parts, groups, cols, c)
-    return _error(a, r, u), _error(b, c, v)
+    add_parts(parts, groups, cols, c)
+    return error_of(a, r, u), error_of(b, c, v)
 
 
 @ordered

@@ -17,7 +17,8 @@ from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu.layout import farthest
 from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.door import sizes
-from drainsinkhorn.core.problem import Cost, Problem
+from drainsinkhorn.backends.starts import gaussian
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 SHARED_BYTES = 2**16
 """Kernels from this size on are shared by lanes over the same costs."""
@@ -47,10 +48,11 @@ def groups(problems: Sequence[Problem[Any]], itemsize: int) -> Iterator[list[int
         kind = (cost.kind, x.shape[1]) if named else ("dense", id(cost), problem.eps)  # type: ignore[union-attr]
         # Large lanes over the very same costs share a kernel; nothing in a lane's numbers depends on whether they do.
         same = (id(x), id(y), cost.scale, problem.eps) if named and n * m * itemsize >= SHARED_BYTES else None  # type: ignore[union-attr]
-        key = (n, m, kind, same, problem.init is None)
+        start = "given" if isinstance(problem.init, Potentials) else problem.init
+        key = (n, m, kind, same, start)
         group = waiting.setdefault(key, [])
         group.append(place)
-        sharing = problem.init is None and (not named or same is not None)
+        sharing = problem.init == "zero" and (not named or same is not None)
         if not sharing and len(group) * n * m * itemsize >= GROUP_BYTES:
             yield waiting.pop(key)
     yield from waiting.values()
@@ -62,12 +64,16 @@ def _stack(arrays: list[Any], dtype: Any = np.float64) -> NDArray[Any]:
     return np.stack(arrays).astype(dtype, copy=False)
 
 
-def load_group(problems: Sequence[Problem[Any]], dtype: np.dtype[Any], table: Any, numbers: Any) -> list[Any]:
+def load_group(
+    problems: Sequence[Problem[Any]], dtype: np.dtype[Any], table: Any, numbers: Any, *, momentum: bool
+) -> list[Any]:
     """Fill rows of the table for problems of one shape; returns what must stay alive with these lanes."""
     lanes, (n, m) = len(problems), sizes(problems[0])
     item = dtype.itemsize
     own = ((k.A, n), (k.B, m), (k.U, n), (k.V, m), (k.W, m), (k.R, n), (k.C, m), (k.PARTS, k.groups_of(n) * m))
     double = ((k.EXACT_A, n), (k.EXACT_B, m), (k.STATE_F, n), (k.STATE_G, m), (k.BASE_F, n), (k.BASE_G, m))
+    if momentum:
+        double += ((k.BEFORE, n), (k.NEXT_F, n), (k.NEXT_X, n), (k.LOGS, n))
     plan = [(field, size, dtype) for field, size in own] + [
         (field, size, np.dtype(np.float64)) for field, size in double
     ]
@@ -83,27 +89,36 @@ def load_group(problems: Sequence[Problem[Any]], dtype: np.dtype[Any], table: An
     stride = -(-n * m * item // 64) * 64
     matrices = Block(stride * (1 if shared else lanes))
     table[:, k.KERNEL] = matrices.address + (0 if shared else stride * steps)
-    table[:, k.SHARED] = shared
-    table[:, k.STATE] = k.COLD if problems[0].init is None else k.FRESH
+    table[:, k.SHARED], table[:, k.MOMENTUM] = shared, momentum
+    table[:, k.STATE] = k.COLD if problems[0].init == "zero" else k.FRESH
     table[:, k.ROWS], table[:, k.COLS] = n, m
     views[k.A][:] = views[k.EXACT_A][:] = _stack([p.a for p in problems])
     views[k.B][:] = views[k.EXACT_B][:] = _stack([p.b for p in problems])
     eps = np.array([p.eps for p in problems])
-    for field, side in ((k.STATE_F, 0), (k.STATE_G, 1)):
-        if problems[0].init is None:
-            views[field][:] = 0.0
-        else:
-            views[field][:] = _stack([to_numpy(p.init[side]) for p in problems if p.init]) / eps[:, None]
+    _load_starts(problems, eps, views)
     numbers[:, k.SUMS] = type_band(n, m, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         kept = _load_dense if not isinstance(problems[0].cost, Cost) else _load_points
         return [block, matrices, *kept(problems, eps, table, numbers)]
 
 
+def _load_starts(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], views: dict[int, NDArray[Any]]) -> None:
+    """Write the potentials that lanes begin with, in nats."""
+    starts = [p.init for p in problems]
+    views[k.STATE_F][:], views[k.STATE_G][:] = 0.0, 0.0
+    if isinstance(starts[0], Potentials):
+        for field, side in ((k.STATE_F, 0), (k.STATE_G, 1)):
+            views[field][:] = _stack([to_numpy(pair[side]) for pair in starts]) / eps[:, None]  # type: ignore[index]
+    elif starts[0] == "gaussian":
+        x, y = _stack([to_numpy(p.x) for p in problems]), _stack([to_numpy(p.y) for p in problems])
+        strength = eps / [p.cost.scale for p in problems]  # type: ignore[union-attr]
+        views[k.STATE_G][:] = gaussian(x, y, views[k.EXACT_A], views[k.EXACT_B], strength)
+
+
 def _same_costs(problems: Sequence[Problem[Any]]) -> bool:
     """True if lanes may share a kernel: one matrix, or the very same points, scale and eps, from a cold start."""
     first = problems[0]
-    if first.init is not None or not all(p.eps == first.eps for p in problems):
+    if first.init != "zero" or not all(p.eps == first.eps for p in problems):
         return False
     if not isinstance(first.cost, Cost):
         return all(p.cost is first.cost for p in problems)

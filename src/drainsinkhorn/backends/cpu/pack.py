@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.cpu import kernels as k
+from drainsinkhorn.backends.cpu import momentum_kernels as mk
 from drainsinkhorn.backends.cpu.loading import groups, load_group
 from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
@@ -44,8 +45,12 @@ class _Lane:
 class CpuPack:
     """Lanes of one precision. Narrower means: fewer rows in the table; nothing is copied."""
 
-    def __init__(self, problems: Sequence[Problem[Any]], dtype: np.dtype[Any], threads: int) -> None:
+    def __init__(
+        self, problems: Sequence[Problem[Any]], dtype: np.dtype[Any], threads: int, *, momentum: bool = False
+    ) -> None:
         self._dtype = dtype
+        self._momentum = momentum
+        self._kernels: Any = mk if momentum else k
         self._one = dtype.type(1)
         self._threads = threads
         self._lanes: list[_Lane] = []
@@ -136,13 +141,13 @@ class CpuPack:
         inner = [lane.inner for lane in lanes]
         for places in groups(inner, self._dtype.itemsize):
             rows, floats = table[places], numbers[places]
-            kept = load_group([inner[i] for i in places], self._dtype, rows, floats)
+            kept = load_group([inner[i] for i in places], self._dtype, rows, floats, momentum=self._momentum)
             table[places], numbers[places] = rows, floats
             for i in places:
                 lanes[i].keep = kept
             if table[places[0], k.SHARED]:
                 self._fill_shared(table, numbers, places)
-        self._share(k.open_lanes, table, numbers, np.arange(len(problems)))
+        self._share(self._kernels.open_lanes, table, numbers, np.arange(len(problems)))
         for i in np.flatnonzero(table[:, k.STATE] == k.HOMELESS):
             self._house(lanes[i], table[i], numbers[i])
         return table, numbers, lanes
@@ -167,7 +172,7 @@ class CpuPack:
         block = Block(int(row[k.ROWS] * row[k.COLS]) * self._dtype.itemsize)
         lane.keep = [*lane.keep, block]
         row[k.KERNEL], row[k.SHARED], row[k.STATE] = block.address, 0, k.FRESH
-        k.absorb(row, numbers, self._one)
+        self._kernels.absorb(row, numbers, self._one)
 
     def _run(self, moving: NDArray[np.int64], cycles: int, stops: NDArray[np.float64]) -> NDArray[np.int64]:
         """Run lanes until they are held or the cycles are over; returns cycles run, by lane."""
@@ -178,7 +183,7 @@ class CpuPack:
                 self._run_split(int(i), cycles, float(stops[i]), ran)
             return ran
         order = moving[np.argsort(-pairs, kind="stable")]
-        self._share(k.run_lanes, self._table, self._numbers, order, cycles, stops, ran)
+        self._share(self._kernels.run_lanes, self._table, self._numbers, order, cycles, stops, ran)
         while (homeless := order[self._table[order, k.STATE] == k.HOMELESS]).size:
             for i in homeless:
                 self._house(self._lanes[i], self._table[i], self._numbers[i])
@@ -189,35 +194,80 @@ class CpuPack:
             ]
             for left in sorted({int(cycles - ran[i]) for i in again}):
                 some = np.array([i for i in again if cycles - ran[i] == left], dtype=np.int64)
-                self._share(k.run_lanes, self._table, self._numbers, some, left, stops, ran)
+                self._share(self._kernels.run_lanes, self._table, self._numbers, some, left, stops, ran)
         return ran
 
     def _run_split(self, i: int, cycles: int, stop: float, ran: NDArray[np.int64]) -> None:
-        """One large lane, its sweep shared among the threads."""
+        """One large lane, its sweeps shared among the threads."""
         lane, numbers = self._table[i], self._numbers[i]
-        groups = k.groups_of(int(lane[k.ROWS]))
         for _ in range(cycles):
             lane[k.DEPTH] += 1
-            if lane[k.STATE] == k.POISONED:
-                pass
-            elif k.begin_cycle(lane, self._one):
-                each(self._threads, lambda group: k.sweep_group(lane, group, self._one), groups)
-                if not k.end_sweep(lane, numbers, self._one):
-                    if k.unfold(lane, self._one):
-                        self._absorb_split(lane, numbers, groups)
-                    else:
-                        self._house(self._lanes[i], lane, numbers)
-            else:
-                k.log_leg(lane, numbers)
-                self._absorb_split(lane, numbers, groups)
+            if lane[k.STATE] != k.POISONED:
+                (self._split_momentum if self._momentum else self._split_plain)(self._lanes[i], lane, numbers)
             ran[i] += 1
             if is_held(numbers[k.STALE], stop):
                 break
 
-    def _absorb_split(self, lane: Any, numbers: Any, groups: int) -> None:
+    def _split_plain(self, owner: _Lane, lane: Any, numbers: Any) -> None:
+        """`kernels.cycle`, by groups of rows."""
+        groups, one = k.groups_of(int(lane[k.ROWS])), self._one
+        if k.begin_cycle(lane, one):
+            each(self._threads, lambda group: k.sweep_group(lane, group, one), groups)
+            if k.end_sweep(lane, numbers, one):
+                return None
+            if not k.unfold(lane, one):
+                return self._house(owner, lane, numbers)
+        else:
+            k.log_leg(lane, numbers)
         if lane[k.STATE] != k.POISONED:
-            each(self._threads, lambda group: k.absorb_group(lane, numbers, group, self._one), groups)
-            k.end_absorb(lane, numbers, self._one)
+            each(self._threads, lambda group: k.absorb_group(lane, numbers, group, one), groups)
+            k.end_absorb(lane, numbers, one)
+        return None
+
+    def _split_momentum(self, owner: _Lane, lane: Any, numbers: Any) -> None:
+        """`momentum_kernels.cycle`, by groups of rows."""
+        groups, one = k.groups_of(int(lane[k.ROWS])), self._one
+
+        def columns() -> int:
+            each(self._threads, lambda group: mk.columns_group(lane, group, one), groups)
+            return mk.end_columns(lane, one)
+
+        if mk.begin_cycle(lane, numbers, one):
+            each(self._threads, lambda group: mk.sweep_group(lane, numbers, group, one), groups)
+            todo = mk.end_sweep(lane, numbers, one)
+            if todo == mk.COLUMNS:
+                todo = columns()
+            if todo == mk.DONE:
+                return None
+            if not k.unfold(lane, one):
+                return self._house(owner, lane, numbers)
+        else:
+            mk.log_leg(lane, numbers)
+        if lane[k.STATE] != k.POISONED:
+            each(self._threads, lambda group: k.absorb_group(lane, numbers, group, one), groups)
+            if mk.end_absorb(lane, numbers, one) == mk.COLUMNS:
+                columns()
+        return None
+
+    def touch(self) -> None:
+        """Call every kernel on the first lane, those that only large lanes need too, so that they are compiled."""
+        self.advance(2, [-math.inf] * self.width)
+        self.verify([0])
+        self.verify([0], exact=True)
+        self.screen([0])
+        k.copy_base(self._table, np.zeros(1, dtype=np.int64))
+        k.discard_lanes(self._table, self._numbers, np.arange(1), 0, 1, 1, self._one)
+        lane, numbers = self._table[0], self._numbers[0]
+        for _ in range(2):
+            (self._split_momentum if self._momentum else self._split_plain)(self._lanes[0], lane, numbers)
+            k.unfold(lane, self._one)
+            k.absorb_group(lane, numbers, 0, self._one)
+            self._kernels.end_absorb(lane, numbers, self._one)
+            self._kernels.log_leg(lane, numbers)
+            self._kernels.absorb(lane, numbers, self._one)
+        if self._momentum:
+            mk.columns_group(lane, 0, self._one)
+            mk.end_columns(lane, self._one)
 
     def _share(
         self, kernel: Callable[..., None], table: Any, numbers: Any, order: NDArray[np.int64], *rest: Any
@@ -234,40 +284,21 @@ class CpuPack:
         )
 
 
-@lru_cache(maxsize=4)
-def compile_kernels(dtype: np.dtype[Any], *, streaming: bool) -> None:
+@lru_cache(maxsize=8)
+def compile_kernels(dtype: np.dtype[Any], *, streaming: bool, momentum: bool) -> None:
     """Run every kernel once on a tiny problem. What Numba compiles it keeps on disk; what takes long is announced."""
-    what = "streaming" if streaming else dtype.name
+    what = "streaming" if streaming else f"{dtype.name}, momentum" if momentum else dtype.name
     said = threading.Timer(2.0, _log.warning, ["compiling CPU kernels (%s), once for this machine, about 20 s", what])
     said.daemon = True
     said.start()
     try:
         points, weights = np.array([[0.0], [1.0]]), np.array([0.5, 0.5])
-        problem = Problem(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost())
+        problem = Problem(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(), init="zero")
         if streaming:
             for precision in ("float32", "float64"):
                 StreamingPack([problem], 1, precision).verify([0], exact=True)
         else:
-            _touch(CpuPack([problem], dtype, threads=1))
+            pack = CpuPack([problem], dtype, threads=1, momentum=momentum)
+            pack.touch()
     finally:
         said.cancel()
-
-
-def _touch(pack: CpuPack) -> None:
-    """Call every kernel of a pack of one lane, those that only large lanes need too."""
-    pack.advance(2, [-math.inf])
-    pack.verify([0])
-    pack.verify([0], exact=True)
-    pack.screen([0])
-    k.copy_base(pack._table, np.zeros(1, dtype=np.int64))
-    pack.freeze([0])
-    pack.advance(1, [-math.inf])
-    lane, numbers, one = pack._table[0], pack._numbers[0], pack._one
-    k.discard_lanes(pack._table, pack._numbers, np.arange(1), 0, 1, 1, one)
-    k.unfold(lane, one)
-    k.absorb_group(lane, numbers, 0, one)
-    k.end_absorb(lane, numbers, one)
-    k.log_leg(lane, numbers)
-    k.begin_cycle(lane, one)
-    k.sweep_group(lane, 0, one)
-    k.end_sweep(lane, numbers, one)

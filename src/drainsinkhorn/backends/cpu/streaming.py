@@ -16,6 +16,8 @@ from drainsinkhorn.backends.cpu.layout import box, farthest
 from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
+from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
+from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Emission
@@ -49,7 +51,7 @@ class _Side:
 class StreamingLane:
     """One problem's state in bits: potentials, and the next f-leg (log ratios in nats), measured but not applied."""
 
-    def __init__(self, problem: Problem[Any], threads: int, precision: str) -> None:
+    def __init__(self, problem: Problem[Any], threads: int, precision: str, *, momentum: bool = False) -> None:
         self.problem = problem
         self.inner, self.support = restrict(problem)
         self.threads = threads
@@ -60,10 +62,10 @@ class StreamingLane:
         self.unit = problem.eps * LN2
         with np.errstate(over="ignore", invalid="ignore"):
             self._scale_points()
-        start = self.inner.init
-        self.f = np.zeros(self.x.size) if start is None else to_numpy(start.f).astype(np.float64) / self.unit
-        self.g = np.zeros(self.y.size) if start is None else to_numpy(start.g).astype(np.float64) / self.unit
-        self.stale = math.nan
+        self.f, self.g = (potentials / self.unit for potentials in start(self.inner))
+        self.momentum = Momentum() if momentum else None
+        self.before = self.f
+        self.error = self.stale = math.nan
         if math.isfinite(self.rounding):
             self.measure()
 
@@ -143,7 +145,7 @@ class StreamingLane:
             self.dtype = np.float64
             self.measure()
         else:
-            self.stale = error + band
+            self.error, self.stale = error, error + band
 
     def row_error(self, ratios: Vector) -> tuple[float, float]:
         """Row residual of the state from its ratios, and its band."""
@@ -156,15 +158,26 @@ class StreamingLane:
             return math.nan
         return sum(self.row_error(self.ratios(self.x, self.y, self.f, self.g, self.dtype)))
 
+    def _stride(self) -> Stride:
+        if self.momentum is None:
+            return PLAIN
+        along = -float(np.sum(self.x.weights * self.pending * (self.f - self.before)))
+        return self.momentum.stride(self.error, along)
+
     def cycle(self) -> None:
         """Apply the pending f-leg, run the g-leg, measure the next f-leg."""
         self.depth += 1
         if math.isnan(self.stale):
             return
-        f = self.f - self.pending / LN2
-        g = self.g - self.ratios(self.y, self.x, self.g, f, self.dtype) / LN2
+        stride = self._stride()
+        x = self.f - (stride.step * self.pending if stride.beta else self.pending) / LN2
+        f = x + stride.beta * (x - self.before) if stride.beta else x
+        ratios = self.ratios(self.y, self.x, self.g, f, self.dtype)
+        if self.momentum is not None and self.momentum.rows_exact:
+            self.momentum.measured_columns(float(np.sum(self.y.weights * np.abs(np.expm1(ratios)))))
+        g = self.g - ratios / LN2
         if np.isfinite(f).all() and np.isfinite(g).all():
-            self.f, self.g = f, g
+            self.f, self.g, self.before = f, g, x
             self.measure()
         else:
             self.stale = math.nan
@@ -202,5 +215,7 @@ class StreamingLane:
 class StreamingPack(LanePack[StreamingLane]):
     """A list of lanes, each of which uses all threads."""
 
-    def __init__(self, problems: Sequence[Problem[Any]], threads: int, precision: str) -> None:
-        super().__init__(problems, lambda problem: StreamingLane(problem, threads, precision))
+    def __init__(
+        self, problems: Sequence[Problem[Any]], threads: int, precision: str, *, momentum: bool = False
+    ) -> None:
+        super().__init__(problems, lambda problem: StreamingLane(problem, threads, precision, momentum=momentum))

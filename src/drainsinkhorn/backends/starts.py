@@ -1,0 +1,138 @@
+"""Where a problem starts: zero, the Gaussian closed form, or another problem's potentials. A start changes only depth.
+
+For |x - y|^2 between Gaussians with means m_x, m_y and covariances A, B the entropic potential is quadratic:
+
+    T = B^-1/2 [(B^1/2 A B^1/2 + eps^2/16)^1/2 - eps/4] B^-1/2
+    g(y) = (y - m_y)' (1 - T) (y - m_y) + 2 (y - m_y)' (m_y - m_x)
+
+(Janati, Muzellec, Peyre, Cuturi: Entropic optimal transport between unbalanced Gaussian measures, 2020). The first
+f-leg turns g into a pair, so g is all that is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.arrays import to_caller, to_numpy
+from drainsinkhorn.backends.costs import cost_matrix
+from drainsinkhorn.backends.door import admit, caller_array, sizes
+from drainsinkhorn.backends.support import c_transform
+from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+Array = NDArray[np.float64]
+
+FULL_DIM = 64
+"""Up to this dimension covariances are used in full, above it only their diagonals."""
+FLOOR = 1e-6
+"""Variances are floored at this fraction of the largest one."""
+CHUNK_PAIRS = 2**22
+
+
+@np.errstate(all="ignore")
+def gaussian(x: Array, y: Array, a: Array, b: Array, eps: Array) -> Array:
+    """Starting g in nats for a stack of problems with cost |x - y|^2: points (L, n, d), weights (L, n), eps (L,).
+
+    Products and decompositions go matrix by matrix, so a problem's start does not depend on its neighbours. A start
+    that is not finite becomes zero.
+    """
+    # In one memory layout: products of another one may be rounded otherwise.
+    x, y, a, b = (np.ascontiguousarray(array) for array in (x, y, a, b))
+    mean_x, mean_y = a[:, None, :] @ x, b[:, None, :] @ y
+    around_x, around_y = x - mean_x, y - mean_y
+    strength = np.asarray(eps)[:, None, None]
+    if x.shape[2] <= FULL_DIM:
+        cov_x = (around_x * a[:, :, None]).swapaxes(1, 2) @ around_x
+        cov_y = (around_y * b[:, :, None]).swapaxes(1, 2) @ around_y
+        bent = around_y - around_y @ _transport(cov_x, cov_y, strength)
+    else:
+        var_x, var_y = a[:, None, :] @ around_x**2, b[:, None, :] @ around_y**2
+        var_y = np.maximum(var_y, FLOOR * var_y.max(axis=2, keepdims=True))
+        bent = around_y * (1 - (np.sqrt(var_x * var_y + strength**2 / 16) - strength / 4) / var_y)
+    ones = np.ones((x.shape[2], 1))
+    start = (((bent + 2 * (mean_y - mean_x)) * around_y) @ ones / strength)[:, :, 0]
+    finite = np.isfinite(start).all(axis=1, keepdims=True)
+    return np.where(finite, start, 0.0)
+
+
+def _transport(cov_x: Array, cov_y: Array, strength: Array) -> Array:
+    """The matrix T; a covariance that is not finite or zero gives what is not finite, or the identity."""
+    eye = np.eye(cov_y.shape[-1])
+    cov_x, cov_y = np.broadcast_arrays(cov_x, cov_y)
+    bad = ~np.isfinite(cov_x + cov_y).all(axis=(1, 2), keepdims=True)
+    cov_x, cov_y = np.where(bad, eye, cov_x), np.where(bad, eye, cov_y)
+    values, vectors = np.linalg.eigh(cov_y)
+    largest = values.max(axis=1, keepdims=True)
+    values = np.where(largest > 0, np.maximum(values, FLOOR * largest), 1.0)
+    root = _function(np.sqrt(values), vectors)
+    inverse = _function(1 / np.sqrt(values), vectors)
+    middle = root @ cov_x @ root + strength**2 / 16 * eye
+    inner, turned = np.linalg.eigh((middle + middle.swapaxes(1, 2)) / 2)
+    inner = np.sqrt(np.maximum(inner, 0.0)) - strength[:, :, 0] / 4
+    found = inverse @ _function(inner, turned) @ inverse
+    point = ~(largest > 0)[:, :, None]
+    return np.where(bad, np.nan, np.where(point, eye, found))
+
+
+def _function(values: Array, vectors: Array) -> Array:
+    return (vectors * values[:, None, :]) @ vectors.swapaxes(1, 2)
+
+
+def start(problem: Problem[Any]) -> tuple[Array, Array]:
+    """Starting potentials (f, g) of one admitted problem on its support, in units of the cost."""
+    n, m = sizes(problem)
+    if isinstance(problem.init, Potentials):
+        return to_numpy(problem.init.f).astype(np.float64), to_numpy(problem.init.g).astype(np.float64)
+    if problem.init == "zero":
+        return np.zeros(n), np.zeros(m)
+    assert isinstance(problem.cost, Cost)
+    x, y = (to_numpy(p).astype(np.float64)[None] for p in (problem.x, problem.y))
+    strength = np.array([problem.eps / problem.cost.scale])
+    return np.zeros(n), problem.eps * gaussian(x, y, to_numpy(problem.a)[None], to_numpy(problem.b)[None], strength)[0]
+
+
+def extend(known: Problem[Any], potentials: Potentials[Any], problem: Problem[Any]) -> Potentials[Any]:
+    """Potentials for a problem from those of another one, over other points or weights: the paper's proposals.
+
+    Where the points are the same they are taken over; a new point gets its soft c-transform against the other side of
+    the known problem, `f(x) = -eps log sum_j b_j exp((g_j - C(x, y_j)) / eps)`.
+
+    Args:
+        known: The problem whose potentials are known, as given.
+        potentials: Its potentials.
+        problem: The problem to start, as given.
+
+    Returns:
+        A start to pass as `Problem(init=...)`.
+
+    Raises:
+        ProblemError: If one of them is a dense cost of another shape, or they live in different dimensions.
+    """
+    old, new = admit(known, tol=1.0), admit(problem, tol=1.0)
+    if not isinstance(old.cost, Cost) or not isinstance(new.cost, Cost):
+        if sizes(old) != sizes(new):
+            raise ProblemError(f"potentials of a {sizes(old)} cost matrix cannot start one of shape {sizes(new)}")
+        return potentials
+    if old.cost.kind != new.cost.kind or to_numpy(old.x).shape[1] != to_numpy(new.x).shape[1]:
+        raise ProblemError("potentials can be extended only within one cost and one dimension")
+    f, g = (to_numpy(p).astype(np.float64) for p in potentials)
+    like = caller_array(new)
+    fresh_f = f if _same(old.x, new.x) else _by_chunks(replace(old, x=new.x, cost=new.cost), to_numpy(old.b), g)
+    turned = replace(old, x=new.y, y=old.x, cost=new.cost)
+    fresh_g = g if _same(old.y, new.y) else _by_chunks(turned, to_numpy(old.a), f)
+    return Potentials(to_caller(fresh_f, like), to_caller(fresh_g, like))
+
+
+def _same(p: Any, q: Any) -> bool:
+    return p is q or np.array_equal(to_numpy(p), to_numpy(q))
+
+
+def _by_chunks(problem: Problem[Any], weights: Array, potentials: Array) -> Array:
+    """The soft c-transform for every point x of a problem, some of them at a time."""
+    x, rows = to_numpy(problem.x), max(1, CHUNK_PAIRS // weights.size)
+    parts = [replace(problem, x=x[first : first + rows]) for first in range(0, len(x), rows)]
+    return np.concatenate([c_transform(cost_matrix(part)[0], weights, potentials, problem.eps) for part in parts])

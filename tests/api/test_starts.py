@@ -1,0 +1,162 @@
+"""Where problems start: by name, from given potentials, from another problem's; and chains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import drainsinkhorn as ds
+from drainsinkhorn.backends.starts import gaussian
+from drainsinkhorn.testing.auditor import marginal_errors
+
+BACKENDS = ["reference", "cpu"]
+
+
+def cloud(seed: int, n: int = 60, d: int = 3, shift: float = 0.0) -> Any:
+    return np.random.default_rng(seed).normal(size=(n, d)) + shift
+
+
+class TestGaussian:
+    def test_between_large_gaussian_samples_it_is_nearly_the_solution(self) -> None:
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(1500, 2)) @ [[1.0, 0.3], [0.0, 0.5]], 2 + rng.normal(size=(1500, 2))
+        solved = ds.solve([ds.Problem(x=x, y=y, eps=1.0, tol=1e-6, init="zero")])[0]
+        weights = np.full((1, 1500), 1 / 1500)
+        g = gaussian(x[None], y[None], weights, weights, np.array([1.0]))[0]
+        error = solved.potentials.g - g
+        assert np.std(error) < 0.05 * np.std(solved.potentials.g)
+
+    def test_a_start_does_not_depend_on_its_neighbours(self) -> None:
+        for d in (1, 3, 17, 80):
+            rng = np.random.default_rng(d)
+            x, y = rng.normal(size=(7, 33, d)), rng.normal(size=(7, 21, d))
+            a, b, eps = rng.dirichlet(np.ones(33), 7), rng.dirichlet(np.ones(21), 7), rng.uniform(0.1, 1, 7)
+            whole = gaussian(x, y, a, b, eps)
+            for i in range(7):
+                one = slice(i, i + 1)
+                assert np.array_equal(gaussian(x[one], y[one], a[one], b[one], eps[one])[0], whole[i])
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_it_saves_cycles_and_changes_no_answer(self, backend: str) -> None:
+        batch = [ds.Problem(x=cloud(i), y=2 * cloud(100 + i, 50, shift=3), eps=0.5, tol=1e-6) for i in range(6)]
+        zero, start = (ds.solve(batch, init=init, accelerate="none", backend=backend) for init in ("zero", "gaussian"))
+        assert zero.converged and start.converged
+        assert sum(r.depth for r in start) < sum(r.depth for r in zero)
+        for p, q in zip(zero, start, strict=True):
+            assert np.abs(p.plan() - q.plan()).sum() < 1e-4
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    @pytest.mark.parametrize(
+        "problem",
+        [
+            ds.Problem(x=np.ones((1, 2)), y=np.zeros((1, 2)), eps=1.0),
+            ds.Problem(x=np.ones((5, 2)), y=np.ones((5, 2)), eps=1.0),
+            ds.Problem(x=cloud(0), y=np.ones((5, 3)), eps=1.0),
+            ds.Problem(x=1e7 + cloud(0), y=1e7 + cloud(1), eps=0.5),
+            ds.Problem(x=cloud(0, 5, 100), y=cloud(1, 4, 100), eps=5.0),
+            ds.Problem(x=cloud(0, 3, 30), y=cloud(1, 2, 30), eps=5.0),
+            ds.Problem(x=1e-200 * cloud(0), y=1e-200 * cloud(1), eps=1.0),
+            ds.Problem(x=cloud(0), y=cloud(1), eps=1e8),
+            ds.Problem(x=cloud(0), y=cloud(1), a=np.r_[1.0, np.zeros(59)], eps=0.5),
+        ],
+    )
+    def test_degenerate_clouds(self, problem: ds.Problem[Any], backend: str) -> None:
+        result = ds.solve([problem], init="gaussian", backend=backend)[0]
+        assert result.converged, result.message
+        assert max(marginal_errors(problem, result.potentials)) <= 1e-3
+
+    def test_it_is_the_default_for_squares_alone(self) -> None:
+        x, y = cloud(0), 2 * cloud(1, shift=2)
+        for cost in ("sqeuclidean", "euclidean"):
+            default, zero = (ds.solve([ds.Problem(x=x, y=y, eps=0.5, cost=cost, init=i)])[0] for i in (None, "zero"))
+            assert np.array_equal(default.potentials.f, zero.potentials.f) == (cost == "euclidean")
+
+    def test_problems_over_the_same_points_start_at_zero_and_share(self) -> None:
+        a = np.random.default_rng(0).dirichlet(np.ones(60), 3)
+        assert {p.init for p in ds.problems(cloud(0), cloud(1), a=a, eps=1.0)} == {"zero"}
+        assert {p.init for p in ds.problems(np.stack([cloud(0)] * 3), cloud(1), a=a, eps=1.0)} == {None}
+
+    def test_what_it_cannot_do_is_refused(self) -> None:
+        result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, cost="cosine", init="gaussian")])[0]
+        assert result.status is ds.Status.INVALID
+        assert 'needs the cost sqeuclidean, this one is cosine; use "auto" or "zero"' in result.message
+        result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, init="warm")])[0]
+        assert "init 'warm' is unknown; use one of ['auto', 'gaussian', 'zero']" in result.message
+        with pytest.raises(ds.OptionsError, match="init must be one of"):
+            ds.solve(cloud(0), cloud(1), eps=1.0, init="warm")
+
+
+class TestExtend:
+    def test_potentials_reach_new_points(self) -> None:
+        old = ds.Problem(x=cloud(0, 400), y=cloud(1, 400, shift=1), eps=0.5, tol=1e-4)
+        solved = ds.solve([old])[0]
+        new = ds.Problem(x=cloud(2, 300), y=cloud(3, 350, shift=1), eps=0.5, tol=1e-2)
+        start = ds.extend(old, solved.potentials, new)
+        assert (start.f.shape, start.g.shape) == ((300,), (350,))
+        depths = [
+            ds.solve([ds.Problem(x=new.x, y=new.y, eps=0.5, tol=1e-1, init=i)], accelerate="none")[0].depth
+            for i in (start, "zero")
+        ]
+        assert depths[0] < depths[1]
+
+    def test_the_same_points_keep_theirs(self) -> None:
+        old = ds.Problem(x=cloud(0), y=cloud(1), eps=0.5)
+        solved = ds.solve([old])[0]
+        start = ds.extend(old, solved.potentials, ds.Problem(x=cloud(0).copy(), y=cloud(5, 9), eps=0.5))
+        assert np.array_equal(start.f, solved.potentials.f)
+        assert start.g.shape == (9,)
+
+    def test_what_does_not_fit_is_refused(self) -> None:
+        old = ds.Problem(x=cloud(0), y=cloud(1), eps=0.5)
+        found = ds.solve([old])[0].potentials
+        with pytest.raises(ds.ProblemError, match="one cost and one dimension"):
+            ds.extend(old, found, ds.Problem(x=cloud(0, d=2), y=cloud(1, d=2), eps=0.5))
+        with pytest.raises(ds.ProblemError, match="cannot start one of shape"):
+            ds.extend(old, found, ds.Problem(cost=np.ones((3, 4)), eps=0.5))
+
+
+class TestChains:
+    def drifting(self, count: int = 6, chain: Any = "drive") -> list[ds.Problem[Any]]:
+        steps = [cloud(0, 80) + 0.02 * k for k in range(count + 1)]
+        return [ds.Problem(x=p, y=q, eps=0.1, chain=chain) for p, q in zip(steps, steps[1:], strict=False)]
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    @pytest.mark.parametrize("mode", ["auto", "compact", "mask", "width-one", "stream"])
+    def test_each_starts_where_its_predecessor_ended(self, mode: str, backend: str) -> None:
+        two = [*self.drifting(), *self.drifting(4, chain=7), ds.Problem(x=cloud(8), y=cloud(9), eps=0.5)]
+        carried = ds.solve(two, mode=mode, width=3, accelerate="none", backend=backend)
+        alone = ds.solve([ds.Problem(x=p.x, y=p.y, eps=p.eps) for p in two], accelerate="none", backend=backend)
+        assert carried.converged
+        assert [r.ticket for r in carried] == list(range(11))
+        assert carried[0].depth == alone[0].depth
+        assert carried[10].depth == alone[10].depth
+        assert sum(r.depth for r in carried) < 0.7 * sum(r.depth for r in alone)
+        for result in carried:
+            assert max(marginal_errors(result.problem, result.potentials)) <= 1e-3
+
+    def test_a_chain_is_what_its_links_are_one_by_one(self) -> None:
+        links = self.drifting(4)
+        carried = ds.solve(links)
+        start: Any = None
+        for link, result in zip(links, carried, strict=True):
+            single = ds.solve([ds.Problem(x=link.x, y=link.y, eps=link.eps, init=start)])[0]
+            assert np.array_equal(single.potentials.f, result.potentials.f)
+            nxt = links[min(result.ticket + 1, 3)]
+            start = ds.extend(link, result.potentials, nxt)
+
+    def test_a_bad_link_breaks_no_chain(self) -> None:
+        links = self.drifting(5)
+        links[1] = ds.Problem(x=links[1].x, y=np.full((80, 3), np.nan), eps=0.1, chain="drive")
+        links[3] = ds.Problem(x=1e200 * links[3].x, y=links[3].y, eps=0.1, chain="drive")
+        counts = ds.solve(links).counts
+        assert counts == {ds.Status.CONVERGED: 3, ds.Status.INVALID: 1, ds.Status.NONFINITE: 1}
+
+    def test_a_stream_of_one_long_chain(self) -> None:
+        found = [r.ticket for r in ds.stream(iter(self.drifting(30)), lookahead=4)]
+        assert found == list(range(30))
+
+    def test_a_key_must_be_hashable(self) -> None:
+        result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, chain=["a"])])[0]
+        assert "chain must be hashable" in result.message
