@@ -100,6 +100,9 @@ def mixtures(rng: Rng, cost: str = "sqeuclidean", shares: tuple[float, ...] = EP
     for d, eps, copy in itertools.product((3, 15, 50), shares, range(copies)):
         n = (256, 384, 512)[copy % 3]
         both = pair(rng, n, n, d, spread=rng.uniform(0.3, 1.5), apart=copy == 2)
+        if cost == "sqeuclidean" and copy == 0:
+            # As they are, unscaled, the mean cost being a few times d.
+            yield f"raw-d{d}-n{n}-eps{eps}", ds.Problem(x=both[0], y=both[1], eps=eps)
         yield f"d{d}-n{n}-eps{eps}", problem(*both, eps, cost)
 
 
