@@ -24,7 +24,7 @@ def priced(cycle: tuple[float, ...] = (1.0, 2.0), widths: tuple[int, ...] = (1, 
         "call": zeros,
         "lockstep": zeros,
         "frozen": zeros,
-        **dict.fromkeys(("screen", "verify", "emit", "pack", "repack", "outside", "audit"), FREE),
+        **dict.fromkeys(("cold", "screen", "verify", "emit", "pack", "repack", "outside", "audit"), FREE),
     }
     return WidthCost(backend="none", shape=(1, 1, 1), widths=widths, cycle=cycle, **{**base, **prices})  # type: ignore[arg-type]
 
@@ -76,6 +76,12 @@ def test_parts_by_hand() -> None:
     assert refilled["repack"] == 1000.0 + 10.0 + 5.0 + 1000.0 + 10.0
     screened = priced(screen=Price(2.0, 1.0)).predict([3, 9], "compact", 2, ds.Audit(screen="row"))
     assert screened.parts["screen"] == 2 * 2.0 + 2 + 1
+
+
+def test_first_cycles_cost_more_for_every_lane_that_is_opened() -> None:
+    cost = priced(cold=Price(10.0, 1.0))
+    assert cost.predict([3, 9, 9], "compact", 2).seconds == 21 + 2 * 10.0 + 3.0
+    assert cost.predict([3, 9, 9], "stream", 2).seconds == 21 + 1 * 10.0 + 3.0
 
 
 def test_mask_pays_for_lockstep_and_frozen_lanes() -> None:

@@ -62,6 +62,7 @@ class WidthCost:
         call: Cost of a call of advance beside its cycles, at each of them.
         lockstep: What a cycle costs more where all lanes move in lockstep, at each of them (static, mask).
         frozen: What such a cycle costs more again where some lanes are frozen.
+        cold: What the first cycles of lanes cost more than later ones, per pack opened and lane.
         screen: Cost of a row screen.
         verify: Cost of a verify.
         emit: Cost of an emit.
@@ -78,6 +79,7 @@ class WidthCost:
     call: tuple[float, ...]
     lockstep: tuple[float, ...]
     frozen: tuple[float, ...]
+    cold: Price
     screen: Price
     verify: Price
     emit: Price
@@ -108,7 +110,7 @@ class WidthCost:
         meter = _Meter(self._advance)
         ledger = replay(depths, mode, width, audit, meter)
         parts = {
-            "advance": meter.advancing,
+            "advance": meter.advancing + self.cold(meter.lanes["pack"] + meter.refilled, meter.calls["pack"]),
             **{
                 verb: getattr(self, verb)(meter.lanes[verb], meter.calls[verb])
                 for verb in ("screen", "verify", "emit", "repack", "pack")

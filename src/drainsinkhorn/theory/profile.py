@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,8 @@ from drainsinkhorn.core.protocol import Backend, Progress
 from drainsinkhorn.theory.cost import Price, WidthCost
 
 ROUNDS = 5
+SETTLED = 32
+"""Cycles after which a lane's cycles cost what they cost from then on."""
 OFTEN = 8
 """Cycles between audits where calls are short; the default of Audit."""
 
@@ -49,6 +51,7 @@ def profile_width_cost(
     eps: float = 0.1,
     tol: float = 1e-3,
     accelerate: str = "none",
+    problems: Sequence[Problem[Any]] | None = None,
 ) -> WidthCost:
     """Measure what a cycle costs at each width, and what a screen, a verify, a repack and an opening cost.
 
@@ -62,6 +65,8 @@ def profile_width_cost(
         eps: Entropic strength of the problems; it decides how often a backend must take care of its range.
         tol: Accuracy they are solved to; it decides the precision a backend takes.
         accelerate: The acceleration to measure with.
+        problems: Problems of that shape to measure with; None: Gaussian clouds. Where costs are large against eps a
+            cycle can take a third longer, so problems like those asked about predict best.
 
     Examples:
         >>> cost = profile_width_cost("cpu", (40, 50, 2), widths=(1, 2, 4), seconds=0.2)
@@ -75,14 +80,16 @@ def profile_width_cost(
     if accelerate not in picked.accelerations:
         raise OptionsError(f"accelerate={accelerate!r} is not offered by {picked.name!r}: {list(picked.accelerations)}")
     picked = picked.using(accelerate)
-    given = clouds(shape, ladder[-1], eps)
-    problems = [admit(problem, tol) for problem in given]
-    picked.prepare(problems)
-    trials = _Trials(picked, given, tol, accelerate, ladder)
-    trials.repeat(0.75 * seconds)
+    made = list(problems or clouds(shape, ladder[-1], eps))
+    given = [made[place % len(made)] for place in range(ladder[-1])]
+    lanes = [admit(problem, tol) for problem in given]
+    picked.prepare(lanes)
+    trials = _Trials(picked, _settled(picked, given, lanes), tol, accelerate, ladder)
+    trials.repeat(0.65 * seconds)
     cycle, call, lockstep = trials.curves()
+    pack, cold = _openings(picked, lanes, ladder, [b + SETTLED * c for b, c in zip(call, cycle, strict=True)], seconds)
     outside, audit = trials.outside()
-    top = picked.pack(problems)
+    top = picked.pack(lanes)
     return WidthCost(
         backend=picked.name,
         shape=shape,
@@ -90,13 +97,14 @@ def profile_width_cost(
         cycle=cycle,
         call=call,
         lockstep=lockstep,
-        frozen=_frozen(picked, problems, ladder, 0.1 * seconds),
-        screen=_price(lambda lanes: top.screen(range(lanes)), ladder[-1], 0.05 * seconds),
+        frozen=_frozen(picked, lanes, ladder, 0.1 * seconds),
+        screen=_price(lambda count: top.screen(range(count)), ladder[-1], 0.05 * seconds),
         verify=trials.price("verify"),
         emit=trials.price("emit"),
-        pack=trials.price("pack"),
+        pack=pack,
+        cold=cold,
         repack=_price(
-            lambda lanes: top.repack(range(lanes)), ladder[-1], 0.05 * seconds, lambda: top.repack([], problems)
+            lambda count: top.repack(range(count)), ladder[-1], 0.05 * seconds, lambda: top.repack([], lanes)
         ),
         outside=outside,
         audit=audit,
@@ -263,6 +271,35 @@ def _price(
             reset()
             times[count].append(_clocked(partial(call, count)))
     return _fit(lanes, [typical(times[count]) for count in lanes])
+
+
+def _settled(backend: Backend[Any], given: Sequence[Problem[Any]], lanes: Sequence[Problem[Any]]) -> list[Problem[Any]]:
+    """The problems, started from potentials some cycles on: first cycles are dearer and are priced apart."""
+    pack = backend.pack(lanes)
+    pack.advance(SETTLED, [-math.inf] * len(lanes))
+    emitted = pack.emit(range(len(lanes)))
+    return [replace(problem, init=potentials) for problem, (potentials, _) in zip(given, emitted, strict=True)]
+
+
+def _openings(
+    backend: Backend[Any],
+    lanes: Sequence[Problem[Any]],
+    widths: Sequence[int],
+    later: Sequence[float],
+    seconds: float,
+) -> tuple[Price, Price]:
+    """What opening a pack costs, and what its first cycles cost more than as many `later` ones."""
+    opening: dict[int, list[float]] = {width: [] for width in widths}
+    first: dict[int, list[float]] = {width: [] for width in widths}
+    until = time.perf_counter() + 0.1 * seconds
+    while len(first[widths[0]]) < 3 or time.perf_counter() < until:
+        for width in widths:
+            start = time.perf_counter()
+            pack = backend.pack(lanes[:width])
+            opening[width].append(time.perf_counter() - start)
+            first[width].append(_clocked(partial(pack.advance, SETTLED, [-math.inf] * width)))
+    extra = [max(0.0, typical(first[width]) - cost) for width, cost in zip(widths, later, strict=True)]
+    return _fit(widths, [typical(opening[width]) for width in widths]), _fit(widths, extra)
 
 
 def _frozen(

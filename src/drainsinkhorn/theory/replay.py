@@ -49,6 +49,28 @@ class Meter(Protocol):
         ...
 
 
+class Idle:
+    """A meter that counts nothing: the ledger has the slots."""
+
+    def opened(self, lanes: int) -> None:
+        """Nothing."""
+
+    def advanced(self, widths: Sequence[int], lanes: int, frozen: int, *, lockstep: bool) -> None:
+        """Nothing."""
+
+    def screened(self, lanes: int) -> None:
+        """Nothing."""
+
+    def verified(self, lanes: int) -> None:
+        """Nothing."""
+
+    def emitted(self, lanes: int) -> None:
+        """Nothing."""
+
+    def repacked(self, kept: int, admitted: int) -> None:
+        """Nothing."""
+
+
 def replay(
     depths: Sequence[int], mode: str | Mode, width: int, audit: Audit, meter: Meter, observe: Observer | None = None
 ) -> Ledger:
