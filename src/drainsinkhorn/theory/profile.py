@@ -19,7 +19,7 @@ from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.options import MODES
 from drainsinkhorn.core.problem import Problem
-from drainsinkhorn.core.protocol import Backend, Progress
+from drainsinkhorn.core.protocol import Backend, Progress, Spent
 from drainsinkhorn.theory.cost import Price, WidthCost
 
 ROUNDS = 5
@@ -133,6 +133,15 @@ class _EndlessPack:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pack, name)
+
+    # Read in every turn of the loop, so they must not take the way above.
+    @property
+    def width(self) -> int:
+        return self._pack.width
+
+    @property
+    def spent(self) -> Spent:
+        return self._pack.spent
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         progress = self._pack.advance(cycles, [-math.inf] * len(stops), lockstep=lockstep)
