@@ -76,10 +76,7 @@ def profile_width_cost(
     ladder = tuple(sorted(set(widths)))
     if not ladder or not all(isinstance(w, int) and w >= 1 for w in ladder) or not seconds > 0:
         raise OptionsError(f"widths must be integers of at least 1 and seconds positive, got {widths}, {seconds}")
-    picked = choose()[0] if backend == "auto" else load(backend) if isinstance(backend, str) else backend
-    if accelerate not in picked.accelerations:
-        raise OptionsError(f"accelerate={accelerate!r} is not offered by {picked.name!r}: {list(picked.accelerations)}")
-    picked = picked.using(accelerate)
+    picked = _picked(backend, accelerate)
     made = list(problems or clouds(shape, ladder[-1], eps))
     given = [made[place % len(made)] for place in range(ladder[-1])]
     lanes = [admit(problem, tol) for problem in given]
@@ -109,6 +106,13 @@ def profile_width_cost(
         outside=outside,
         audit=audit,
     )
+
+
+def _picked(backend: str | Backend[Any], accelerate: str) -> Backend[Any]:
+    picked = choose()[0] if backend == "auto" else load(backend) if isinstance(backend, str) else backend
+    if accelerate not in picked.accelerations:
+        raise OptionsError(f"accelerate={accelerate!r} is not offered by {picked.name!r}: {list(picked.accelerations)}")
+    return picked.using(accelerate)
 
 
 class _Endless:
