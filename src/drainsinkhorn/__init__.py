@@ -17,6 +17,7 @@ from drainsinkhorn.core.ledger import Ledger as Ledger
 from drainsinkhorn.core.options import MODES as MODES
 from drainsinkhorn.core.options import Mode as Mode
 from drainsinkhorn.core.options import Options as Options
+from drainsinkhorn.core.options import Profile as Profile
 from drainsinkhorn.core.problem import Cost as Cost
 from drainsinkhorn.core.problem import Potentials as Potentials
 from drainsinkhorn.core.problem import Problem as Problem

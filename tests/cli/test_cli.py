@@ -301,6 +301,49 @@ class TestExplain:
         assert "10 more" in drain("explain", tmp_path / "out.npz").output
         assert drain("explain", tmp_path / "out.npz", "--all").output.count("CONVERGED") == 30
 
+    def test_where_the_work_went_and_what_else_could_be(self, tmp_path: Path) -> None:
+        source = save(tmp_path / "in.npz", x=X, y=Y, eps=[0.05, 0.2, 1.0])
+        drain("solve", source, "-o", tmp_path / "out.npz")
+        done = drain("explain", tmp_path / "out.npz", "--plot", tmp_path / "e.png")
+        for text in ("where the time went", "outside", "the same depths in every mode", "--sample", "picture: "):
+            assert text in done.output
+        assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
+        report = json.loads(drain("explain", tmp_path / "out.npz", "--json").stdout)
+        said, depths = report["explanation"], [row["depth"] for row in report["problems"]]
+        assert sum(said["shares"].values()) == pytest.approx(1.0)
+        assert said["removable_slots"] == 3 * max(depths) - sum(depths) == report["ledger"]["removed_slots"]
+        spent = {(choice["mode"], choice["width"]): choice["slots"] for choice in said["what_if"]}
+        assert spent["compact", 3] == spent["width-one", 1] == spent["compact", 1] == sum(depths)
+        assert spent["mask", 3] == 3 * max(depths)
+        assert ("compact", 6) not in spent
+
+    def test_a_sample_is_really_run(self, tmp_path: Path) -> None:
+        source = save(tmp_path / "in.npz", x=X, y=Y, eps=0.2, f=0 * X[:, :, 0], g=0 * Y[:, :, 0])
+        done = drain("explain", source, "--sample", "2", "--tol", "1e-4", "--plot", tmp_path / "s.png")
+        assert done.exit_code == 0, done.output
+        for text in ("2 of 3 problems", "tol 0.0001", "tol 1e-05", "tol 0.001", "start zero", "predicted for all 3"):
+            assert text in done.output
+        assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+        report = json.loads(drain("explain", source, "--sample", "2", "--tol", "1e-4", "--json").stdout)
+        trials = {trial["name"]: trial for trial in report["trials"]}
+        truth = ds.solve(X, Y, eps=0.2, tol=1e-4, init="zero")
+        assert trials["tol 0.0001"]["depths"] == [truth[place].depth for place in report["sampled"]]
+        assert trials["start zero"]["depths"] == trials["tol 0.0001"]["depths"]
+        assert sum(trials["tol 1e-05"]["depths"]) > sum(trials["tol 0.0001"]["depths"])
+        for name in truth[0].backend.accelerations[1:]:
+            assert trials[f"accelerate {name}"]["converged"] == 2
+        assert all(choice["seconds"] > 0 for choice in report["what_if"])
+
+    def test_samples_of_every_kind_of_file(self, tmp_path: Path) -> None:
+        dense = save(tmp_path / "dense.npz", cost=rng.uniform(size=(2, 4, 5)), eps=0.5)
+        own = save(tmp_path / "own.npz", x=X, y=Y, eps=[0.5, -1.0, 0.5], tol=[1e-3, 1e-3, 1e-4])
+        for source in (dense, own):
+            assert drain("explain", source, "--sample", "9").exit_code == 0
+        assert "at least 1 problem, got 0" in drain("explain", own, "--sample", "0").output
+        assert drain("explain", own, "--sample", "2", "--tol", "-1").exit_code == 2
+        assert drain("explain", own, "--sample", "2", "--backend", "abacus").exit_code == 2
+        assert drain("explain", own, "--sample", "2", "--plot", tmp_path / "no" / "x.png").exit_code == 2
+
 
 def test_demo(tmp_path: Path) -> None:
     done = drain("demo", "--workload", "digits", "--out", tmp_path / "d.png", "--json")

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 import drainsinkhorn
+from drainsinkhorn import plots
 from drainsinkhorn.api import Interrupted, solve
 from drainsinkhorn.backends import REGISTRY, choose
 from drainsinkhorn.backends import load as load_backend
+from drainsinkhorn.cli import explain as explaining
 from drainsinkhorn.cli import files, show
 from drainsinkhorn.cli.bar import Bar
 from drainsinkhorn.core.errors import BackendUnavailable, DrainError
@@ -66,8 +69,12 @@ def _run(
 ) -> tuple[list[Result[Any]], Ledger]:
     """Solve under a live bar."""
     with Bar(Console(stderr=True), len(problems), quiet=quiet) as bar:
+        start = time.perf_counter()
         solution = solve(problems, backend=backend, options=options, observe=bar)
-    return list(solution), solution.ledger
+        ledger, whole = solution.ledger, time.perf_counter() - start
+    rescue = ledger.rescue.seconds.values() if ledger.rescue else ()
+    ledger.seconds["outside"] = max(0.0, whole - sum(ledger.seconds.values()) - sum(rescue))
+    return list(solution), ledger
 
 
 def _report(results: list[Result[Any]], ledger: Ledger, seconds: float) -> dict[str, Any]:
@@ -137,10 +144,12 @@ def demo(
 
 
 def _draw(ledger: Ledger, path: Path, console: Console, *, quiet: bool) -> None:
-    from drainsinkhorn.plots import plot_ledger
+    _picture(lambda: plots.plot_ledger(ledger, str(path)), path, console, quiet=quiet)
 
+
+def _picture(draw: Callable[[], object], path: Path, console: Console, *, quiet: bool) -> None:
     try:
-        plot_ledger(ledger, str(path))
+        draw()
     except (DrainError, OSError, ValueError) as error:
         _warn(f"no picture: {error}")
     else:
@@ -195,25 +204,52 @@ def solve_file(
 
 @app.command()
 def explain(
-    source: Annotated[Path, typer.Argument(metavar="OUT.npz", help="A solution that drain solve wrote.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE.npz", help="A solution that drain solve wrote; with --sample, problems.")
+    ],
     every: Annotated[bool, typer.Option("--all", help="Every problem, not only the first twenty.")] = False,
+    sample: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="Run K of the file's problems at other tols, starts and accelerations."),
+    ] = None,
+    tol: Annotated[float, typer.Option(help="With --sample: the tol to vary.")] = 1e-3,
+    backend: Annotated[str, typer.Option(help=f"With --sample: auto, {', '.join(REGISTRY)}.")] = "auto",
+    plot: Annotated[Path | None, typer.Option(metavar="PATH", help="Draw it (needs the extra plot).")] = None,
     as_json: JSON = False,
 ) -> None:
-    """Show a saved solution: each problem, the survival curve, slots spent and removed."""
+    """Explain a solution: where the work went, what was removed, what another width, mode, tol or start would give."""
+    _writable(plot)
     try:
-        rows, ledger = files.read_solution(source)
+        if sample is not None:
+            report = explaining.sample(files.read_problems(source), sample, Options(tol=tol).tol, backend)
+        else:
+            rows, ledger = files.read_solution(source)
+            report = {"problems": rows, "ledger": ledger, "explanation": explaining.explain(rows, ledger)}
     except DrainError as error:
         _fail(error)
-    if as_json:
-        print(json.dumps({"problems": rows, "ledger": ledger}, allow_nan=False))  # noqa: T201
-        return
     console = Console()
-    console.print(show.results_table(rows, limit=None if every else 20))
+    if as_json:
+        print(json.dumps(report, allow_nan=False))  # noqa: T201
+    elif sample is not None:
+        explaining.show_sample(console, report)
+    else:
+        _show_solution(console, report, every=every)
+    if plot is not None:
+        if sample is not None:
+            _picture(lambda: plots.plot_trials(explaining.curves(report), str(plot)), plot, console, quiet=as_json)
+        else:
+            drawn = report["ledger"], report["explanation"]
+            _picture(lambda: plots.plot_explanation(*drawn, str(plot)), plot, console, quiet=as_json)
+
+
+def _show_solution(console: Console, report: dict[str, Any], *, every: bool) -> None:
+    ledger = report["ledger"]
+    console.print(show.results_table(report["problems"], limit=None if every else 20))
     console.print(show.curve(ledger["survival"]))
     console.print(show.account(ledger))
-    seconds = ", ".join(f"{verb} {value:.2f} s" for verb, value in ledger["seconds"].items())
-    console.print(f"{ledger['audits']:,} audits, {ledger['verified']:,} verifies, {ledger['legs']:,} legs; {seconds}")
+    console.print(f"{ledger['audits']:,} audits, {ledger['verified']:,} verifies, {ledger['legs']:,} legs")
     show.show_choices(console, ledger["choices"])
+    explaining.show_explanation(console, report["explanation"], ledger)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, cast
 
@@ -67,6 +68,33 @@ STARTS = ("auto", "gaussian", "zero")
 """Starts by name; "auto" is gaussian for sqeuclidean and zero elsewhere."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What is known of problems before they run, for mode="auto". It may change the time of a run, never a result.
+
+    Attributes:
+        depths: Depths of problems like these, from an earlier run (`ledger.depths.values()`).
+        min_shrink: Lanes a repack must remove to pay for itself (`theory.WidthCost.break_even`).
+    """
+
+    depths: Sequence[int] = ()
+    min_shrink: float = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depths", tuple(self.depths))
+        if not all(is_count(depth) for depth in self.depths):
+            raise OptionsError(f"a profile's depths count cycles and are at least 1, got {self.depths}")
+        Mode(name="compact", min_shrink=self.min_shrink)
+
+    def ends_together(self, audit: Audit) -> bool:
+        """Whether such lanes, started together, leave within one time between audits: there is nothing to compact."""
+        if not self.depths:
+            return False
+        shallow, deep = min(self.depths), max(self.depths)
+        every = audit.every
+        return deep - shallow < every if isinstance(every, int) else deep <= shallow * every.ratio
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Options made definite for one run: what the executor reads, and why it was chosen."""
@@ -96,6 +124,7 @@ class Settings(TypedDict, total=False):
     rescue: bool
     lookahead: int
     strict: bool
+    profile: Profile | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +143,7 @@ class Options:
         rescue: Rerun an unconverged problem at width one in float64 before reporting it.
         lookahead: Problems that `stream` may read ahead to group them by signature.
         strict: Raise on the first INVALID problem instead of reporting it.
+        profile: What is known of the problems, for mode "auto"; None: nothing.
     """
 
     tol: float = 1e-3
@@ -127,6 +157,7 @@ class Options:
     rescue: bool = True
     lookahead: int = 1024
     strict: bool = False
+    profile: Profile | None = None
 
     def __post_init__(self) -> None:
         if not is_positive(self.tol):
@@ -143,6 +174,8 @@ class Options:
             raise OptionsError(f'certify must be "auto" or "always", got {self.certify!r}')
         if self.init not in STARTS:
             raise OptionsError(f"init must be one of {list(STARTS)} for all problems, got {self.init!r}")
+        if not isinstance(cast(object, self.profile), Profile | None):
+            raise OptionsError(f"profile must be a Profile or None, got {self.profile!r}; Profile(depths=...) is one")
         self.plan(None)
 
     def plan(self, count: int | None, natural_width: int = 16) -> Plan:
@@ -164,11 +197,24 @@ class Options:
         if count == 1:
             return MODES["width-one"], "there is one problem"
         if isinstance(self.audit.every, Geometric):
-            return MODES["compact"], "a geometric audit does not go with refill"
+            return self._compact("a geometric audit does not go with refill")
         if count is not None and count <= width:
-            return MODES["compact"], f"{count} problems fit into one window of width {width}"
+            return self._compact(f"{count} problems fit into one window of width {width}")
         many = "problems keep coming" if count is None else f"{count} problems exceed the width {width}"
         return MODES["stream"], f"{many}: lanes are refilled as they drain"
+
+    def _compact(self, why: str) -> tuple[Mode, str]:
+        """Compact, as often as it pays for all that is known."""
+        compact, profile = MODES["compact"], self.profile
+        if profile is None:
+            return compact, why
+        if profile.ends_together(self.audit):
+            equal = f"depths from {min(profile.depths)} to {max(profile.depths)} end together, so nothing is compacted"
+            # Not frozen: finished lanes run out with the others, and no lane waits in lockstep.
+            return replace(compact, min_shrink=math.inf, freeze=False), f"{why}; {equal}"
+        return replace(
+            compact, min_shrink=profile.min_shrink
+        ), f"{why}; a repack pays from {profile.min_shrink:g} lanes"
 
     def changed(self, tol: Any, settings: Settings) -> Options:
         """These options with some fields changed (tol None: kept); unknown names are refused."""

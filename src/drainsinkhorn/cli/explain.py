@@ -1,0 +1,215 @@
+"""What `drain explain` says: where the work went, and what another width, mode, tol or start would give."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from drainsinkhorn.api import solve
+from drainsinkhorn.backends import choose, load
+from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.core.audit import Audit
+from drainsinkhorn.core.errors import OptionsError, ProblemError
+from drainsinkhorn.core.ledger import survival
+from drainsinkhorn.core.options import MODES
+from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.core.result import Result
+from drainsinkhorn.theory import profile_width_cost, removable
+from drainsinkhorn.theory.replay import Idle, replay
+
+MOST = 4096
+"""Problems of a file that a prediction counts; more would only make it slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Slots, kernel cycles and repacks that a mode and a width would take for the same depths."""
+
+    mode: str
+    width: int
+    slots: int
+    cycles: int
+    repacks: int
+    seconds: float | None = None
+
+
+def what_if(depths: Sequence[int], width: int, price: Callable[..., float] | None = None) -> list[Choice]:
+    """Every mode at this width; compact and stream at half of it, and at twice where more lanes would be used.
+
+    Results would be the same, static's excepted.
+
+    `price` gives seconds for (depths, mode, width), where they are known.
+    """
+    wanted = [(mode, MODES[mode].width or width) for mode in MODES]
+    others = [width // 2] * (width > 1) + [2 * width] * (width < len(depths))
+    wanted += [(mode, other) for mode in ("compact", "stream") for other in others]
+    found: list[Choice] = []
+    for mode, lanes in wanted:
+        ledger = replay(depths, mode, lanes, Audit(), Idle())
+        seconds = None if price is None else price(depths, mode, lanes)
+        cycles = sum(cycles for _, cycles in ledger.widths)
+        found.append(Choice(mode, lanes, ledger.slots, cycles, ledger.repacks, seconds))
+    return found
+
+
+def explain(rows: Sequence[Mapping[str, Any]], ledger: Mapping[str, Any]) -> dict[str, Any]:
+    """What a saved solution tells beyond its numbers."""
+    depths = [row["depth"] for row in rows if row["depth"] > 0]
+    width = max((width for width, _ in ledger["widths"]), default=1)
+    total = sum(ledger["seconds"].values())
+    return {
+        "width": width,
+        "shares": {verb: seconds / total for verb, seconds in ledger["seconds"].items()} if total else {},
+        "removable_slots": removable(depths, width) if depths else 0,
+        "what_if": [_plain(choice) for choice in what_if(depths, width)] if depths else [],
+    }
+
+
+def _plain(choice: Choice) -> dict[str, Any]:
+    plain = {name: getattr(choice, name) for name in Choice.__dataclass_fields__}
+    return plain if choice.seconds is not None else {name: v for name, v in plain.items() if name != "seconds"}
+
+
+def show_explanation(console: Console, said: Mapping[str, Any], ledger: Mapping[str, Any]) -> None:
+    """Print it."""
+    if said["shares"]:
+        console.print(_time_table(ledger["seconds"], said["shares"]))
+    if said["what_if"]:
+        console.print(_choices_table(said["what_if"], "the same depths in every mode"))
+        console.print("another tol or start: drain explain IN.npz --sample 8", highlight=False)
+
+
+def _time_table(seconds: Mapping[str, float], shares: Mapping[str, float]) -> Table:
+    table = _table("where the time went", ("part", "seconds", "share"))
+    for verb, share in sorted(shares.items(), key=lambda item: -item[1]):
+        table.add_row(verb, f"{seconds[verb]:.4f}", f"{share:.1%}")
+    return table
+
+
+def _choices_table(choices: Sequence[Mapping[str, Any]], title: str) -> Table:
+    timed = any("seconds" in choice for choice in choices)
+    table = _table(title, ("mode", "width", "slots", "kernel cycles", "repacks", *(["seconds"] if timed else [])))
+    for choice in choices:
+        cells = [f"{choice[name]:,}" for name in ("width", "slots", "cycles", "repacks")]
+        table.add_row(choice["mode"], *cells, *([f"{choice['seconds']:.3g}"] if timed else []))
+    return table
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=Text(title, style="bold"), title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left")
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One way to run the sample, and what came of it; `note` says why it could not be run."""
+
+    name: str
+    depths: tuple[int, ...] = ()
+    converged: int = 0
+    seconds: float = 0.0
+    note: str = ""
+
+
+def sample(problems: Sequence[Problem[Any]], count: int, tol: float, backend: str, seed: int = 0) -> dict[str, Any]:
+    """Really run some of the problems at other tols, from other starts and with every acceleration on offer."""
+    if count < 1:
+        raise OptionsError(f"a sample needs at least 1 problem, got {count}")
+    if not problems:
+        raise ProblemError("there are no problems to draw a sample from")
+    picked = choose()[0] if backend == "auto" else load(backend)
+    places = sorted(random.Random(seed).sample(range(len(problems)), min(count, len(problems))))
+    drawn = [problems[place] for place in places]
+    usual = picked.accelerations[0]
+    solve(drawn[:1], backend=picked, tol=tol, accelerate=usual)  # compiles, so that no trial has it inside
+    trials = [
+        _trial(f"tol {tol:g}", drawn, picked, tol, usual),
+        _trial(f"tol {tol / 10:g}", _at(drawn, 0.1), picked, tol / 10, usual),
+        _trial(f"tol {tol * 10:g}", _at(drawn, 10.0), picked, tol * 10, usual),
+        *(_trial(f"start {start}", _from(drawn, start), picked, tol, usual) for start in ("zero", "gaussian")),
+        *(_trial(f"accelerate {name}", drawn, picked, tol, name) for name in picked.accelerations[1:]),
+    ]
+    said: dict[str, Any] = {"sampled": places, "problems": len(problems), "trials": [_told(trial) for trial in trials]}
+    ran = [(problem, depth) for problem, depth in zip(drawn, trials[0].depths, strict=True) if depth > 0]
+    shapes = sorted(shape for problem, _ in ran if (shape := _shape(problem)) is not None)
+    if shapes:
+        shape = shapes[len(shapes) // 2]
+        lanes, depths = [problem for problem, _ in ran], [depth for _, depth in ran]
+        cost = profile_width_cost(picked, shape, seconds=1.5, tol=tol, accelerate=usual, problems=lanes)
+        # The whole file, its depths drawn from the sample's.
+        whole = random.Random(seed).choices(depths, k=min(MOST, len(problems)))
+        found = what_if(whole, min(len(whole), 16), lambda *case: cost.predict(*case).seconds)
+        said["what_if"] = [_plain(choice) for choice in found]
+    return said
+
+
+def _at(problems: Sequence[Problem[Any]], factor: float) -> list[Problem[Any]]:
+    """With the tol of those that bring their own changed too."""
+    return [p if p.tol is None else replace(p, tol=factor * float(p.tol)) for p in problems]
+
+
+def _from(problems: Sequence[Problem[Any]], start: str) -> list[Problem[Any]]:
+    return [replace(problem, init=start) for problem in problems]
+
+
+def _trial(name: str, problems: Sequence[Problem[Any]], backend: Backend[Any], tol: float, accelerate: str) -> Trial:
+    begun = time.perf_counter()
+    results = list(solve(list(problems), backend=backend, tol=tol, accelerate=accelerate))
+    seconds = time.perf_counter() - begun
+    depths = tuple(result.depth for result in results)
+    return Trial(name, depths, sum(r.converged for r in results), seconds, _why_not(results))
+
+
+def _why_not(results: Sequence[Result[Any]]) -> str:
+    return results[0].message if all(result.emitted is None for result in results) else ""
+
+
+def _told(trial: Trial) -> dict[str, Any]:
+    return {name: getattr(trial, name) for name in Trial.__dataclass_fields__}
+
+
+def _shape(problem: Problem[Any]) -> tuple[int, int, int] | None:
+    """(n, m, d) of a problem between points; None for dense costs."""
+    if problem.x is None or problem.y is None:
+        return None
+    return (*sizes(problem), int(problem.x.shape[1]))
+
+
+def show_sample(console: Console, said: Mapping[str, Any]) -> None:
+    """Print what the trials found, and what they predict for the whole file."""
+    console.print(f"{len(said['sampled'])} of {said['problems']} problems, plain Sinkhorn unless said", highlight=False)
+    columns = ("trial", "converged", "median depth", "largest", "slots", "against the first", "seconds")
+    table, base = _table("the sample, really run", columns), sum(said["trials"][0]["depths"])
+    for trial in said["trials"]:
+        depths = sorted(trial["depths"])
+        if trial["note"]:
+            table.add_row(trial["name"], Text("not offered"), "", "", "", "", "")
+            continue
+        table.add_row(
+            trial["name"],
+            f"{trial['converged']} of {len(depths)}",
+            f"{depths[len(depths) // 2]:,}",
+            f"{depths[-1]:,}",
+            f"{sum(depths):,}",
+            f"{sum(depths) / base:.2f}" if base else "-",
+            f"{trial['seconds']:.3f}",
+        )
+    console.print(table)
+    if said.get("what_if"):
+        title = f"predicted for all {min(MOST, said['problems']):,}, their depths drawn from the sample's"
+        console.print(_choices_table(said["what_if"], title))
+
+
+def curves(said: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The survival curve of every trial that ran."""
+    return {trial["name"]: survival(trial["depths"]) for trial in said["trials"] if not trial["note"]}

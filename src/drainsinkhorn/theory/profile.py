@@ -1,0 +1,331 @@
+"""Measure the width-cost curve of a backend, in runs like real ones: the executor's own loop lies between the calls."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from drainsinkhorn.api import solve
+from drainsinkhorn.backends import choose, load
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.core.audit import Audit
+from drainsinkhorn.core.errors import OptionsError
+from drainsinkhorn.core.options import MODES
+from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.core.protocol import Backend, Progress, Spent
+from drainsinkhorn.theory.cost import Price, WidthCost
+
+ROUNDS = 5
+SETTLED = 32
+"""Cycles after which a lane's cycles cost what they cost from then on."""
+OFTEN = 8
+"""Cycles between audits where calls are short; the default of Audit."""
+
+
+def typical(seconds: Iterable[float]) -> float:
+    """The lower quartile."""
+    ordered = sorted(seconds)
+    return ordered[(len(ordered) - 1) // 4]
+
+
+def clouds(shape: tuple[int, int, int], count: int, eps: float, seed: int = 0) -> list[Problem[Any]]:
+    """Gaussian clouds of a shape (n, m, d), no two alike."""
+    n, m, d = shape
+    rng = np.random.default_rng(seed)
+    return [Problem(x=rng.normal(size=(n, d)), y=rng.normal(size=(m, d)), eps=eps) for _ in range(count)]
+
+
+def profile_width_cost(
+    backend: str | Backend[Any],
+    shape: tuple[int, int, int],
+    *,
+    widths: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16),
+    seconds: float = 4.0,
+    eps: float = 0.1,
+    tol: float = 1e-3,
+    accelerate: str = "none",
+    problems: Sequence[Problem[Any]] | None = None,
+) -> WidthCost:
+    """Measure what a cycle costs at each width, and what a screen, a verify, a repack and an opening cost.
+
+    Widths are measured in turns and lower quartiles are taken: what else runs on the machine can only add time.
+
+    Args:
+        backend: "auto", a name, or a Backend.
+        shape: (n, m, d) of the problems.
+        widths: Widths to measure.
+        seconds: How long to measure, about.
+        eps: Entropic strength of the problems; it decides how often a backend must take care of its range.
+        tol: Accuracy they are solved to; it decides the precision a backend takes.
+        accelerate: The acceleration to measure with.
+        problems: Problems of that shape to measure with; None: Gaussian clouds. Where costs are large against eps a
+            cycle can take a third longer, so problems like those asked about predict best.
+
+    Examples:
+        >>> cost = profile_width_cost("cpu", (40, 50, 2), widths=(1, 2, 4), seconds=0.2)
+        >>> cost.predict([30, 60, 90, 300], "compact", 4).slots
+        480
+    """
+    ladder = tuple(sorted(set(widths)))
+    if not ladder or not all(isinstance(w, int) and w >= 1 for w in ladder) or not seconds > 0:
+        raise OptionsError(f"widths must be integers of at least 1 and seconds positive, got {widths}, {seconds}")
+    picked = _picked(backend, accelerate)
+    made = list(problems or clouds(shape, ladder[-1], eps))
+    given = [made[place % len(made)] for place in range(ladder[-1])]
+    lanes = [admit(problem, tol) for problem in given]
+    picked.prepare(lanes)
+    trials = _Trials(picked, _settled(picked, given, lanes), tol, accelerate, ladder)
+    trials.repeat(0.65 * seconds)
+    cycle, call, lockstep = trials.curves()
+    pack, cold = _openings(picked, lanes, ladder, [b + SETTLED * c for b, c in zip(call, cycle, strict=True)], seconds)
+    outside, audit = trials.outside()
+    top = picked.pack(lanes)
+    return WidthCost(
+        backend=picked.name,
+        shape=shape,
+        widths=ladder,
+        cycle=cycle,
+        call=call,
+        lockstep=lockstep,
+        frozen=_frozen(picked, lanes, ladder, 0.1 * seconds),
+        screen=_price(lambda count: top.screen(range(count)), ladder[-1], 0.05 * seconds),
+        verify=trials.price("verify"),
+        emit=trials.price("emit"),
+        pack=pack,
+        cold=cold,
+        repack=_price(
+            lambda count: top.repack(range(count)), ladder[-1], 0.05 * seconds, lambda: top.repack([], lanes)
+        ),
+        outside=outside,
+        audit=audit,
+    )
+
+
+def _picked(backend: str | Backend[Any], accelerate: str) -> Backend[Any]:
+    picked = choose()[0] if backend == "auto" else load(backend) if isinstance(backend, str) else backend
+    if accelerate not in picked.accelerations:
+        raise OptionsError(f"accelerate={accelerate!r} is not offered by {picked.name!r}: {list(picked.accelerations)}")
+    return picked.using(accelerate)
+
+
+class _Endless:
+    """A backend whose lanes never pass before their depth limit, so that a run has exactly the cycles asked for."""
+
+    def __init__(self, backend: Backend[Any]) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def pack(self, problems: Sequence[Problem[Any]]) -> Any:
+        return _EndlessPack(self._backend.pack(problems))
+
+    def using(self, acceleration: str) -> _Endless:
+        return _Endless(self._backend.using(acceleration))
+
+
+class _EndlessPack:
+    def __init__(self, pack: Any) -> None:
+        self._pack = pack
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pack, name)
+
+    # Read in every turn of the loop, so they must not take the way above.
+    @property
+    def width(self) -> int:
+        return self._pack.width
+
+    @property
+    def spent(self) -> Spent:
+        return self._pack.spent
+
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+        progress = self._pack.advance(cycles, [-math.inf] * len(stops), lockstep=lockstep)
+        return [Progress(lane.depth, math.inf) for lane in progress]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A run of one width that was cut at a depth: seconds by verb, beside them, and what was looked at."""
+
+    seconds: dict[str, float]
+    outside: float
+    audits: int
+    screened: int
+
+
+class _Trials:
+    """Runs at every width: with short calls, with one long call, and in lockstep."""
+
+    def __init__(
+        self,
+        backend: Backend[Any],
+        given: Sequence[Problem[Any]],
+        tol: float,
+        accelerate: str,
+        widths: Sequence[int],
+    ) -> None:
+        self._backend, self._given, self._tol, self._accelerate = _Endless(backend), given, tol, accelerate
+        self._widths = widths
+        self._found: dict[tuple[str, int], list[_Trial]] = {}
+        self._depth = 4 * OFTEN
+
+    def repeat(self, seconds: float) -> None:
+        """Take turns until the time is over; a run is as long as the time allows."""
+        start = time.perf_counter()
+        self._round()
+        once = (time.perf_counter() - start) / self._depth
+        self._depth = OFTEN * max(4, min(64, int(seconds / (2 * ROUNDS * once)) // OFTEN))
+        self._found.clear()
+        rounds = 0
+        while rounds < ROUNDS or time.perf_counter() - start < seconds:
+            self._round()
+            rounds += 1
+
+    def _round(self) -> None:
+        for width in self._widths:
+            for kind, mode, every in (
+                ("short", "compact", OFTEN),
+                ("long", "compact", self._depth),
+                ("step", "static", OFTEN),
+            ):
+                self._found.setdefault((kind, width), []).append(self._run(width, mode, every))
+
+    def _run(self, width: int, mode: str, every: int) -> _Trial:
+        start = time.perf_counter()
+        solution = solve(
+            list(self._given[:width]),
+            tol=self._tol,
+            backend=self._backend,  # type: ignore[arg-type]
+            mode=MODES[mode],
+            width=width,
+            audit=Audit(every=every),
+            max_depth=self._depth,
+            rescue=False,
+            accelerate=self._accelerate,
+        )
+        ledger = solution.ledger
+        outside = time.perf_counter() - start - sum(ledger.seconds.values())
+        return _Trial(ledger.seconds, outside, ledger.audits, ledger.screened)
+
+    def _median(self, kind: str, width: int, verb: str) -> float:
+        return typical(trial.seconds.get(verb, 0.0) for trial in self._found[kind, width])
+
+    def curves(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+        """`c(A)`, the cost of a call, and what a cycle in lockstep costs more; one number per width."""
+        calls, cycle, call, lockstep = self._depth // OFTEN, list[float](), list[float](), list[float]()
+        for width in self._widths:
+            short, long, step = (self._median(kind, width, "advance") for kind in ("short", "long", "step"))
+            call.append(max(0.0, short - long) / (calls - 1))
+            cycle.append(max(0.0, long - call[-1]) / self._depth)
+            lockstep.append(max(0.0, step - short) / self._depth)
+        return tuple(cycle), tuple(call), tuple(lockstep)
+
+    def price(self, verb: str) -> Price:
+        """Price of a verb that every run calls once with all its lanes."""
+        return _fit(self._widths, [self._median("short", width, verb) for width in self._widths])
+
+    def outside(self) -> tuple[Price, Price]:
+        """What a solve spends beside its verbs: fixed and per problem; per audit and per lane looked at."""
+        rows, seconds = list[tuple[float, ...]](), list[float]()
+        for (kind, width), trials in self._found.items():
+            if kind != "step":
+                rows.append((1.0, width, trials[0].audits, trials[0].screened))
+                seconds.append(typical(trial.outside for trial in trials))
+        found = _nonnegative(np.array(rows), np.array(seconds))
+        return Price(found[0], found[1]), Price(found[2], found[3])
+
+
+def _nonnegative(rows: Any, seconds: Any) -> list[float]:
+    """Least squares; a column whose price would be negative is left out, and the others are fitted again."""
+    columns = list(range(rows.shape[1]))
+    while True:
+        found = np.linalg.lstsq(rows[:, columns], seconds, rcond=None)[0]
+        kept = [column for column, value in zip(columns, found, strict=True) if value >= 0]
+        if len(kept) == len(columns):
+            prices = [0.0] * rows.shape[1]
+            for column, value in zip(columns, found, strict=True):
+                prices[column] = float(value)
+            return prices
+        columns = kept
+
+
+def _fit(lanes: Sequence[int], seconds: Sequence[float]) -> Price:
+    """The line through measured costs; no price is negative."""
+    if len(set(lanes)) < 2:
+        return Price(0.0, statistics.fmean(seconds) / lanes[0])
+    call, lane = _nonnegative(np.array([(1.0, count) for count in lanes]), np.array(seconds))
+    return Price(call, lane)
+
+
+def _clocked(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _price(
+    call: Callable[[int], object], widest: int, seconds: float, reset: Callable[[], object] = lambda: None
+) -> Price:
+    """Cost of a verb: at one lane, half of them and all."""
+    lanes = sorted({1, max(1, widest // 2), widest})
+    times: dict[int, list[float]] = {count: [] for count in lanes}
+    until = time.perf_counter() + seconds
+    while len(times[lanes[0]]) < 3 or time.perf_counter() < until:
+        for count in lanes:
+            reset()
+            times[count].append(_clocked(partial(call, count)))
+    return _fit(lanes, [typical(times[count]) for count in lanes])
+
+
+def _settled(backend: Backend[Any], given: Sequence[Problem[Any]], lanes: Sequence[Problem[Any]]) -> list[Problem[Any]]:
+    """The problems, started from potentials some cycles on: first cycles are dearer and are priced apart."""
+    pack = backend.pack(lanes)
+    pack.advance(SETTLED, [-math.inf] * len(lanes))
+    emitted = pack.emit(range(len(lanes)))
+    return [replace(problem, init=potentials) for problem, (potentials, _) in zip(given, emitted, strict=True)]
+
+
+def _openings(
+    backend: Backend[Any],
+    lanes: Sequence[Problem[Any]],
+    widths: Sequence[int],
+    later: Sequence[float],
+    seconds: float,
+) -> tuple[Price, Price]:
+    """What opening a pack costs, and what its first cycles cost more than as many `later` ones."""
+    opening: dict[int, list[float]] = {width: [] for width in widths}
+    first: dict[int, list[float]] = {width: [] for width in widths}
+    until = time.perf_counter() + 0.1 * seconds
+    while len(first[widths[0]]) < 3 or time.perf_counter() < until:
+        for width in widths:
+            start = time.perf_counter()
+            pack = backend.pack(lanes[:width])
+            opening[width].append(time.perf_counter() - start)
+            first[width].append(_clocked(partial(pack.advance, SETTLED, [-math.inf] * width)))
+    extra = [max(0.0, typical(first[width]) - cost) for width, cost in zip(widths, later, strict=True)]
+    return _fit(widths, [typical(opening[width]) for width in widths]), _fit(widths, extra)
+
+
+def _frozen(
+    backend: Backend[Any], problems: Sequence[Problem[Any]], widths: Sequence[int], seconds: float
+) -> tuple[float, ...]:
+    """What a cycle in lockstep costs more once half of the lanes are frozen, at each width."""
+    extra = list[float]()
+    for width in widths:
+        packs = [backend.pack(problems[:width]) for _ in range(2)]
+        packs[1].freeze(range(width // 2))
+        until, times = time.perf_counter() + seconds / len(widths), ([], [])
+        while len(times[0]) < 3 or time.perf_counter() < until:
+            for pack, found in zip(packs, times, strict=True):
+                found.append(_clocked(partial(pack.advance, 4, [-math.inf] * width, lockstep=True)))
+        extra.append(max(0.0, typical(times[1]) - typical(times[0])) / 4)
+    return tuple(extra)

@@ -1,0 +1,197 @@
+"""Depths run through the real executor without arrays: its own schedule, and no kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from drainsinkhorn.core.audit import Audit
+from drainsinkhorn.core.events import Observer
+from drainsinkhorn.core.executor import execute
+from drainsinkhorn.core.ledger import Ledger
+from drainsinkhorn.core.options import MODES, Mode, Options, Plan
+from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.core.protocol import Emission, Progress, Spent
+from drainsinkhorn.core.result import Residual
+from drainsinkhorn.core.source import Admission, Batch
+
+PASSED, UNFINISHED = 0.5, 2.0
+"""Residuals of a replayed lane; its tol is 1."""
+
+
+class Meter(Protocol):
+    """Told what a pack is asked to do."""
+
+    def opened(self, lanes: int) -> None:
+        """Lanes were loaded and their first leg measured."""
+        ...
+
+    def advanced(self, widths: Sequence[int], lanes: int, frozen: int, *, lockstep: bool) -> None:
+        """One call of advance: the lanes executed in each of its cycles; all lanes of the pack, and the frozen."""
+        ...
+
+    def screened(self, lanes: int) -> None:
+        """A row screen of so many lanes."""
+        ...
+
+    def verified(self, lanes: int) -> None:
+        """One call of verify."""
+        ...
+
+    def emitted(self, lanes: int) -> None:
+        """One call of emit."""
+        ...
+
+    def repacked(self, kept: int, admitted: int) -> None:
+        """One call of repack."""
+        ...
+
+
+class Idle:
+    """A meter that counts nothing: the ledger has the slots."""
+
+    def opened(self, lanes: int) -> None:
+        """Nothing."""
+
+    def advanced(self, widths: Sequence[int], lanes: int, frozen: int, *, lockstep: bool) -> None:
+        """Nothing."""
+
+    def screened(self, lanes: int) -> None:
+        """Nothing."""
+
+    def verified(self, lanes: int) -> None:
+        """Nothing."""
+
+    def emitted(self, lanes: int) -> None:
+        """Nothing."""
+
+    def repacked(self, kept: int, admitted: int) -> None:
+        """Nothing."""
+
+
+def replay(
+    depths: Sequence[int], mode: str | Mode, width: int, audit: Audit, meter: Meter, observe: Observer | None = None
+) -> Ledger:
+    """Run problems of these depths in a mode, telling the meter every call. Depths count first passages, at least 1."""
+    ledger = Ledger()
+    limit = 2 * max(depths, default=1) + 2 * audit.following(0)
+    how = MODES[mode] if isinstance(mode, str) else mode
+    plan = Plan(how, how.width or width, audit, limit, exact=False, reason="replayed")
+    Options(mode=how, width=width, audit=audit)  # refuses what the options would refuse
+    waiting = Batch([Admission(t, Problem(eps=1.0, x=max(1, depth), tol=1.0)) for t, depth in enumerate(depths)])
+
+    def tell(event: Any) -> None:
+        ledger(event)
+        if observe is not None:
+            observe(event)
+
+    for _ in execute(_ReplayBackend(meter), waiting, plan, tell):
+        pass
+    return ledger
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplayBackend:
+    meter: Meter
+    name: str = field(default="replay", init=False)
+    stride: int = field(default=1, init=False)
+    bitwise: bool = field(default=True, init=False)
+    accelerations: tuple[str, ...] = field(default=("none",), init=False)
+
+    def signature(self, problem: Problem[Any]) -> Hashable:
+        return ()
+
+    def width_for(self, lanes: int) -> int:
+        return lanes
+
+    def natural_width(self, problem: Problem[Any]) -> int:
+        return 16
+
+    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+        pass
+
+    def pack(self, problems: Sequence[Problem[Any]]) -> _ReplayPack:
+        return _ReplayPack(self.meter, problems)
+
+    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> Any:
+        raise NotImplementedError("a replayed problem has no plan")
+
+    def using(self, acceleration: str) -> _ReplayBackend:
+        return self
+
+    def describe(self, problem: Problem[Any]) -> str:
+        return "depths"
+
+    def precise(self) -> _ReplayBackend:
+        return self
+
+
+def _depth(problem: Problem[Any]) -> int:
+    assert isinstance(problem.x, int), "a replayed problem has its depth for points"
+    return problem.x
+
+
+class _ReplayPack:
+    def __init__(self, meter: Meter, problems: Sequence[Problem[Any]]) -> None:
+        self._meter = meter
+        self._slots = 0
+        self._target = [_depth(problem) for problem in problems]
+        self._depth = [0] * len(problems)
+        self._frozen: set[int] = set()
+        meter.opened(len(problems))
+
+    @property
+    def width(self) -> int:
+        return len(self._target)
+
+    @property
+    def spent(self) -> Spent:
+        return Spent(self._slots, 2 * self._slots)
+
+    def _stale(self, lane: int) -> float:
+        return PASSED if self._depth[lane] >= self._target[lane] else UNFINISHED
+
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+        moving = [lane for lane in range(self.width) if lane not in self._frozen]
+        # A lane whose stop is -inf is never held; one that has passed moves one cycle more, as the contract says.
+        left = {
+            lane: cycles if stops[lane] == -math.inf else min(cycles, max(1, self._target[lane] - self._depth[lane]))
+            for lane in moving
+        }
+        span = min(left.values()) if lockstep else max(left.values())
+        widths = [0] * span
+        for lane in moving:
+            ran = span if lockstep else left[lane]
+            self._depth[lane] += ran
+            widths[ran - 1] += 1
+        for k in reversed(range(span - 1)):
+            widths[k] += widths[k + 1]
+        widths = [width + len(self._frozen) for width in widths]
+        self._slots += sum(widths)
+        self._meter.advanced(widths, self.width, len(self._frozen), lockstep=lockstep)
+        return [Progress(depth, self._stale(lane)) for lane, depth in enumerate(self._depth)]
+
+    def screen(self, lanes: Sequence[int]) -> list[float]:
+        self._meter.screened(len(lanes))
+        return [self._stale(lane) for lane in lanes]
+
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+        if lanes:
+            self._meter.verified(len(lanes))
+        return [Residual(self._stale(lane), self._stale(lane), 0.0) for lane in lanes]
+
+    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+        if lanes:
+            self._meter.emitted(len(lanes))
+        return [Emission(Potentials(0, 0), False) for _ in lanes]
+
+    def freeze(self, lanes: Sequence[int]) -> None:
+        self._frozen.update(lanes)
+
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        self._target = [self._target[lane] for lane in keep] + [_depth(problem) for problem in admit]
+        self._depth = [self._depth[lane] for lane in keep] + [0] * len(admit)
+        self._frozen = set()
+        self._meter.repacked(len(keep), len(admit))
