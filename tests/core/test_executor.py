@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drainsinkhorn.core.audit import Audit, Geometric
+from drainsinkhorn.core.audit import Audit, Geometric, Standing
 from drainsinkhorn.core.errors import ContractError
-from drainsinkhorn.core.events import Advanced, Event, Narrowed, Retired
+from drainsinkhorn.core.events import Advanced, Event, Narrowed, Retired, ignore
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Mode, Options
@@ -298,3 +298,27 @@ def test_a_thousand_problems_at_width_sixteen_refill() -> None:
     assert run.ledger.slots == sum(profile)
     assert run.ledger.refills == 1000 - 16
     assert len([event for event in run.events if type(event).__name__ == "Opened"]) == 1
+
+
+def test_lanes_say_where_they_stand_to_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Standing] = []
+
+    def standing(*values: float) -> Standing:
+        made.append(Standing(*values))  # type: ignore[arg-type]
+        return made[-1]
+
+    def ask(event: Event) -> None:
+        if isinstance(event, Advanced):
+            assert len(list(event.standings())) == event.live
+
+    monkeypatch.setattr("drainsinkhorn.core.executor.Standing", standing)
+    for observe in (ignore, ask):
+        source = Batch([Admission(t, scripted(d)) for t, d in enumerate([3, 9])])
+        list(execute(ScriptedBackend(), source, Options(mode="compact", audit=Audit(every=4)).plan(None), observe))
+        asked = observe is ask
+        assert made == asked * [
+            Standing(0, 3, 0.5, 1.0),
+            Standing(1, 4, 2.0, 1.0),
+            Standing(1, 8, 2.0, 1.0),
+            Standing(1, 9, 0.5, 1.0),
+        ]

@@ -2,16 +2,75 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
+from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from drainsinkhorn.core.events import Advanced, Event, Finished, Rescuing
+from drainsinkhorn.core.events import Advanced, Event, Finished, Opened, Rescuing, Retired
+from drainsinkhorn.core.forecast import Forecasts
 from drainsinkhorn.core.ledger import Ledger
 
 REFRESH = 0.1
-"""Seconds between two looks at the ledger."""
+"""Seconds between two looks at the ledger and the lanes."""
+UNKNOWN = "-:--:--"
+Clock = Callable[[], float]
+
+
+class TimeLeft:
+    """How long the rest of a run will take.
+
+    A live lane goes to its forecast; one without goes as deep as the mean, and at least twice as deep as it is. A
+    waiting problem goes as deep as the mean of those that have ended or have a forecast: those that have ended are the
+    shallow ones. What a cycle of a problem takes is measured from the opening of the first pack. A rescue is
+    not foreseen.
+
+    Args:
+        total: How many problems there are.
+        clock: Seconds.
+    """
+
+    def __init__(self, total: int, clock: Clock) -> None:
+        self._total = total
+        self._clock = clock
+        self._begin: float | None = None
+        self._forecasts = Forecasts()
+        self._ended: set[int] = set()
+        self._rescue: set[int] = set()
+        self._ran = self._cycles = 0
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event. Lanes are looked at on every Advanced, which may be left out to look more rarely."""
+        self._forecasts(event)
+        if isinstance(event, Opened) and self._begin is None:
+            self._begin = self._clock()
+        elif isinstance(event, Retired):
+            self._ended.add(event.ticket)
+            self._ran += 1
+            self._cycles += event.depth
+        elif isinstance(event, Finished):
+            # Also what was turned away at the door, and never ran.
+            self._ended.add(event.ticket)
+            self._rescue.discard(event.ticket)
+        elif isinstance(event, Rescuing):
+            self._rescue.update(event.tickets)
+
+    def seconds(self) -> float | None:
+        """None while it is unknown."""
+        lanes = self._forecasts.lanes().values()
+        foretold = [lane.foretold for lane in lanes if lane.foretold is not None]
+        known = self._ran + len(foretold)
+        spent = self._cycles + sum(lane.depth for lane in lanes)
+        if self._begin is None or self._rescue or not known or not spent:
+            return None
+        mean = (self._cycles + sum(foretold)) / known
+        waiting = self._total - len(self._ended) - len(lanes)
+        rest = waiting * mean + self._forecasts.remaining().cycles
+        rest += sum(max(mean, 2 * lane.depth) - lane.depth for lane in lanes if lane.foretold is None)
+        return rest * (self._clock() - self._begin) / spent
 
 
 class Bar:
@@ -21,19 +80,20 @@ class Bar:
         console: Where to show it.
         total: How many problems there are.
         quiet: Show nothing at all.
+        clock: Seconds.
     """
 
-    def __init__(self, console: Console, total: int, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, total: int, *, quiet: bool = False, clock: Clock = time.monotonic) -> None:
         self._ledger = Ledger()
+        self._left = TimeLeft(total, clock)
+        self._clock = clock
         self._live = 0
-        self._shown = 0.0
+        self._shown = -math.inf
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}"),
-            TextColumn("left"),
-            TimeRemainingColumn(),
             console=console,
             disable=quiet or not console.is_terminal,
             transient=True,
@@ -49,7 +109,12 @@ class Bar:
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
+        if self._progress.disable:
+            return
         self._ledger(event)
+        due = self._clock() - self._shown >= REFRESH
+        if due or not isinstance(event, Advanced):
+            self._left(event)
         if isinstance(event, Advanced):
             self._live = event.live
         elif isinstance(event, Finished):
@@ -57,8 +122,12 @@ class Bar:
         elif isinstance(event, Rescuing):
             self._progress.update(self._task, description="rescuing")
             self._live = 1
-        now = time.monotonic()
-        if not self._progress.disable and now - self._shown >= REFRESH:
-            self._shown = now
-            removed = max(0, self._ledger.removed_slots)
-            self._progress.update(self._task, facts=f"{self._live} lanes live, {removed:,} slots removed")
+        if due and isinstance(event, Advanced | Finished):
+            self._show()
+
+    def _show(self) -> None:
+        self._shown = self._clock()
+        removed, left = max(0, self._ledger.removed_slots), self._left.seconds()
+        shown = UNKNOWN if left is None else str(timedelta(seconds=round(left)))
+        facts = f"{self._live} lanes live, {removed:,} slots removed, {shown} left"
+        self._progress.update(self._task, facts=facts)

@@ -86,6 +86,15 @@ class Audit:
         return when
 
 
+class Standing(NamedTuple):
+    """A live lane as an audit finds it: cycles run, residual of the stale side, and the stop it must come down to."""
+
+    ticket: int
+    depth: int
+    stale: float
+    stop: float
+
+
 class Verdict(NamedTuple):
     """What verify said of a lane that leaves."""
 

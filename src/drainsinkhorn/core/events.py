@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from drainsinkhorn.core.audit import Counts
+from drainsinkhorn.core.audit import Counts, Standing
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.core.result import UNKNOWN, Residual, Status
@@ -33,12 +33,17 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """A pack advanced: cycles of the lane that ran longest, and the work that took."""
+    """A pack advanced: cycles of the lane that ran longest, and the work that took.
+
+    `standings()` says where the live lanes stand, while the observer is being told: keep what it yields, not the event.
+    Where nobody asks, nothing is computed.
+    """
 
     cycles: int
     width: int
     live: int
     spent: Spent
+    standings: Callable[[], Iterable[Standing]] = field(default=tuple, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

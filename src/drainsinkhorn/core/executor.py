@@ -7,14 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drainsinkhorn.core.audit import judge
+from drainsinkhorn.core.audit import Standing, judge
 from drainsinkhorn.core.errors import ContractError
 from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired, refused
 from drainsinkhorn.core.options import Plan
-from drainsinkhorn.core.protocol import Backend, Pack, Progress, Spent
+from drainsinkhorn.core.protocol import FRESH, Backend, Pack, Progress, Spent
 from drainsinkhorn.core.source import Admission, Source
-
-FRESH = Progress(0, math.inf)
 
 
 def execute(backend: Backend[Any], source: Source, plan: Plan, observe: Observer) -> Iterator[Retired]:
@@ -61,6 +59,10 @@ class _Window:
         self.stops = [self.plan.stop(lane.problem) for lane in lanes]
         self.holds = list(self.stops) if self.hold else [-math.inf] * len(lanes)
 
+    def _standings(self) -> Iterator[Standing]:
+        for number, (ticket, _) in self.live.items():
+            yield Standing(ticket, *self.progress[number], self.stops[number])
+
     def _newly_spent(self) -> Spent:
         before, self.spent = self.spent, self.pack.spent
         return Spent(self.spent.slots - before.slots, self.spent.legs - before.legs)
@@ -76,17 +78,16 @@ class _Window:
             raise ContractError(f"backend {self.backend.name!r}: advance({span}) moved no live lane")
         self.clock += cycles if self.plan.mode.lockstep else span
         self.on_grid = self.hold or self.clock >= audit_at
-        self.observe(Advanced(cycles, self.pack.width, len(self.live), self._newly_spent()))
+        self.observe(Advanced(cycles, self.pack.width, len(self.live), self._newly_spent(), self._standings))
 
     def _audit(self) -> dict[int, Retired]:
         """Judge the lanes that are due and emit those that leave, by lane number."""
-        retired = dict[int, Retired]()
-        final = [number for number in self.live if self.progress[number].depth >= self.plan.max_depth]
+        retired, plan = dict[int, Retired](), self.plan
+        final = [number for number in self.live if self.progress[number].depth >= plan.max_depth]
         due = list(self.live) if self.on_grid else final
-        rules, exact = self.plan.audit, self.plan.exact
-        decided, counts = judge(self.pack, self.progress, due, final, self.stops, rules, exact=exact)
+        decided, counts = judge(self.pack, self.progress, due, final, self.stops, plan.audit, exact=plan.exact)
         self.observe(Audited(counts, self._newly_spent()))
-        leaving = [] if self.plan.mode.together and len(decided) < len(self.live) else list(decided)
+        leaving = [] if plan.mode.together and len(decided) < len(self.live) else list(decided)
         for number, (potentials, widened) in zip(leaving, self.pack.emit(leaving), strict=True):
             (ticket, problem), verdict, depth = self.live.pop(number), decided[number], self.progress[number].depth
             retired[number] = Retired(ticket, problem, potentials, *verdict, depth, widened)
@@ -95,8 +96,7 @@ class _Window:
 
     def _repack(self, source: Source, left: Collection[int]) -> None:
         """Fill or close the vacancies, or freeze what stays in the kernel."""
-        mode, live = self.plan.mode, len(self.live)
-        vacancies = self.plan.width - live
+        mode, live, vacancies = self.plan.mode, len(self.live), self.plan.width - len(self.live)
         due = mode.refill is not None and vacancies >= mode.refill and self.on_grid
         new = source.take(vacancies) if due else ()
         if new:

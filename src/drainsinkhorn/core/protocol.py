@@ -22,6 +22,10 @@ class Progress(NamedTuple):
     stale: float
 
 
+FRESH = Progress(0, math.inf)
+"""Where a lane stands before its first cycle."""
+
+
 def is_held(stale: float, stop: float) -> bool:
     """Whether a lane rests for the remainder of an advance: NaN does; under a stop of -inf nobody does."""
     return stop > -math.inf and not stale > stop

@@ -21,12 +21,14 @@ class Script:
         rejects: Verify says no for this many cycles after that.
         nan_at: From this depth on every number is NaN.
         shape: Its signature.
+        start: The residual it starts from; None: it stands still until it passes, else it falls by a factor per cycle.
     """
 
     depth: int
     rejects: int = 0
     nan_at: float = math.inf
     shape: Hashable = ()
+    start: float | None = None
 
 
 def scripted(script: Script | int) -> Problem[Any]:
@@ -102,7 +104,10 @@ class _Lane:
     def stale(self) -> float:
         if self.depth >= self.script.nan_at:
             return math.nan
-        return 0.5 if self.depth >= self.script.depth else 2.0
+        if self.depth >= self.script.depth:
+            return 0.5
+        start = self.script.start
+        return 2.0 if start is None else start ** (1 - self.depth / self.script.depth)
 
     @property
     def residual(self) -> Residual:

@@ -1,0 +1,91 @@
+"""Time of one leg of the Triton backend by tile, against the floor of the special-function units.
+
+python benchmarks/gpu_legs.py                  # the tiles in use
+python benchmarks/gpu_legs.py --tune           # a grid of tiles; slow
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+import drainsinkhorn as ds
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.triton import TritonBackend
+from drainsinkhorn.backends.triton import kernels as k
+from drainsinkhorn.backends.triton.pack import TritonPack
+
+SHAPES = [(16384, 15, 16), (16384, 50, 8), (8192, 3, 8), (4096, 50, 16), (1024, 500, 8), (128, 16, 2048)]
+EX2_PER_CLOCK = 16
+"""Exponentials that a multiprocessor of Hopper finishes per clock."""
+
+
+def clouds(n: int, d: int, width: int) -> list[Any]:
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(width, n, d)).astype(np.float32) for _ in range(2))
+    eps = 0.1 * 2 * d
+    return [
+        admit(ds.Problem(x=torch.tensor(p).cuda(), y=torch.tensor(q).cuda(), eps=eps), 1e-3)
+        for p, q in zip(x, y, strict=True)
+    ]
+
+
+def floor_us(n: int) -> float:
+    device = torch.cuda.get_device_properties(0)
+    clock = torch.cuda.clock_rate() * 1e6 if hasattr(torch.cuda, "clock_rate") else 1.98e9
+    return n * n / (device.multi_processor_count * EX2_PER_CLOCK * max(clock, 1.98e9)) * 1e6
+
+
+def time_leg(pack: TritonPack, side: int, role: Any) -> float:
+    """Microseconds per lane."""
+    run = lambda: pack._leg(pack._live, pack._lanes, side, role)  # noqa: E731
+    return 1000 * triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median") / pack.width
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--shapes", nargs="*", type=int, default=list(range(len(SHAPES))))
+    args = parser.parse_args()
+    backend = TritonBackend(acceleration="momentum")
+    for n, d, width in (SHAPES[i] for i in args.shapes):
+        problems = clouds(n, d, width)
+        how = backend._how(problems[0])
+        tiles = [(how.bm, how.bn, how.warps, how.stages)]
+        if args.tune:
+            tiles += [
+                t
+                for t in itertools.product((16, 32, 64, 128), (32, 64, 128, 256, 512), (4, 8), (1, 2, 3))
+                if 2048 <= t[0] * t[1] <= 16384 and (t[1] <= 256 or t[0] <= 32)
+            ]
+        rows = []
+        for bm, bn, warps, stages in tiles:
+            try:
+                pack = TritonPack(
+                    problems,
+                    replace(how, bm=bm, bn=bn, warps=warps, stages=stages),
+                    torch.device("cuda"),
+                    momentum=True,
+                    precision="auto",
+                )
+                times = time_leg(pack, 0, k.KEPT), time_leg(pack, 1, k.APPLIED)
+            except Exception as error:  # noqa: BLE001  a tile that does not fit
+                print(n, d, (bm, bn, warps, stages), type(error).__name__, str(error)[:80], flush=True)
+                continue
+            rows.append((sum(times) / 2, *times, (bm, bn, warps, stages)))
+        rows.sort()
+        for mean, row, col, t in rows[: 4 if args.tune else 1]:
+            over = {"floor_us": round(floor_us(n), 2), "over_floor": round(mean / floor_us(n), 2)}
+            found = {"n": n, "d": d, "W": width, "tile": t, "row_us": round(row, 2), "col_us": round(col, 2), **over}
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The GPU backend: Triton kernels behind the pack contract."""
+
+# pyright: basic
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+import triton  # noqa: F401  without it there are no kernels, and the loader says what to install
+
+from drainsinkhorn.backends.dense import DenseCoupling
+from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.triton import kernels as k
+from drainsinkhorn.backends.triton.loading import How
+from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.backends.triton.tiles import tile
+from drainsinkhorn.core.errors import BackendUnavailable
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+DIRECT_DIM = 4
+"""Up to so many coordinates direct differences are as fast as products, and truer."""
+STREAMED_DIM = 64
+"""Above so many coordinates a stored matrix is faster, where it fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonBackend:
+    """Triton kernels on a CUDA device (or in Triton's interpreter, for tests).
+
+    Attributes:
+        device: A torch device; "auto" is the current CUDA device, the CPU under the interpreter.
+        precision: "auto" takes float32 sums of split scores where sampled rows show them honest, else float64.
+        stored_pairs: Pairs up to which a lane of many coordinates keeps its scores; a pair is four bytes.
+        acceleration: "momentum" or "none"; `solve` sets it.
+    """
+
+    device: str = "auto"
+    precision: Literal["auto", "float64"] = "auto"
+    stored_pairs: int = 2**25
+    acceleration: str = "none"
+    name: str = field(default="triton", init=False)
+    stride: int = field(default=1, init=False)
+    bitwise: bool = field(default=True, init=False)
+    accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
+
+    def __post_init__(self) -> None:
+        if self.device == "auto" and not interpreted() and not torch.cuda.is_available():
+            raise BackendUnavailable("backend 'triton' needs a CUDA device, and torch sees none")
+
+    def signature(self, problem: Problem[Any]) -> Hashable:
+        """Lanes whose scores are computed alike share packs, whatever their sizes."""
+        return self._how(problem)
+
+    def width_for(self, lanes: int) -> int:
+        """A pack is as wide as its lanes are many."""
+        return lanes
+
+    def natural_width(self, problem: Problem[Any]) -> int:
+        """Lanes that fill the device: many, if they are small."""
+        n, m = sizes(problem)
+        return max(16, min(2048, 2**30 // (n * m)))
+
+    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+        """Compile the kernels for such problems."""
+        _compile(self._how(problems[0]), self.acceleration == "momentum", self._device(), self.precision)
+
+    def pack(self, problems: Sequence[Problem[Any]]) -> TritonPack:
+        """Lay the lanes out on the device and measure their first f-leg."""
+        momentum = self.acceleration == "momentum"
+        return TritonPack(problems, self._how(problems[0]), self._device(), momentum=momentum, precision=self.precision)
+
+    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
+        """The dense plan of a problem."""
+        return DenseCoupling(problem, potentials)
+
+    def using(self, acceleration: str) -> TritonBackend:
+        """Plain Sinkhorn, or with momentum."""
+        return replace(self, acceleration=acceleration)
+
+    def describe(self, problem: Problem[Any]) -> str:
+        """Precision and representation."""
+        how = self._how(problem)
+        kinds = {k.DIRECT.value: "direct differences", k.ROOT.value: "direct differences"}
+        kinds |= {k.PRODUCT.value: "split products", k.STORED.value: "stored scores"}
+        precision = f"float32 {kinds[how.kind]}, float64 where needed" if self.precision == "auto" else "float64"
+        return f"{precision}, {'cached' if how.kind == k.STORED.value else 'streaming'}"
+
+    def precise(self) -> TritonBackend:
+        """The same in float64."""
+        return replace(self, precision="float64")
+
+    def _device(self) -> Any:
+        name = ("cpu" if interpreted() else "cuda") if self.device == "auto" else self.device
+        return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+    def _how(self, problem: Problem[Any]) -> How:
+        """How its scores are computed."""
+        (n, m), cost = sizes(problem), problem.cost
+        if not isinstance(cost, Cost):
+            return _made(k.STORED.value, 16, 1, True, False)
+        dim, rooted = int(problem.x.shape[1]), cost.kind == "euclidean"  # type: ignore[union-attr]
+        if dim > STREAMED_DIM and n * m <= self.stored_pairs:
+            return _made(k.STORED.value, 16, 1, False, rooted)
+        if rooted:
+            return _made(k.ROOT.value, 16, 1, False, True)
+        if dim <= DIRECT_DIM:
+            return _made(k.DIRECT.value, dim, 1, False, False)
+        dp = 16 if dim <= 16 else 32 if dim <= 32 else 64
+        return _made(k.PRODUCT.value, dp, -(-dim // dp), False, False)
+
+
+def interpreted() -> bool:
+    """True if Triton runs its kernels in Python."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@lru_cache(maxsize=256)
+def _made(kind: int, dp: int, chunks: int, dense: bool, rooted: bool) -> How:
+    return How(kind, dp, chunks, dense, rooted, **tile(kind, dp, chunks))
+
+
+@lru_cache(maxsize=64)
+def _compile(how: How, momentum: bool, device: Any, precision: str) -> None:
+    """Run every kernel once on a tiny problem."""
+    import numpy as np
+
+    size, dim = 40, how.dp * how.chunks if how.kind in (k.PRODUCT.value, k.DIRECT.value) else 2
+    weights = np.full(size, 1 / size)
+    points = np.random.default_rng(0).normal(size=(size, dim))
+    cost: Any = np.ones((size, size)) if how.dense else Cost("euclidean" if how.rooted else "sqeuclidean")
+    x = None if how.dense else points
+    for tol in (1.0, 1e-12):
+        problem = Problem(x=x, y=x, a=weights, b=weights, eps=1.0, tol=tol, cost=cost, init="zero")
+        pack = TritonPack([problem], how, device, momentum=momentum, precision=precision)
+        pack.advance(2, [-1.0])
+        pack.advance(1, [-1.0], lockstep=True)
+        pack.verify([0])
+        pack.verify([0], exact=True)
+        pack.screen([0])

@@ -1,0 +1,61 @@
+"""Memory of a pack on its device: a few growing buffers from which lanes take pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ALIGN = 64
+"""Pieces begin at multiples of so many elements, so that loads are wide."""
+
+
+def aligned(count: int) -> int:
+    """The size of a piece, rounded up."""
+    return -(-count // ALIGN) * ALIGN
+
+
+class Arena:
+    """A buffer of one dtype with a list of free pieces. It grows by a copy; pieces keep their places."""
+
+    def __init__(self, torch: Any, dtype: Any, device: Any) -> None:
+        self._torch = torch
+        self.buffer = torch.zeros(ALIGN, dtype=dtype, device=device)
+        self._free: list[tuple[int, int]] = []
+        self._end = 0
+
+    def take(self, count: int) -> int:
+        """The place of a piece of `count` elements; `reserve` has made room."""
+        count = aligned(count)
+        for k, (start, length) in enumerate(self._free):
+            if length >= count:
+                self._free[k : k + 1] = [(start + count, length - count)] if length > count else []
+                return start
+        start, self._end = self._end, self._end + count
+        if self._end > self.buffer.numel():
+            self._grow(self._end)
+        return start
+
+    def give(self, start: int, count: int) -> None:
+        """Give a piece back."""
+        count = aligned(count)
+        if count == 0:
+            return
+        pieces = sorted([*self._free, (start, count)])
+        self._free = []
+        for begin, length in pieces:
+            if self._free and sum(self._free[-1]) == begin:
+                self._free[-1] = (self._free[-1][0], self._free[-1][1] + length)
+            else:
+                self._free.append((begin, length))
+        if self._free and sum(self._free[-1]) == self._end:
+            self._end = self._free.pop()[0]
+
+    def reserve(self, count: int) -> None:
+        """Make room for so many more elements, in pieces that are aligned already."""
+        room = sum(length for _, length in self._free)
+        if self._end + count - room > self.buffer.numel():
+            self._grow(self._end + count)
+
+    def _grow(self, size: int) -> None:
+        larger = self._torch.zeros(max(size, ALIGN), dtype=self.buffer.dtype, device=self.buffer.device)
+        larger[: self.buffer.numel()] = self.buffer
+        self.buffer = larger

@@ -1,0 +1,468 @@
+"""Triton kernels: one reduction for both sides, and the decisions of every lane on the device.
+
+Potentials are in bits here (f / (eps ln 2)). For a side the log ratio of a row is
+
+    L_i = log2 sum_j w_j 2^(h_i + h_j - c_ij) + l_i,    h + l = the potential
+
+h is the potential rounded to a grid on which h_i + h_j is exact in float32, the rest l goes into the weights of the
+other side, `w_j = b_j 2^l_j`, and into L. Scores c_ij come from direct differences (few coordinates), from three
+products of coordinates split into two float16 numbers (norms are then part of the potential), or from a stored matrix.
+Terms are summed against the lane's own potential; a tile of rows whose sums leave the range of float32 is done again
+with its largest term taken out. Every sum has a fixed order, and tiles depend on the problem alone, so lanes are
+independent to the bit.
+
+A cycle is three launches for all lanes: `apply` (reduces the measured f-leg, holds the lanes that are done, decides the
+stride, updates f), `leg` on the columns (measures and applies), `leg` on the rows (measures). Lanes are found through a
+table of live lanes, so a narrower pack is a narrower grid and nothing moves.
+"""
+
+# pyright: basic, reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportReturnType=false, reportGeneralTypeIssues=false
+# Triton reads these functions itself; Python's types mean little inside them.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from drainsinkhorn.backends import momentum as rules
+
+# Columns of the integer table. Pairs are (rows, columns): column + SIDE. Offsets count elements of an arena.
+SIZES, SPLIT, COORDS, EXACT = tl.constexpr(0), tl.constexpr(2), tl.constexpr(4), tl.constexpr(6)
+COARSE, FINE, WEIGHT = tl.constexpr(8), tl.constexpr(10), tl.constexpr(12)
+POTENTIAL, NORM, MASS = tl.constexpr(14), tl.constexpr(16), tl.constexpr(18)
+LOGS, ERRORS = tl.constexpr(20), tl.constexpr(22)
+BEFORE, ALONG, MATRIX, WIDE, DIM = (
+    tl.constexpr(24),
+    tl.constexpr(25),
+    tl.constexpr(26),
+    tl.constexpr(27),
+    tl.constexpr(28),
+)
+FIELDS = tl.constexpr(32)
+# Columns of the float64 state of a lane.
+DEPTH, BAND, AGE, BEST, COOLDOWN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
+BACKOFF, ROWS_EXACT, STARTED, HELD = tl.constexpr(5), tl.constexpr(6), tl.constexpr(7), tl.constexpr(8)
+FROZEN = tl.constexpr(9)
+NUMBERS = tl.constexpr(16)
+# What a leg is for: measured and kept (rows), measured and applied (columns), a check, a sample of rows.
+KEPT, APPLIED, CHECKED, SAMPLED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+# Kinds of scores.
+DIRECT, ROOT, PRODUCT, STORED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+
+STEP, OFFSET, FAST = tl.constexpr(rules.STEP), tl.constexpr(rules.OFFSET), tl.constexpr(rules.FAST)
+GROWTH, MAX_BACKOFF = tl.constexpr(rules.GROWTH), tl.constexpr(rules.MAX_BACKOFF)
+
+GRID = tl.constexpr(1024.0)
+"""Potentials are rounded to multiples of 1 / GRID: two of them below 2^12 add up exactly in float32."""
+APART = tl.constexpr(80.0)
+"""Bits by which a sum may leave 1 before it is done again with its largest term taken out."""
+
+
+@triton.jit
+def _scores(half, single, points, rows, inside, others, near, dim, other_size, size, other_points,
+            KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Minus the scores of a tile, up to the norms that potentials carry."""
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    if KIND == PRODUCT:
+        ks = tl.arange(0, DP)
+        for chunk in tl.static_range(CHUNKS):
+            # High and low parts of a chunk of coordinates lie side by side: (size, CHUNKS, 2, DP).
+            mine = half + points + rows[:, None].to(tl.int64) * (2 * DP * CHUNKS) + chunk * 2 * DP + ks[None, :]
+            theirs = (
+                half + other_points + others[None, :].to(tl.int64) * (2 * DP * CHUNKS) + chunk * 2 * DP + ks[:, None]
+            )
+            xh, xl = tl.load(mine, mask=inside[:, None], other=0.0), tl.load(mine + DP, mask=inside[:, None], other=0.0)
+            yh, yl = tl.load(theirs, mask=near[None, :], other=0.0), tl.load(theirs + DP, mask=near[None, :], other=0.0)
+            acc = tl.dot(xh, yl, acc)
+            acc = tl.dot(xl, yh, acc)
+            acc = tl.dot(xh, yh, acc)
+    elif KIND == STORED:
+        if SIDE == 0:
+            place = rows[:, None].to(tl.int64) * other_size + others[None, :]
+        else:
+            place = others[None, :].to(tl.int64) * size + rows[:, None]
+        acc = tl.load(single + points + place, mask=inside[:, None] & near[None, :], other=0.0)
+    elif KIND == DIRECT:
+        for k in tl.static_range(DP):
+            x = tl.load(single + points + k * size + rows, mask=inside, other=0.0)
+            y = tl.load(single + other_points + k * other_size + others, mask=near, other=0.0)
+            apart = x[:, None] - y[None, :]
+            acc -= apart * apart
+    else:
+        for k in range(dim):
+            x = tl.load(single + points + k * size + rows, mask=inside, other=0.0)
+            y = tl.load(single + other_points + k * other_size + others, mask=near, other=0.0)
+            apart = x[:, None] - y[None, :]
+            acc -= apart * apart
+        acc = -tl.sqrt(-acc)
+    return acc
+
+
+@triton.jit
+def _split(vectors, wide, lane_table, rows, inside, value, SIDE: tl.constexpr):
+    """Store the rounded part of a potential, the rest, and the weight with which it enters sums of the other side."""
+    norm = tl.load(wide + tl.load(lane_table + NORM + SIDE) + rows, mask=inside, other=0.0)
+    mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
+    level = value - norm
+    coarse = tl.floor(level * GRID + 0.5) / GRID
+    fine = (level - coarse).to(tl.float32)
+    tl.store(vectors + tl.load(lane_table + COARSE + SIDE) + rows, coarse.to(tl.float32), mask=inside)
+    tl.store(vectors + tl.load(lane_table + FINE + SIDE) + rows, fine, mask=inside)
+    tl.store(vectors + tl.load(lane_table + WEIGHT + SIDE) + rows, mass.to(tl.float32) * tl.exp2(fine), mask=inside)
+
+
+@triton.jit
+def _finish(wide, vectors, errors, lane_table, rows, inside, own, logs, mass, frozen,
+            SIDE: tl.constexpr, ROLE: tl.constexpr):  # fmt: skip
+    """What becomes of a measured tile: its part of the residual, then the leg itself, kept or applied."""
+    # Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
+    off = tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
+    error = tl.sum(tl.where(inside, mass * off, 0.0), axis=0)
+    if frozen == 0:
+        tl.store(errors + tl.load(lane_table + ERRORS + SIDE) + tl.program_id(0), error.to(tl.float64))
+        if ROLE == APPLIED:
+            value = own - logs.to(tl.float64)
+            # What is not finite is not entered; the error above tells.
+            value = tl.where(tl.abs(value) < float("inf"), value, own)
+            tl.store(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, value, mask=inside)
+            _split(vectors, wide, lane_table, rows, inside, value, SIDE)
+        else:
+            tl.store(vectors + tl.load(lane_table + LOGS + SIDE) + rows, logs.to(tl.float32), mask=inside)
+        if ROLE == KEPT:
+            before = tl.load(wide + tl.load(lane_table + BEFORE) + rows, mask=inside, other=0.0)
+            along = -tl.sum(tl.where(inside, mass * logs * (own - before).to(logs.dtype), 0.0), axis=0)
+            tl.store(wide + tl.load(lane_table + ALONG) + tl.program_id(0), along.to(tl.float64))
+
+
+@triton.jit
+def leg(table, live, state, half, single, wide, vectors, errors, halted,
+        KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
+        BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Measure one side of every lane that is not WIDE. `vectors` holds h, l and w."""
+    lane = tl.load(live + tl.program_id(1))
+    lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
+    size, other_size = (
+        tl.load(lane_table + SIZES + SIDE).to(tl.int32),
+        tl.load(lane_table + SIZES + 1 - SIDE).to(tl.int32),
+    )
+    first = tl.program_id(0) * BM
+    skip = (first >= size) | (tl.load(lane_table + WIDE) > 0)
+    if ROLE != CHECKED:
+        skip = skip | (tl.load(halted) > 0) | (tl.load(numbers + HELD) > 0)
+    if skip:
+        return
+    rows = first + tl.arange(0, BM)
+    inside = rows < size
+    if KIND == STORED:
+        points = tl.load(lane_table + MATRIX)
+        other_points = points
+    elif KIND == PRODUCT:
+        points, other_points = tl.load(lane_table + SPLIT + SIDE), tl.load(lane_table + SPLIT + 1 - SIDE)
+    else:
+        points, other_points = tl.load(lane_table + COORDS + SIDE), tl.load(lane_table + COORDS + 1 - SIDE)
+    points, other_points = tl.multiple_of(points, 64), tl.multiple_of(other_points, 64)
+    dim = tl.load(lane_table + DIM).to(tl.int32)
+    coarse = tl.load(vectors + tl.multiple_of(tl.load(lane_table + COARSE + SIDE), 64) + rows, mask=inside, other=0.0)
+    fine = tl.load(vectors + tl.multiple_of(tl.load(lane_table + FINE + SIDE), 64) + rows, mask=inside, other=0.0)
+    other_coarse = vectors + tl.multiple_of(tl.load(lane_table + COARSE + 1 - SIDE), 64)
+    other_weight = vectors + tl.multiple_of(tl.load(lane_table + WEIGHT + 1 - SIDE), 64)
+    total = tl.zeros((BM,), dtype=tl.float32)
+    for start in range(0, other_size, BN):
+        others = start + tl.arange(0, BN)
+        near = others < other_size
+        acc = _scores(half, single, points, rows, inside, others, near, dim, other_size, size, other_points,
+                      KIND, DP, CHUNKS, SIDE, BM, BN)  # fmt: skip
+        h = tl.load(other_coarse + others, mask=near, other=-1e30)
+        w = tl.load(other_weight + others, mask=near, other=0.0)
+        total += tl.sum(tl.exp2(acc + coarse[:, None] + h[None, :]) * w[None, :], axis=1)
+    logs = tl.log2(total)
+    bad = inside & ((logs < APART) & (logs > -APART) == 0)
+    if tl.sum(bad.to(tl.int32), axis=0) > 0:
+        largest = tl.full((BM,), -float("inf"), dtype=tl.float32)
+        total = tl.zeros((BM,), dtype=tl.float32)
+        for start in range(0, other_size, BN):
+            others = start + tl.arange(0, BN)
+            near = others < other_size
+            acc = _scores(half, single, points, rows, inside, others, near, dim, other_size, size, other_points,
+                          KIND, DP, CHUNKS, SIDE, BM, BN)  # fmt: skip
+            h = tl.load(other_coarse + others, mask=near, other=-1e30)
+            w = tl.load(other_weight + others, mask=near, other=0.0)
+            # The own potential joins last: only differences of scores matter to what is the largest.
+            exponent = acc + h[None, :]
+            new = tl.maximum(largest, tl.max(exponent, axis=1))
+            total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
+            largest = new
+        logs = tl.log2(total) + (largest + coarse)
+    logs += fine
+    mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0).to(tl.float32)
+    own = tl.load(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
+    frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
+    _finish(wide, vectors, errors, lane_table, rows, inside, own, logs, mass, frozen, SIDE, ROLE)
+
+
+@triton.jit
+def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, halted, samples, count_samples,
+              ROOTED: tl.constexpr, DENSE: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """The same in float64 by direct differences, the largest term taken out.
+
+    KEPT and APPLIED: legs of WIDE lanes. CHECKED: of given `potentials` (laid out by POTENTIAL). SAMPLED: log ratios of
+    `count_samples` rows spread over the side, by place in `live`.
+    """
+    lane = tl.load(live + tl.program_id(1))
+    lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
+    size, other_size = (
+        tl.load(lane_table + SIZES + SIDE).to(tl.int32),
+        tl.load(lane_table + SIZES + 1 - SIDE).to(tl.int32),
+    )
+    count = size
+    if ROLE == SAMPLED:
+        count = tl.minimum(size, count_samples)
+    first = tl.program_id(0) * BM
+    skip = first >= count
+    if (ROLE == KEPT) | (ROLE == APPLIED):
+        skip = skip | (tl.load(halted) > 0) | (tl.load(numbers + HELD) > 0) | (tl.load(lane_table + WIDE) == 0)
+    if skip:
+        return
+    places = first + tl.arange(0, BM)
+    inside = places < count
+    rows = places
+    if ROLE == SAMPLED:
+        rows = (places.to(tl.int64) * size // count).to(tl.int32)
+    own = tl.load(potentials + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
+    other_potential = potentials + tl.load(lane_table + POTENTIAL + 1 - SIDE)
+    other_mass = wide + tl.load(lane_table + MASS + 1 - SIDE)
+    dim = tl.load(lane_table + DIM).to(tl.int32)
+    mine, theirs = exact + tl.load(lane_table + EXACT + SIDE), exact + tl.load(lane_table + EXACT + 1 - SIDE)
+    largest = tl.full((BM,), -float("inf"), dtype=tl.float64)
+    total = tl.zeros((BM,), dtype=tl.float64)
+    for start in range(0, other_size, BN):
+        others = start + tl.arange(0, BN)
+        near = others < other_size
+        acc = tl.zeros((BM, BN), dtype=tl.float64)
+        if DENSE:
+            if SIDE == 0:
+                place = rows[:, None].to(tl.int64) * other_size + others[None, :]
+            else:
+                place = others[None, :].to(tl.int64) * size + rows[:, None]
+            acc = -tl.load(exact + tl.load(lane_table + EXACT) + place, mask=inside[:, None] & near[None, :], other=0.0)
+        else:
+            for k in range(dim):
+                x = tl.load(mine + k * size + rows, mask=inside, other=0.0)
+                y = tl.load(theirs + k * other_size + others, mask=near, other=0.0)
+                apart = x[:, None] - y[None, :]
+                acc -= apart * apart
+            if ROOTED:
+                acc = -tl.sqrt(-acc)
+        h = tl.load(other_potential + others, mask=near, other=-float("inf"))
+        w = tl.load(other_mass + others, mask=near, other=0.0)
+        exponent = acc + h[None, :]
+        new = tl.maximum(largest, tl.max(exponent, axis=1))
+        total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
+        largest = new
+    logs = tl.log2(total) + (largest + own)
+    if ROLE == SAMPLED:
+        tl.store(samples + tl.program_id(1) * count_samples + places, logs, mask=inside)
+    else:
+        mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
+        frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
+        _finish(wide, vectors, errors, lane_table, rows, inside, own, logs, mass, frozen, SIDE, ROLE)
+
+
+@triton.jit
+def _total(wide, start, count, BLOCK: tl.constexpr):
+    """A sum of partial sums in a fixed order."""
+    found = tl.zeros((BLOCK,), dtype=tl.float64)
+    for first in range(0, count, BLOCK):
+        places = first + tl.arange(0, BLOCK)
+        found += tl.load(wide + start + places, mask=places < count, other=0.0)
+    return tl.sum(found, axis=0)
+
+
+@triton.jit
+def _tiles(lane_table, BM: tl.constexpr, WIDE_BM: tl.constexpr, SIDE: tl.constexpr):
+    size = tl.load(lane_table + SIZES + SIDE).to(tl.int32)
+    tile = tl.where(tl.load(lane_table + WIDE) > 0, WIDE_BM, BM)
+    return (size + tile - 1) // tile
+
+
+@triton.jit
+def apply(table, live, state, after, vectors, wide, stops, halted,
+          FIRST: tl.constexpr, MOMENTUM: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr,
+          BLOCK: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """Hold the lanes that are done, decide the stride of the others, and apply their measured f-leg.
+
+    Reads the lane's numbers from `state` and writes them to `after`; every program of a lane decides alike.
+    """
+    lane = tl.load(live + tl.program_id(1))
+    lane_table, numbers, then = table + lane * FIELDS, state + lane * NUMBERS, after + lane * NUMBERS
+    size = tl.load(lane_table + SIZES).to(tl.int32)
+    if tl.program_id(0) * ROWS >= size:
+        return
+    lead = tl.program_id(0) == 0
+    columns = tl.arange(0, NUMBERS)
+    all_numbers = tl.load(numbers + columns)
+    frozen, was_held = tl.load(numbers + FROZEN) > 0, tl.load(numbers + HELD) > 0
+    row_tiles, col_tiles = _tiles(lane_table, BM, WIDE_BM, 0), _tiles(lane_table, BM, WIDE_BM, 1)
+    error = _total(wide, tl.load(lane_table + ERRORS), row_tiles, BLOCK)
+    other_error = _total(wide, tl.load(lane_table + ERRORS + 1), col_tiles, BLOCK)
+    along = _total(wide, tl.load(lane_table + ALONG), row_tiles, BLOCK)
+    started = tl.load(numbers + STARTED) > 0
+    # Before the first cycle the columns have not been measured.
+    error += tl.where(started, other_error * 0.0, 0.0)
+    stale, stop = error + tl.load(numbers + BAND), tl.load(stops + lane)
+    # The first cycle of a call always runs, so that a lane whose verify was rejected moves on.
+    passes = (stop > -float("inf")) & ((stale > stop) == 0)
+    held = (was_held | passes) & (FIRST == 0)
+    rest = frozen | held | (tl.load(halted) > 0)
+    if rest:
+        if lead:
+            kept = tl.where(columns == HELD, tl.where(held & (frozen == 0), 1.0, 0.0), all_numbers)
+            tl.store(then + columns, kept)
+        return
+    age, best = tl.load(numbers + AGE), tl.load(numbers + BEST)
+    cooldown, backoff = tl.load(numbers + COOLDOWN), tl.load(numbers + BACKOFF)
+    rows_exact = tl.load(numbers + ROWS_EXACT) > 0
+    step, beta = 1.0, 0.0
+    if MOMENTUM:
+        bad = started & (age > 0) & ((error <= GROWTH * best) == 0)
+        best = tl.where(started & (error < best), error, best)
+        cooldown = tl.where(bad, tl.exp2(backoff), cooldown)
+        backoff = tl.where(bad, tl.minimum(backoff + 1.0, MAX_BACKOFF), backoff)
+        fast = rows_exact & (error * error < FAST * other_error * other_error)
+        restart = (age > 0) & (along < 0)
+        plain = (started == 0) | bad | (cooldown > 0) | fast | restart
+        cooldown = tl.where(started & (bad == 0) & (cooldown > 0), cooldown - 1.0, cooldown)
+        age = tl.where(plain, 0.0, age + 1.0)
+        step = tl.where(plain, 1.0, STEP)
+        beta = tl.where(plain, 0.0, age / (age + OFFSET))
+        rows_exact = plain
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = rows < size
+    logs = tl.load(vectors + tl.load(lane_table + LOGS) + rows, mask=inside, other=0.0).to(tl.float64)
+    here = tl.load(wide + tl.load(lane_table + POTENTIAL) + rows, mask=inside, other=0.0)
+    before = tl.load(wide + tl.load(lane_table + BEFORE) + rows, mask=inside, other=0.0)
+    x = here - step * logs
+    value = x + beta * (x - before)
+    # Neither is a state that is not finite entered, nor one after it.
+    finite = tl.abs(value) + tl.abs(x) + error < float("inf")
+    value, x = tl.where(finite, value, here), tl.where(finite, x, before)
+    tl.store(wide + tl.load(lane_table + BEFORE) + rows, x, mask=inside)
+    tl.store(wide + tl.load(lane_table + POTENTIAL) + rows, value, mask=inside)
+    _split(vectors, wide, lane_table, rows, inside, value, 0)
+    if lead:
+        kept = tl.where(columns == DEPTH, all_numbers + 1.0, all_numbers)
+        kept = tl.where(columns == AGE, age, kept)
+        kept = tl.where(columns == BEST, best, kept)
+        kept = tl.where(columns == COOLDOWN, cooldown, kept)
+        kept = tl.where(columns == BACKOFF, backoff, kept)
+        kept = tl.where(columns == ROWS_EXACT, rows_exact.to(tl.float64), kept) if MOMENTUM else kept
+        kept = tl.where(columns == STARTED, 1.0, kept)
+        kept = tl.where(columns == HELD, 0.0, kept)
+        tl.store(then + columns, kept)
+
+
+@triton.jit
+def look(table, live, state, wide, stops, halted, report,
+         LOCK: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Depth and stale residual of every lane into `report`; with LOCK, halt the pack if one of them passes its stop."""
+    place = tl.program_id(0)
+    lane = tl.load(live + place)
+    lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
+    error = _total(wide, tl.load(lane_table + ERRORS), _tiles(lane_table, BM, WIDE_BM, 0), BLOCK)
+    if tl.load(numbers + STARTED) > 0:
+        error += 0.0 * _total(wide, tl.load(lane_table + ERRORS + 1), _tiles(lane_table, BM, WIDE_BM, 1), BLOCK)
+    stale = error + tl.load(numbers + BAND)
+    tl.store(report + 2 * place, tl.load(numbers + DEPTH))
+    tl.store(report + 2 * place + 1, stale)
+    if LOCK:
+        stop = tl.load(stops + lane)
+        passes = (stop > -float("inf")) & ((stale > stop) == 0) & (tl.load(numbers + FROZEN) == 0)
+        if passes:
+            tl.store(halted, 1)
+
+
+@triton.jit
+def stage(table, live, potentials, vectors, wide, SIDE: tl.constexpr, ROWS: tl.constexpr):
+    """Split given potentials (float64, laid out by POTENTIAL) into h, l and w."""
+    lane_table = table + tl.load(live + tl.program_id(1)) * FIELDS
+    size = tl.load(lane_table + SIZES + SIDE).to(tl.int32)
+    first = tl.program_id(0) * ROWS
+    if first >= size:
+        return
+    rows = first + tl.arange(0, ROWS)
+    inside = rows < size
+    value = tl.load(potentials + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
+    _split(vectors, wide, lane_table, rows, inside, value, SIDE)
+
+
+@triton.jit
+def checked(table, live, errors, vectors, samples, found, count_samples, DOUBLE: tl.constexpr,
+            BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
+    """Both residuals of checked lanes, and by how much sampled rows of each side are off: (row, col, off, off)."""
+    place = tl.program_id(0)
+    lane_table = table + tl.load(live + place) * FIELDS
+    double = (tl.load(lane_table + WIDE) > 0) | DOUBLE
+    for side in tl.static_range(2):
+        size = tl.load(lane_table + SIZES + side).to(tl.int32)
+        tile = tl.where(double, WIDE_BM, BM)
+        total = _total(errors, tl.load(lane_table + ERRORS + side), (size + tile - 1) // tile, BLOCK)
+        tl.store(found + 4 * place + side, total)
+        count = tl.minimum(size, count_samples)
+        places = tl.arange(0, COUNT)
+        rows = (places.to(tl.int64) * size // count).to(tl.int32)
+        inside = places < count
+        truth = tl.load(samples + (side * tl.num_programs(0) + place) * count_samples + places, mask=inside, other=0.0)
+        said = tl.load(vectors + tl.load(lane_table + LOGS + side) + rows, mask=inside, other=0.0).to(tl.float64)
+        off = tl.where(inside, tl.abs(tl.exp2(said - truth) - 1.0), 0.0)
+        # A maximum that lets NaN through.
+        worst = tl.max(off, axis=0) + 0.0 * tl.sum(off, axis=0)
+        tl.store(found + 4 * place + 2 + side, worst)
+
+
+@triton.jit
+def moments(points, weights, found, size, dim, row_stride, lane_stride, weight_stride, CHUNK: tl.constexpr,
+            DP: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
+    """Weighted sums over a chunk of rows, of coordinates and of their products (FULL) or squares."""
+    chunk, lane = tl.program_id(0), tl.program_id(1)
+    ks = tl.arange(0, DP)
+    inside = ks < dim
+    first = tl.zeros((DP,), dtype=tl.float64)
+    square = tl.zeros((DP,), dtype=tl.float64)
+    product = tl.zeros((DP, DP), dtype=tl.float64)
+    for row in range(chunk * CHUNK, tl.minimum(size, chunk * CHUNK + CHUNK)):
+        x = tl.load(points + lane * lane_stride + row * row_stride + ks, mask=inside, other=0.0)
+        scaled = tl.load(weights + lane * weight_stride + row) * x
+        first += scaled
+        if FULL:
+            product += scaled[:, None] * x[None, :]
+        else:
+            square += scaled * x
+    out = found + (lane * tl.num_programs(0) + chunk) * (DP + 1) * DP
+    tl.store(out + ks, first)
+    if FULL:
+        tl.store(out + DP + ks[:, None] * DP + ks[None, :], product)
+    else:
+        tl.store(out + DP + ks, square)
+
+
+@triton.jit
+def quadratic(points, means, matrices, slopes, out, size, dim, lane_stride, FULL: tl.constexpr, ROWS: tl.constexpr):
+    """`(y - m)' M (y - m) + l' (y - m)` for every point of every lane; M is (dim, dim) if FULL, else its diagonal."""
+    lane = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = rows < size
+    y, mean, slope = points + lane * lane_stride + rows * dim, means + lane * dim, slopes + lane * dim
+    total = tl.zeros((ROWS,), dtype=tl.float64)
+    for i in range(dim):
+        around = tl.load(y + i, mask=inside, other=0.0) - tl.load(mean + i)
+        bent = tl.zeros((ROWS,), dtype=tl.float64) + tl.load(slope + i)
+        if FULL:
+            for j in range(dim):
+                other = tl.load(y + j, mask=inside, other=0.0) - tl.load(mean + j)
+                bent += tl.load(matrices + (lane * dim + i) * dim + j) * other
+        else:
+            bent += tl.load(matrices + lane * dim + i) * around
+        total += bent * around
+    tl.store(out + lane * size + rows, total, mask=inside)

@@ -1,0 +1,336 @@
+"""The pack of the Triton backend: a table of lanes on the device, and the launches that move them."""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+# Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from drainsinkhorn.backends.support import restrict
+from drainsinkhorn.backends.triton import kernels as k
+from drainsinkhorn.backends.triton.arena import Arena
+from drainsinkhorn.backends.triton.emission import emissions, rounded
+from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
+from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.core.protocol import Emission, Progress, Spent
+from drainsinkhorn.core.result import Residual
+
+ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 16, 4.0
+"""Rows of a program of `apply`, partial sums added at once, rows compared with float64, and the factor on that."""
+WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN = 16, 64, 4, 1024
+
+
+class _Lane:
+    """A problem, and the place of its numbers in the table."""
+
+    __slots__ = ("band", "frozen", "group", "inner", "place", "problem", "support", "unit", "wide")
+
+    def __init__(self, problem: Problem[Any]) -> None:
+        self.problem = problem
+        self.inner, self.support = restrict(problem)
+        self.unit = problem.eps * math.log(2)
+        self.frozen = self.wide = False
+        self.place, self.band = -1, math.nan
+        self.group: Any = None
+
+
+class TritonPack:
+    """Lanes of one kind of scores on one device. Narrower means: the table of live lanes is shorter."""
+
+    def __init__(
+        self, problems: Sequence[Problem[Any]], how: How, device: Any, *, momentum: bool, precision: str
+    ) -> None:
+        self.how, self.device = how, device
+        self._momentum, self._precision = momentum, precision
+        self._lanes: list[_Lane] = []
+        dtypes = {"half": torch.float16, "single": torch.float32, "exact": torch.float64}
+        dtypes |= {"wide": torch.float64, "vectors": torch.float32}
+        self._arenas = {name: Arena(torch, dtype, device) for name, dtype in dtypes.items()}
+        self._table = torch.zeros((0, k.FIELDS.value), dtype=torch.int64, device=device)
+        self._states = [torch.zeros((0, k.NUMBERS.value), dtype=torch.float64, device=device) for _ in range(2)]
+        self._sizes = np.zeros((0, 2), dtype=np.int64)
+        self._vacant: list[int] = []
+        self._halted = torch.zeros(1, dtype=torch.int32, device=device)
+        self._parity = self._slots = self._legs = 0
+        self.repack([], problems)
+
+    @property
+    def width(self) -> int:
+        """The number of lanes."""
+        return len(self._lanes)
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs so far."""
+        return Spent(self._slots, self._legs)
+
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        """Keep these lanes, in this order, and append the admitted; only the table of live lanes changes."""
+        kept = [self._lanes[i] for i in keep]
+        try:
+            admitted = self._open([_Lane(problem) for problem in admit])
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error).split(".")[0]) from None
+        for lane in set(self._lanes) - set(kept):
+            self._release(lane)
+        self._lanes = kept + admitted
+        self._live = self._places(range(len(self._lanes)))
+        self._legs += len(admitted)
+
+    def _release(self, lane: _Lane) -> None:
+        self._vacant.append(lane.place)
+        lane.group.lanes -= 1
+        if lane.group.lanes == 0:
+            for name, (start, count) in lane.group.pieces.items():
+                self._arenas[name].give(start, count)
+
+    def _places(self, numbers: Sequence[int]) -> Any:
+        return torch.tensor([self._lanes[i].place for i in numbers], dtype=torch.int64).to(self.device)
+
+    def _seat(self, lanes: list[_Lane]) -> None:
+        """Rows of the table for new lanes; those that fell vacant first."""
+        short = len(lanes) - len(self._vacant)
+        if short > 0:
+            rows = len(self._table)
+            more = max(short, rows)
+            self._table = torch.cat([self._table, self._table.new_zeros((more, self._table.shape[1]))])
+            self._states = [torch.cat([s, s.new_zeros((more, s.shape[1]))]) for s in self._states]
+            self._sizes = np.concatenate([self._sizes, np.zeros((more, 2), dtype=np.int64)])
+            self._vacant += range(rows + more - 1, rows - 1, -1)
+        for lane in lanes:
+            lane.place = self._vacant.pop()
+
+    def _open(self, lanes: list[_Lane]) -> list[_Lane]:
+        """New lanes at depth zero, their first f-leg measured."""
+        if not lanes:
+            return lanes
+        loaded: list[tuple[list[_Lane], Loaded]] = []
+        try:
+            for group in same_shape(lanes):
+                part = load_group([lane.inner for lane in group], self.how, self._arenas, self.device)
+                loaded.append((group, part))
+        except torch.OutOfMemoryError:
+            for _, part in loaded:
+                for name, (start, count) in part.pieces.items():
+                    self._arenas[name].give(start, count)
+            raise
+        self._seat(lanes)
+        for group, part in loaded:
+            places = torch.tensor([lane.place for lane in group], device=self.device)
+            part.lanes = len(group)
+            self._table[places] = part.table.to(self.device)
+            numbers = torch.zeros((len(group), k.NUMBERS.value), dtype=torch.float64, device=self.device)
+            numbers[:, k.BEST.value] = math.inf
+            numbers[:, k.BAND.value] = part.band
+            self._states[self._parity][places] = numbers
+            for lane, band in zip(group, part.band.tolist(), strict=True):
+                lane.group, lane.band = part, band
+                self._sizes[lane.place] = part.size
+        self._measure_first(lanes)
+        return lanes
+
+    def _measure_first(self, lanes: list[_Lane]) -> None:
+        """The first f-leg of new lanes; those whose float32 sums are not honest enough for tol run in float64."""
+        live = torch.tensor([lane.place for lane in lanes], dtype=torch.int64).to(self.device)
+        self._halted.zero_()
+        self._stage(live, lanes, self._arenas["wide"].buffer, self._arenas["vectors"].buffer)
+        self._leg(live, lanes, 0, k.KEPT)
+        samples = self._sample(live, lanes, 0, self._arenas["wide"].buffer)
+        found = self._checked(live, lanes, self._arenas["wide"].buffer, self._arenas["vectors"].buffer, samples, False)
+        off = SAFETY * found[:, 2]
+        stops = torch.tensor([float(lane.problem.tol or 0) for lane in lanes], dtype=torch.float64)
+        wide = (off > stops / 10).tolist() if self._precision == "auto" else [True] * len(lanes)
+        bands = self._states[self._parity][live, k.BAND.value].cpu()
+        places = torch.tensor([lane.place for lane, is_wide in zip(lanes, wide, strict=True) if is_wide])
+        for lane, is_wide in zip(lanes, wide, strict=True):
+            lane.wide = is_wide
+        off = torch.where(torch.tensor(wide), torch.zeros_like(off), off)
+        self._states[self._parity][live, k.BAND.value] = (bands + off).to(self.device)
+        if len(places):
+            self._table[places.to(self.device), k.WIDE.value] = 1
+            some = [lane for lane in lanes if lane.wide]
+            self._exact(places.to(self.device), some, 0, k.KEPT)
+
+    # Launches. `lanes` are those of `live`, for the grid.
+
+    def _grid(self, lanes: Sequence[_Lane], side: int | None, tile: int) -> tuple[int, int]:
+        sizes = self._sizes[[lane.place for lane in lanes]]
+        most = int(sizes.max() if side is None else sizes[:, side].max())
+        return -(-most // tile), len(lanes)
+
+    def _leg(
+        self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, vectors: Any = None, errors: Any = None
+    ) -> None:
+        how, arenas = self.how, self._arenas
+        wide = arenas["wide"].buffer
+        k.leg[self._grid(lanes, side, how.bm)](
+            self._table, live, self._states[self._parity], arenas["half"].buffer, arenas["single"].buffer, wide,
+            arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors, self._halted,
+            KIND=how.kind, DP=how.dp, CHUNKS=how.chunks, SIDE=side, ROLE=role.value, BM=how.bm, BN=how.bn,
+            num_warps=how.warps, num_stages=how.stages,
+        )  # fmt: skip
+
+    def _exact(
+        self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, potentials: Any = None, vectors: Any = None,
+        errors: Any = None, samples: Any = None,
+    ) -> None:  # fmt: skip
+        wide, arenas = self._arenas["wide"].buffer, self._arenas
+        # Sampled rows are few: one program for each.
+        bm, bn = (WIDE_BM, WIDE_BN) if samples is None else (1, SAMPLE_BN)
+        grid = self._grid(lanes, side, bm) if samples is None else (SAMPLES, len(lanes))
+        k.exact_leg[grid](
+            self._table, live, self._states[self._parity], arenas["exact"].buffer, wide,
+            wide if potentials is None else potentials, arenas["vectors"].buffer if vectors is None else vectors,
+            wide if errors is None else errors, self._halted, wide if samples is None else samples, SAMPLES,
+            ROOTED=self.how.rooted, DENSE=self.how.dense, SIDE=side, ROLE=role.value, BM=bm, BN=bn,
+            num_warps=WIDE_WARPS,
+        )  # fmt: skip
+
+    def _stage(self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any) -> None:
+        for side in (0, 1):
+            k.stage[self._grid(lanes, side, ROWS)](
+                self._table, live, potentials, vectors, self._arenas["wide"].buffer, SIDE=side, ROWS=ROWS
+            )
+
+    def _sample(self, live: Any, lanes: Sequence[_Lane], sides: int | None, potentials: Any) -> Any:
+        """Log ratios of some rows (sides 0) or of some rows and columns (None) in float64."""
+        samples = torch.zeros((2, len(lanes), SAMPLES), dtype=torch.float64, device=self.device)
+        for side in (0, 1) if sides is None else (sides,):
+            self._exact(live, lanes, side, k.SAMPLED, potentials=potentials, samples=samples[side])
+        return samples
+
+    def _checked(self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, exact: bool) -> Any:
+        found = torch.zeros((len(lanes), 4), dtype=torch.float64, device=self.device)
+        k.checked[(len(lanes),)](
+            self._table, live, errors, vectors, samples, found, SAMPLES, DOUBLE=exact,
+            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
+        )  # fmt: skip
+        return found.cpu()
+
+    def _cycle(self, stops: Any, *, first: bool, any_wide: bool) -> None:
+        live, lanes = self._live, self._lanes
+        before, after = self._states[self._parity], self._states[1 - self._parity]
+        k.apply[self._grid(lanes, 0, ROWS)](
+            self._table, live, before, after, self._arenas["vectors"].buffer, self._arenas["wide"].buffer, stops,
+            self._halted, FIRST=first, MOMENTUM=self._momentum, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS,
+        )  # fmt: skip
+        self._parity = 1 - self._parity
+        for side, role in ((1, k.APPLIED), (0, k.KEPT)):
+            if not all(lane.wide for lane in lanes):
+                self._leg(live, lanes, side, role)
+            if any_wide:
+                self._exact(live, lanes, side, role)
+
+    def _look(self, stops: Any, report: Any, *, lock: bool) -> None:
+        k.look[(len(self._lanes),)](
+            self._table, self._live, self._states[self._parity], self._arenas["wide"].buffer, stops, self._halted,
+            report, LOCK=lock, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
+        )  # fmt: skip
+
+    # The verbs of the contract.
+
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+        """Launch all cycles without waiting for any: lanes that are done hold themselves on the device."""
+        by_place = torch.zeros(len(self._table), dtype=torch.float64)
+        by_place[[lane.place for lane in self._lanes]] = torch.tensor(list(stops), dtype=torch.float64)
+        limits = by_place.to(self.device)
+        self._halted.zero_()
+        report = torch.zeros((len(self._lanes), 2), dtype=torch.float64, device=self.device)
+        self._look(limits, report, lock=False)
+        before = report[:, 0].clone()
+        any_wide = any(lane.wide for lane in self._lanes)
+        for cycle in range(cycles if not all(lane.frozen for lane in self._lanes) else 0):
+            self._cycle(limits, first=cycle == 0, any_wide=any_wide)
+            if lockstep:
+                self._look(limits, report, lock=True)
+        self._look(limits, report, lock=False)
+        told = torch.cat([before[:, None], report], dim=1).cpu().tolist()
+        ran = [int(now - then) for then, now, _ in told]
+        frozen = sum(lane.frozen for lane in self._lanes)
+        executed = sum(ran) + frozen * max(ran, default=0)
+        self._slots += executed
+        self._legs += 2 * executed
+        return [Progress(int(depth), stale) for _, depth, stale in told]
+
+    def screen(self, lanes: Sequence[int]) -> list[float]:
+        """The row residual of the state in a pass of its own, band included."""
+        if not lanes:
+            return []
+        self._legs += len(lanes)
+        live, some = self._places(lanes), [self._lanes[i] for i in lanes]
+        wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
+        errors, scratch = torch.zeros_like(wide), vectors.clone()
+        self._leg(live, some, 0, k.CHECKED, vectors=scratch, errors=errors)
+        if any(lane.wide for lane in some):
+            places = [i for i in lanes if self._lanes[i].wide]
+            self._exact(
+                self._places(places), [self._lanes[i] for i in places], 0, k.CHECKED, vectors=scratch, errors=errors
+            )
+        samples = torch.zeros((2, len(some), SAMPLES), dtype=torch.float64, device=self.device)
+        found = self._checked(live, some, errors, scratch, samples, False)
+        bands = self._states[self._parity][live, k.BAND.value].cpu()
+        known = self._poisoned(live)
+        return [math.nan if bad else float(v) for v, bad in zip(found[:, 0] + bands, known, strict=True)]
+
+    def _poisoned(self, live: Any) -> list[bool]:
+        report = torch.zeros((len(live), 2), dtype=torch.float64, device=self.device)
+        k.look[(len(live),)](
+            self._table, live, self._states[self._parity], self._arenas["wide"].buffer,
+            torch.zeros(len(self._table), dtype=torch.float64, device=self.device), self._halted, report,
+            LOCK=False, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
+        )  # fmt: skip
+        return report[:, 1].isnan().tolist()
+
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+        """Both sides of the states as they will be emitted, some rows and columns of each compared with float64."""
+        if not lanes:
+            return []
+        self._legs += 2 * len(lanes)
+        live, some = self._places(lanes), [self._lanes[i] for i in lanes]
+        wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
+        given = rounded(self, some)
+        potentials, scratch, errors = wide.clone(), torch.empty_like(vectors), torch.zeros_like(wide)
+        for part in given:
+            for side, values in enumerate((part.f, part.g)):
+                potentials[part.places[side]] = values / part.unit[:, None]
+        self._stage(live, some, potentials, scratch)
+        narrow = [i for i in lanes if not self._lanes[i].wide and not exact]
+        double = [i for i in lanes if self._lanes[i].wide or exact]
+        for side in (0, 1):
+            if narrow:
+                these = [self._lanes[i] for i in narrow]
+                self._leg(self._places(narrow), these, side, k.CHECKED, vectors=scratch, errors=errors)
+            if double:
+                these = [self._lanes[i] for i in double]
+                self._exact(self._places(double), these, side, k.CHECKED, potentials, scratch, errors)
+        samples = self._sample(live, some, None, potentials)
+        found = self._checked(live, some, errors, scratch, samples, exact)
+        own = torch.tensor([lane.band for lane in some], dtype=torch.float64)
+        bands = own + SAFETY * torch.maximum(found[:, 2], found[:, 3])
+        careful = torch.tensor([exact or lane.wide for lane in some])
+        bands = torch.where(careful, own, bands)
+        self._states[self._parity][live, k.BAND.value] = bands.to(self.device)
+        poisoned = self._poisoned(live)
+        rows = torch.stack([found[:, 0], found[:, 1], bands], dim=1).tolist()
+        nan = Residual(math.nan, math.nan, math.nan)
+        return [nan if bad else Residual(*row) for row, bad in zip(rows, poisoned, strict=True)]
+
+    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+        """Copies for the caller."""
+        return emissions(self, [self._lanes[i] for i in lanes])
+
+    def freeze(self, lanes: Sequence[int]) -> None:
+        """These lanes no longer change."""
+        for i in lanes:
+            self._lanes[i].frozen = True
+        self._states[self._parity][self._places(lanes), k.FROZEN.value] = 1.0
+
+    def potentials(self, places: Any) -> Any:
+        """Potentials in bits at places of the arena."""
+        return self._arenas["wide"].buffer[places]

@@ -1,0 +1,32 @@
+"""Tiles by kind of scores: data, measured once per kind of GPU. They never depend on the width of a pack."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Tile(TypedDict):
+    """Rows and columns of a tile, warps of a program, stages of its pipeline."""
+
+    bm: int
+    bn: int
+    warps: int
+    stages: int
+
+
+DIRECT, ROOT, PRODUCT, STORED = range(4)
+
+TILES: dict[tuple[int, int], Tile] = {
+    **{(DIRECT, dim): {"bm": 64, "bn": 128, "warps": 4, "stages": 2} for dim in range(1, 5)},
+    (ROOT, 16): {"bm": 64, "bn": 64, "warps": 4, "stages": 2},
+    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 2},
+    (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2},
+    (PRODUCT, 64): {"bm": 128, "bn": 64, "warps": 4, "stages": 2},
+    (STORED, 16): {"bm": 16, "bn": 256, "warps": 4, "stages": 3},
+}
+
+
+def tile(kind: int, dp: int, chunks: int) -> Tile:
+    """The tile for a kind of scores."""
+    del chunks
+    return TILES[kind, dp]

@@ -1,0 +1,119 @@
+"""How deep a lane will go, foretold from the residuals it has shown so far.
+
+Near its end a lane's residual falls by a nearly constant factor per cycle, so a straight line through the logarithm of
+the residual over depth, fitted to the later half of the history, says where the residual will meet the stop. Early fits
+come out too shallow, since the fast modes die first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from drainsinkhorn.core.audit import Standing
+from drainsinkhorn.core.events import Advanced, Event, Retired
+
+EARLY_DEPTH, EARLY_RESIDUAL = 8, 0.1
+"""A lane that is neither so deep nor so near has not shown its rate yet."""
+SPREAD = 32
+"""A lane keeps at most so many points of its history, about a share 1 / SPREAD of its depth apart."""
+FLAT = 1e-3
+"""A residual that fell by less than this share over the fitted part is taken to stand still."""
+
+
+class Forecast:
+    """The forecast of one lane. Told where the lane stands, it says where it will end."""
+
+    def __init__(self) -> None:
+        # Depth and log residual of the later half, the last one included.
+        self._points: list[tuple[int, float]] = []
+
+    def tell(self, depth: int, stale: float) -> None:
+        """Told the residual of the stale side after `depth` cycles; what is not finite says nothing."""
+        points = self._points
+        while points and points[-1][0] >= depth:
+            # Told twice, or started anew.
+            points.pop()
+        if not 0 < stale < math.inf:
+            return
+        if len(points) > 1 and SPREAD * (points[-1][0] - points[-2][0]) < depth:
+            points.pop()
+        points.append((depth, math.log(stale)))
+        # What leaves the later half never comes back to it. A line needs two points.
+        while len(points) > 2 and 2 * points[0][0] < depth:
+            points.pop(0)
+
+    def depth(self, stop: float) -> float | None:
+        """Depth at which the residual will not exceed `stop`; None if that is unknown: too early, or not falling."""
+        if not self._points or not stop > 0:
+            return None
+        depth, last = self._points[-1]
+        goal = math.log(stop)
+        if last <= goal:
+            return float(depth)
+        if len(self._points) < 2 or (depth < EARLY_DEPTH and last > math.log(EARLY_RESIDUAL)):
+            return None
+        middle, level, slope = _line(self._points)
+        if slope * (depth - self._points[0][0]) > -FLAT:
+            return None
+        return max(float(depth), middle + (goal - level) / slope)
+
+
+def _line(points: list[tuple[int, float]]) -> tuple[float, float, float]:
+    """The least-squares line through points: its middle, the value there, and its slope."""
+    x = math.fsum(p[0] for p in points) / len(points)
+    y = math.fsum(p[1] for p in points) / len(points)
+    square = math.fsum((p[0] - x) ** 2 for p in points)
+    return x, y, math.fsum((p[0] - x) * (p[1] - y) for p in points) / square
+
+
+class Lane(NamedTuple):
+    """A live lane: cycles it has run, and the depth foretold; None if that is unknown."""
+
+    depth: int
+    foretold: float | None
+
+
+class Remaining(NamedTuple):
+    """Cycles that live lanes still need: the sum over those with a forecast, and how many have none."""
+
+    cycles: float
+    unknown: int
+
+
+class Forecasts:
+    """An observer that keeps a forecast for every live lane of a run.
+
+    It looks at each lane whenever it is told that a pack has advanced; tell it less often and it looks less often.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, tuple[Forecast, Standing]] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event."""
+        if isinstance(event, Advanced):
+            self._look(event.standings())
+        elif isinstance(event, Retired):
+            self._lanes.pop(event.ticket, None)
+
+    def lanes(self) -> dict[int, Lane]:
+        """Every live lane, by ticket."""
+        return {
+            ticket: Lane(standing.depth, forecast.depth(standing.stop))
+            for ticket, (forecast, standing) in self._lanes.items()
+        }
+
+    def remaining(self) -> Remaining:
+        """What the live lanes still need."""
+        lanes = self.lanes().values()
+        known = [lane.foretold - lane.depth for lane in lanes if lane.foretold is not None]
+        return Remaining(math.fsum(known), len(lanes) - len(known))
+
+    def _look(self, standings: Iterable[Standing]) -> None:
+        before, self._lanes = self._lanes, {}
+        for standing in standings:
+            forecast = before[standing.ticket][0] if standing.ticket in before else Forecast()
+            forecast.tell(standing.depth, standing.stale)
+            self._lanes[standing.ticket] = forecast, standing

@@ -1,0 +1,122 @@
+"""The Triton backend: on a CUDA device where there is one, in Triton's interpreter (and small) elsewhere."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conftest import needs
+
+torch = needs("torch")
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+needs("triton")
+
+import drainsinkhorn as ds  # noqa: E402
+from drainsinkhorn.backends.triton import TritonBackend  # noqa: E402
+from drainsinkhorn.testing import PROMISES, Bench, marginal_errors  # noqa: E402
+
+# The interpreter computes in NumPy, which warns of overflow where a GPU does not.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+SLOW = ("lanes are independent", "looking changes nothing", "first passage does not depend on the calls")
+"""Promises that take the interpreter longest; there they are run once, elsewhere for every backend."""
+BACKENDS = {
+    "momentum": TritonBackend(acceleration="momentum"),
+    "plain": TritonBackend(),
+    "float64": TritonBackend(precision="float64", acceleration="momentum"),
+}
+
+
+def on_device(array: Any) -> Any:
+    return torch.as_tensor(np.asarray(array, dtype=np.float32)).to("cuda" if CUDA else "cpu")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("promise", PROMISES)
+def test_promise(promise: str, backend: str) -> None:
+    if not CUDA and promise in SLOW and backend != "momentum":
+        pytest.skip("slow in the interpreter; run for another backend there, and for all on a CUDA device")
+    for shape in [(13, 17, 3), (1, 1, 1), (1, 9, 20), (200, 5, 8), (700, 1501, 3)] if CUDA else [(7, 19, 3)]:
+        PROMISES[promise](Bench(BACKENDS[backend], on_device, shape))
+
+
+def problems() -> list[ds.Problem[Any]]:
+    rng = np.random.default_rng(0)
+    found: list[ds.Problem[Any]] = []
+    for d, cost in ((2, "sqeuclidean"), (10, "sqeuclidean"), (3, "euclidean"), (5, "cosine"), (70, "sqeuclidean")):
+        for n, m in ((70, 33), (20, 41)):
+            x, y = on_device(rng.normal(size=(n, d))), on_device(0.3 + rng.normal(size=(m, d)))
+            eps = {"sqeuclidean": 0.15 * d, "euclidean": 0.3, "cosine": 0.1}[cost]
+            found.append(ds.Problem(x=x, y=y, eps=eps, cost=cost))
+    found.append(ds.Problem(cost=on_device(rng.uniform(size=(40, 30))), eps=0.1))
+    a = on_device(np.r_[0.0, rng.dirichlet(np.ones(29))])
+    found.append(ds.Problem(x=on_device(rng.normal(size=(30, 2))), y=on_device(rng.normal(size=(20, 2))), a=a, eps=0.5))
+    return found
+
+
+@pytest.mark.parametrize("accelerate", ["momentum", "none"])
+def test_parity_with_the_reference(accelerate: str) -> None:
+    batch = problems()
+    host = [
+        ds.Problem(
+            **{
+                name: value.cpu().numpy() if hasattr(value, "cpu") else value
+                for name, value in ((name, getattr(p, name)) for name in ("x", "y", "a", "eps", "cost"))
+            }
+        )
+        for p in batch
+    ]
+    ours = ds.solve(batch, backend="triton", accelerate=accelerate)
+    theirs = ds.solve(host, backend="reference", accelerate=accelerate)
+    assert ours.converged
+    for mine, other, problem in zip(ours, theirs, host, strict=True):
+        assert abs(mine.depth - other.depth) <= 1
+        assert mine.potentials.f.device == batch[mine.ticket].x.device if problem.x is not None else True
+        f, g = (p.cpu().numpy() for p in mine.potentials)
+        assert max(marginal_errors(problem, ds.Potentials(f, g))) <= 1e-3
+
+
+def test_modes_are_equal_to_the_bit() -> None:
+    rng = np.random.default_rng(1)
+    sizes = [(400, 300), (50, 700), (129, 64), (1000, 1000)] if CUDA else [(40, 30), (5, 70), (65, 64)]
+    for d in (3, 12, 80):
+        batch = [
+            ds.Problem(x=on_device(rng.normal(size=(n, d))), y=on_device(rng.normal(size=(m, d))), eps=0.2 * d * e)
+            for (n, m), e in zip(sizes, (1.0, 0.5, 2.0, 0.7), strict=False)
+        ]
+        found = [
+            [
+                (r.depth, *(p.cpu().numpy().tobytes() for p in r.potentials))
+                for r in ds.solve(batch, backend="triton", mode=mode, width=width, audit=ds.Audit(every=every))
+            ]
+            for mode, width, every in (("width-one", 1, 1), ("mask", 4, 3), ("compact", 4, 8), ("stream", 2, 5))
+        ]
+        assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_hard_problems_run_in_float64_and_are_true() -> None:
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(40, 8)), rng.normal(size=(40, 8)) + 1
+    for scale, eps, tol in ((1.0, 0.05, 1e-3), (1.0, 2.0, 1e-9)):
+        problem = ds.Problem(x=scale * x, y=scale * y, eps=eps, tol=tol)
+        result = ds.solve([problem], backend="triton")[0]
+        assert result.converged, result.message
+        assert max(marginal_errors(problem, result.potentials)) <= tol
+
+
+def test_one_bad_problem_harms_nobody() -> None:
+    good = problems()[:2]
+    batch = [*good, ds.Problem(x=1e200 * np.ones((5, 2)), y=np.ones((4, 2)), eps=1.0)]
+    counts = ds.solve(batch, backend="triton").counts
+    assert counts == {ds.Status.CONVERGED: 2, ds.Status.NONFINITE: 1}
+
+
+@pytest.mark.skipif(CUDA, reason="there is a CUDA device")
+def test_without_a_device_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ds.BackendUnavailable, match="needs a CUDA device, and torch sees none"):
+        ds.solve(np.zeros((2, 1)), np.zeros((2, 1)), eps=1.0, backend="triton")
