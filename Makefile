@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test bench-cpu lint format types imports spelling check clean
+.PHONY: demo test gpu-test bench-cpu lint format types imports spelling check clean
 
 demo: .venv/demo.stamp
 	$(BIN)/drain demo --out demo.png
 
 test: .venv/test.stamp
 	$(BIN)/python -m pytest -n auto
+
+# On a machine with a CUDA device: with the Python at hand, which has torch, triton and pytest; nothing is installed.
+gpu-test:
+	PYTHONPATH=src $(PYTHON) -m pytest -q -p no:cacheprovider tests/gpu
 
 # A few minutes: the generated workloads against the fastest peer. benchmarks/cpu_peers.py --help tells more.
 bench-cpu: .venv/test.stamp

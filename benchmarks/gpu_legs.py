@@ -62,8 +62,8 @@ def main() -> None:
         if args.tune:
             tiles += [
                 t
-                for t in itertools.product((16, 32, 64, 128), (32, 64, 128, 256, 512), (4, 8), (1, 2, 3))
-                if 2048 <= t[0] * t[1] <= 16384 and (t[1] <= 256 or t[0] <= 32)
+                for t in itertools.product((16, 32, 64, 128), (64, 128, 256), (4, 8), (2, 3))
+                if 4096 <= t[0] * t[1] <= 8192
             ]
         rows = []
         for bm, bn, warps, stages in tiles:

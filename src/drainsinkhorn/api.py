@@ -203,7 +203,7 @@ class _Run:
         self._plan = self._plan_for(None)
         self._tell = observe
         self._observe = self.ledger if observe is ignore else fan_out(self.ledger, observe)
-        self._backend = self._pick_backend(backend)
+        self._backend = self._pick_backend(backend, given)
         self._acceleration = self._pick_acceleration()
         self._backend = self._backend.using(self._acceleration)
         self._given: dict[int, Problem[Any]] = {}
@@ -355,9 +355,10 @@ class _Run:
         while self._refused:
             yield self._refused.pop(0)
 
-    def _pick_backend(self, backend: str | Backend[Any]) -> Backend[Any]:
+    def _pick_backend(self, backend: str | Backend[Any], given: Iterable[Problem[Any]]) -> Backend[Any]:
         if backend == "auto":
-            picked, reason = choose()
+            # An iterator is not read before its time.
+            picked, reason = choose(given[0] if isinstance(given, list) and given else None)
             self._observe(Chosen("backend", picked.name, reason))
             return picked
         if isinstance(backend, str):

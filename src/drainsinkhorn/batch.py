@@ -114,7 +114,7 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
         return None
     x, y, eps, tols, cost = (given.columns[name][0] for name in ("x", "y", "eps", "tol", "cost"))
     cost = Cost(cost) if isinstance(cost, str) else cost
-    plain = all(type(p) is np.ndarray and p.dtype in (np.float32, np.float64) and p.size for p in (x, y))
+    plain = all(_is_plain(p) for p in (x, y))
     uniform = given.columns["a"][0] is None and given.columns["b"][0] is None
     if not plain or not uniform or tols is not None or given.columns["chain"][0] is not None:
         return None
@@ -129,7 +129,7 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
     strengths = np.asarray(eps)
     if strengths.dtype.kind not in "fiu" or not (np.isfinite(strengths) & (strengths > 0)).all():
         return None
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+    if not all(np.isfinite(p).all() if type(p) is np.ndarray else bool(p.detach().isfinite().all()) for p in (x, y)):
         return None
     a, b = (np.full(p.shape[-2], 1.0 / p.shape[-2]) for p in (x, y))
     each = np.broadcast_to(strengths.astype(np.float64), (len(given),)).tolist()
@@ -137,6 +137,14 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
         Problem(x=p.x, y=p.y, eps=e, tol=margin * tol, cost=cost, a=a, b=b, init=start)
         for p, e in zip(given, each, strict=True)
     ]
+
+
+def _is_plain(points: Any) -> bool:
+    """True for floats in a NumPy array, or in a tensor on a CUDA device."""
+    if type(points) is np.ndarray:
+        return points.dtype in (np.float32, np.float64) and points.size > 0
+    floats = str(getattr(points, "dtype", "")) in ("torch.float32", "torch.float64")
+    return floats and bool(getattr(points, "is_cuda", False)) and points.numel() > 0
 
 
 def _column(name: str, value: Any, ndim: int) -> tuple[Any, int | None]:

@@ -40,8 +40,12 @@ def load(name: str) -> Backend[Any]:
         raise BackendUnavailable(f"backend {name!r} cannot be loaded: {error}{extra}") from error
 
 
-def choose() -> tuple[Backend[Any], str]:
-    """What backend="auto" takes, and why."""
+def choose(first: Any = None) -> tuple[Backend[Any], str]:
+    """What backend="auto" takes for problems like the first one, and why."""
+    given: Any = getattr(first, "x", None)
+    points = given if given is not None else getattr(first, "cost", None)
+    if getattr(points, "is_cuda", False) and importlib.util.find_spec("triton") is not None:
+        return load("triton"), "the points lie on a CUDA device"
     if importlib.util.find_spec("numba") is None:
         return load("reference"), "Numba is not installed, so the compiled CPU backend cannot run"
     return load("cpu"), "the compiled backend for the CPU"

@@ -110,8 +110,23 @@ def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
     return array
 
 
-def _points(name: str, value: Any, shape: str) -> Array:
+def _fine_on_device(value: Any) -> bool:
+    """True for a matrix of finite floats on another device, looked at there: nothing is copied."""
+    return (
+        library(value) == "torch"
+        and value.is_cuda
+        and str(value.dtype) in ("torch.float32", "torch.float64")
+        and str(value.layout) == "torch.strided"
+        and value.ndim == 2
+        and value.numel() > 0
+        and bool(value.detach().isfinite().all())
+    )
+
+
+def _points(name: str, value: Any, shape: str) -> Any:
     """Points or costs that float64 holds exactly."""
+    if _fine_on_device(value):
+        return value
     array = _numbers(name, value, 2, shape)
     if array.dtype.itemsize >= 8 and array.dtype != np.float64 and not _survives_float64(array):
         raise ProblemError(
@@ -154,7 +169,7 @@ def _sizes(problem: Problem[Any], cost: Cost | Any) -> tuple[int, int]:
         raise ProblemError(f"x is a {library(problem.x)} array and y a {library(problem.y)} array; use one library")
     if cost.kind == "cosine":
         for name, points in (("x", x), ("y", y)):
-            zero = np.flatnonzero(~points.any(axis=1))
+            zero = np.flatnonzero(~to_numpy(points).any(axis=1))
             if zero.size:
                 raise ProblemError(f"{name}[{zero[0]}] is the zero vector, which has no direction for the cosine cost")
     return x.shape[0], y.shape[0]

@@ -13,7 +13,8 @@ from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
 # `ordered` keeps the order of every sum as written; `reordered` lets the compiler split a sum over vector registers,
-# the same way every time since it is compiled once.
+# the same way for every lane of a process. The process that compiles may get other last bits than those that load what
+# it compiled from disk.
 ordered = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 reordered = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
 no_nan = njit(nogil=True, cache=True, error_model="numpy", fastmath={"nnan", "nsz"})

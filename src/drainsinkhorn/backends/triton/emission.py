@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,15 +30,27 @@ class Part(NamedTuple):
     single: list[bool]
 
 
+def _by_size(pack: Any, lanes: Sequence[Any]) -> Iterator[tuple[Any, list[int], Any]]:
+    """Lanes of each size, and their rows of the table."""
+    found: dict[Any, list[int]] = {}
+    for number, lane in enumerate(lanes):
+        found.setdefault(tuple(pack._sizes[lane.place]), []).append(number)
+    for size, numbers in found.items():
+        yield size, numbers, pack._table[torch.tensor([lanes[i].place for i in numbers], device=pack.device)]
+
+
+def first_legs(pack: Any, lanes: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Where the potentials of rows lie, and the legs measured for them."""
+    for size, _, rows in _by_size(pack, lanes):
+        steps = torch.arange(int(size[0]), device=pack.device)[None, :]
+        yield rows[:, k.POTENTIAL.value, None] + steps, rows[:, k.LOGS.value, None] + steps
+
+
 def rounded(pack: Any, lanes: Sequence[Any]) -> list[Part]:
     """The states of lanes in units of the cost, rounded to float32 where the caller has it and tol can bear it."""
-    by_size: dict[tuple[int, int], list[int]] = {}
-    for number, lane in enumerate(lanes):
-        by_size.setdefault(tuple(pack._sizes[lane.place]), []).append(number)
     parts: list[Part] = []
-    for size, numbers in by_size.items():
+    for size, numbers, rows in _by_size(pack, lanes):
         some = [lanes[i] for i in numbers]
-        rows = pack._table[torch.tensor([lane.place for lane in some], device=pack.device)]
         places = tuple(
             rows[:, k.POTENTIAL.value + side, None] + torch.arange(int(size[side]), device=pack.device)[None, :]
             for side in (0, 1)
@@ -78,10 +90,6 @@ def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:
                 both = tuple(p.to(dtype) if kind == "torch" else p.to(dtype).cpu().numpy() for p in (part.f, part.g))
                 forms[where, single] = tuple(p.to(where) for p in both) if kind == "torch" else both
             f, g = forms[where, single]
-            pair = (
-                Potentials(f[row].clone(), g[row].clone())
-                if kind == "torch"
-                else Potentials(f[row].copy(), g[row].copy())
-            )
+            pair = Potentials(f[row], g[row])
             found[number] = Emission(pair, pair.f.dtype != like.dtype)
     return found

@@ -27,11 +27,29 @@ import triton.language as tl
 
 from drainsinkhorn.backends import momentum as rules
 
+
+class _Constant(tl.constexpr):
+    """A constexpr that is compared fast with itself, as Triton does for every one of them at every launch."""
+
+    def __ne__(self, other):
+        return False if self is other else super().__ne__(other)
+
+    __hash__ = tl.constexpr.__hash__
+
+
 # Columns of the integer table. Pairs are (rows, columns): column + SIDE. Offsets count elements of an arena.
-SIZES, SPLIT, COORDS, EXACT = tl.constexpr(0), tl.constexpr(2), tl.constexpr(4), tl.constexpr(6)
-COARSE, FINE, WEIGHT = tl.constexpr(8), tl.constexpr(10), tl.constexpr(12)
-POTENTIAL, NORM, MASS = tl.constexpr(14), tl.constexpr(16), tl.constexpr(18)
-LOGS, ERRORS = tl.constexpr(20), tl.constexpr(22)
+SIZES = _Constant(0)
+SPLIT = _Constant(2)
+COORDS = _Constant(4)
+EXACT = _Constant(6)
+COARSE = _Constant(8)
+FINE = _Constant(10)
+WEIGHT = _Constant(12)
+POTENTIAL = _Constant(14)
+NORM = _Constant(16)
+MASS = _Constant(18)
+LOGS = _Constant(20)
+ERRORS = _Constant(22)
 BEFORE, ALONG, MATRIX, WIDE, DIM = (
     tl.constexpr(24),
     tl.constexpr(25),
@@ -39,64 +57,126 @@ BEFORE, ALONG, MATRIX, WIDE, DIM = (
     tl.constexpr(27),
     tl.constexpr(28),
 )
-FIELDS = tl.constexpr(32)
+FIELDS = _Constant(32)
 # Columns of the float64 state of a lane.
-DEPTH, BAND, AGE, BEST, COOLDOWN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
-BACKOFF, ROWS_EXACT, STARTED, HELD = tl.constexpr(5), tl.constexpr(6), tl.constexpr(7), tl.constexpr(8)
-FROZEN = tl.constexpr(9)
-NUMBERS = tl.constexpr(16)
+DEPTH = _Constant(0)
+BAND = _Constant(1)
+AGE = _Constant(2)
+BEST = _Constant(3)
+COOLDOWN = _Constant(4)
+BACKOFF = _Constant(5)
+ROWS_EXACT = _Constant(6)
+STARTED = _Constant(7)
+HELD = _Constant(8)
+FROZEN = _Constant(9)
+NUMBERS = _Constant(16)
 # What a leg is for: measured and kept (rows), measured and applied (columns), a check, a sample of rows.
-KEPT, APPLIED, CHECKED, SAMPLED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+KEPT = _Constant(0)
+APPLIED = _Constant(1)
+CHECKED = _Constant(2)
+SAMPLED = _Constant(3)
 # Kinds of scores.
-DIRECT, ROOT, PRODUCT, STORED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+DIRECT = _Constant(0)
+ROOT = _Constant(1)
+PRODUCT = _Constant(2)
+STORED = _Constant(3)
 
-STEP, OFFSET, FAST = tl.constexpr(rules.STEP), tl.constexpr(rules.OFFSET), tl.constexpr(rules.FAST)
-GROWTH, MAX_BACKOFF = tl.constexpr(rules.GROWTH), tl.constexpr(rules.MAX_BACKOFF)
+STEP = _Constant(rules.STEP)
+OFFSET = _Constant(rules.OFFSET)
+FAST = _Constant(rules.FAST)
+GROWTH = _Constant(rules.GROWTH)
+MAX_BACKOFF = _Constant(rules.MAX_BACKOFF)
 
-GRID = tl.constexpr(1024.0)
+GRID = _Constant(1024.0)
 """Potentials are rounded to multiples of 1 / GRID: two of them below 2^12 add up exactly in float32."""
-APART = tl.constexpr(80.0)
+APART = _Constant(80.0)
 """Bits by which a sum may leave 1 before it is done again with its largest term taken out."""
 
 
 @triton.jit
-def _scores(half, single, points, rows, inside, others, near, dim, other_size, size, other_points,
-            KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+def _padded(size):
+    """The distance of coordinates, or of rows of a matrix, in memory."""
+    return tl.multiple_of((size + 63) // 64 * 64, 64)
+
+
+@triton.jit
+def _own(half, single, points, rows, inside, size, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr):
+    """What of the own points is loaded once, before the sweep over the others: two halves, or up to four coordinates."""
+    if (KIND == PRODUCT) & (CHUNKS == 1):
+        mine = half + points + rows[:, None].to(tl.int64) * (2 * DP) + tl.arange(0, DP)[None, :]
+        high = tl.load(mine, mask=inside[:, None], other=0.0)
+        low = tl.load(mine + DP, mask=inside[:, None], other=0.0)
+        return high, low, rows, rows
+    elif KIND == DIRECT:
+        stride = _padded(size)
+        x0 = tl.load(single + points + rows, mask=inside, other=0.0)
+        x1, x2, x3 = x0, x0, x0
+        if DP > 1:
+            x1 = tl.load(single + points + stride + rows, mask=inside, other=0.0)
+        if DP > 2:
+            x2 = tl.load(single + points + 2 * stride + rows, mask=inside, other=0.0)
+        if DP > 3:
+            x3 = tl.load(single + points + 3 * stride + rows, mask=inside, other=0.0)
+        return x0, x1, x2, x3
+    else:
+        return rows, rows, rows, rows
+
+
+@triton.jit
+def _apart(single, place, others, near, x):
+    y = tl.load(single + place + others, mask=near, other=0.0)
+    apart = x[:, None] - y[None, :]
+    return apart * apart
+
+
+@triton.jit
+def _scores(half, single, points, own, rows, inside, others, near, dim, other_size, size, other_points,
+            KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr,
+            BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Minus the scores of a tile, up to the norms that potentials carry."""
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
     if KIND == PRODUCT:
+        acc = tl.zeros((BM, BN), dtype=tl.float32)
         ks = tl.arange(0, DP)
         for chunk in tl.static_range(CHUNKS):
             # High and low parts of a chunk of coordinates lie side by side: (size, CHUNKS, 2, DP).
-            mine = half + points + rows[:, None].to(tl.int64) * (2 * DP * CHUNKS) + chunk * 2 * DP + ks[None, :]
             theirs = (
                 half + other_points + others[None, :].to(tl.int64) * (2 * DP * CHUNKS) + chunk * 2 * DP + ks[:, None]
             )
-            xh, xl = tl.load(mine, mask=inside[:, None], other=0.0), tl.load(mine + DP, mask=inside[:, None], other=0.0)
             yh, yl = tl.load(theirs, mask=near[None, :], other=0.0), tl.load(theirs + DP, mask=near[None, :], other=0.0)
+            if CHUNKS == 1:
+                xh, xl = own[0], own[1]
+            else:
+                mine = half + points + rows[:, None].to(tl.int64) * (2 * DP * CHUNKS) + chunk * 2 * DP + ks[None, :]
+                xh, xl = (
+                    tl.load(mine, mask=inside[:, None], other=0.0),
+                    tl.load(mine + DP, mask=inside[:, None], other=0.0),
+                )
             acc = tl.dot(xh, yl, acc)
             acc = tl.dot(xl, yh, acc)
             acc = tl.dot(xh, yh, acc)
+        return acc
     elif KIND == STORED:
         if SIDE == 0:
-            place = rows[:, None].to(tl.int64) * other_size + others[None, :]
+            place = rows[:, None].to(tl.int64) * _padded(other_size) + others[None, :]
         else:
-            place = others[None, :].to(tl.int64) * size + rows[:, None]
-        acc = tl.load(single + points + place, mask=inside[:, None] & near[None, :], other=0.0)
+            place = others[None, :].to(tl.int64) * _padded(size) + rows[:, None]
+        return tl.load(single + points + place, mask=inside[:, None] & near[None, :], other=0.0)
     elif KIND == DIRECT:
-        for k in tl.static_range(DP):
-            x = tl.load(single + points + k * size + rows, mask=inside, other=0.0)
-            y = tl.load(single + other_points + k * other_size + others, mask=near, other=0.0)
-            apart = x[:, None] - y[None, :]
-            acc -= apart * apart
+        stride = _padded(other_size)
+        squares = _apart(single, other_points, others, near, own[0])
+        if DP > 1:
+            squares += _apart(single, other_points + stride, others, near, own[1])
+        if DP > 2:
+            squares += _apart(single, other_points + 2 * stride, others, near, own[2])
+        if DP > 3:
+            squares += _apart(single, other_points + 3 * stride, others, near, own[3])
+        return -squares
     else:
+        squares = tl.zeros((BM, BN), dtype=tl.float32)
         for k in range(dim):
-            x = tl.load(single + points + k * size + rows, mask=inside, other=0.0)
-            y = tl.load(single + other_points + k * other_size + others, mask=near, other=0.0)
-            apart = x[:, None] - y[None, :]
-            acc -= apart * apart
-        acc = -tl.sqrt(-acc)
-    return acc
+            x = tl.load(single + points + k * _padded(size) + rows, mask=inside, other=0.0)
+            squares += _apart(single, other_points + k * _padded(other_size), others, near, x)
+        return -tl.sqrt(squares)
 
 
 @triton.jit
@@ -167,15 +247,26 @@ def leg(table, live, state, half, single, wide, vectors, errors, halted,
     fine = tl.load(vectors + tl.multiple_of(tl.load(lane_table + FINE + SIDE), 64) + rows, mask=inside, other=0.0)
     other_coarse = vectors + tl.multiple_of(tl.load(lane_table + COARSE + 1 - SIDE), 64)
     other_weight = vectors + tl.multiple_of(tl.load(lane_table + WEIGHT + 1 - SIDE), 64)
-    total = tl.zeros((BM,), dtype=tl.float32)
+    own_points = _own(half, single, points, rows, inside, size, KIND, DP, CHUNKS)
+    # Tensor cores leave a row in few threads, and it is summed at once; elsewhere a tile of sums is cheaper.
+    if KIND == PRODUCT:
+        total = tl.zeros((BM,), dtype=tl.float32)
+    else:
+        sums = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, other_size, BN):
         others = start + tl.arange(0, BN)
         near = others < other_size
-        acc = _scores(half, single, points, rows, inside, others, near, dim, other_size, size, other_points,
+        acc = _scores(half, single, points, own_points, rows, inside, others, near, dim, other_size, size, other_points,
                       KIND, DP, CHUNKS, SIDE, BM, BN)  # fmt: skip
         h = tl.load(other_coarse + others, mask=near, other=-1e30)
         w = tl.load(other_weight + others, mask=near, other=0.0)
-        total += tl.sum(tl.exp2(acc + coarse[:, None] + h[None, :]) * w[None, :], axis=1)
+        terms = tl.exp2(acc + coarse[:, None] + h[None, :]) * w[None, :]
+        if KIND == PRODUCT:
+            total += tl.sum(terms, axis=1)
+        else:
+            sums += terms
+    if KIND != PRODUCT:
+        total = tl.sum(sums, axis=1)
     logs = tl.log2(total)
     bad = inside & ((logs < APART) & (logs > -APART) == 0)
     if tl.sum(bad.to(tl.int32), axis=0) > 0:
@@ -184,7 +275,7 @@ def leg(table, live, state, half, single, wide, vectors, errors, halted,
         for start in range(0, other_size, BN):
             others = start + tl.arange(0, BN)
             near = others < other_size
-            acc = _scores(half, single, points, rows, inside, others, near, dim, other_size, size, other_points,
+            acc = _scores(half, single, points, own_points, rows, inside, others, near, dim, other_size, size, other_points,
                           KIND, DP, CHUNKS, SIDE, BM, BN)  # fmt: skip
             h = tl.load(other_coarse + others, mask=near, other=-1e30)
             w = tl.load(other_weight + others, mask=near, other=0.0)
@@ -400,7 +491,10 @@ def stage(table, live, potentials, vectors, wide, SIDE: tl.constexpr, ROWS: tl.c
 @triton.jit
 def checked(table, live, errors, vectors, samples, found, count_samples, DOUBLE: tl.constexpr,
             BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
-    """Both residuals of checked lanes, and by how much sampled rows of each side are off: (row, col, off, off)."""
+    """Both residuals of checked lanes, and by how much sampled rows of each side are off in the mean.
+
+    The mean over rows bounds what their errors do to the residual.
+    """
     place = tl.program_id(0)
     lane_table = table + tl.load(live + place) * FIELDS
     double = (tl.load(lane_table + WIDE) > 0) | DOUBLE
@@ -415,10 +509,8 @@ def checked(table, live, errors, vectors, samples, found, count_samples, DOUBLE:
         inside = places < count
         truth = tl.load(samples + (side * tl.num_programs(0) + place) * count_samples + places, mask=inside, other=0.0)
         said = tl.load(vectors + tl.load(lane_table + LOGS + side) + rows, mask=inside, other=0.0).to(tl.float64)
-        off = tl.where(inside, tl.abs(tl.exp2(said - truth) - 1.0), 0.0)
-        # A maximum that lets NaN through.
-        worst = tl.max(off, axis=0) + 0.0 * tl.sum(off, axis=0)
-        tl.store(found + 4 * place + 2 + side, worst)
+        off = tl.abs(tl.exp2(said - truth) - 1.0)
+        tl.store(found + 4 * place + 2 + side, tl.sum(tl.where(inside, off, 0.0), axis=0) / count)
 
 
 @triton.jit
@@ -448,19 +540,19 @@ def moments(points, weights, found, size, dim, row_stride, lane_stride, weight_s
 
 
 @triton.jit
-def quadratic(points, means, matrices, slopes, out, size, dim, lane_stride, FULL: tl.constexpr, ROWS: tl.constexpr):
+def quadratic(points, means, matrices, slopes, out, size, dim, FULL: tl.constexpr, ROWS: tl.constexpr):
     """`(y - m)' M (y - m) + l' (y - m)` for every point of every lane; M is (dim, dim) if FULL, else its diagonal."""
     lane = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < size
-    y, mean, slope = points + lane * lane_stride + rows * dim, means + lane * dim, slopes + lane * dim
+    y, mean, slope = points + lane * dim * size + rows, means + lane * dim, slopes + lane * dim
     total = tl.zeros((ROWS,), dtype=tl.float64)
     for i in range(dim):
-        around = tl.load(y + i, mask=inside, other=0.0) - tl.load(mean + i)
+        around = tl.load(y + i * size, mask=inside, other=0.0) - tl.load(mean + i)
         bent = tl.zeros((ROWS,), dtype=tl.float64) + tl.load(slope + i)
         if FULL:
             for j in range(dim):
-                other = tl.load(y + j, mask=inside, other=0.0) - tl.load(mean + j)
+                other = tl.load(y + j * size, mask=inside, other=0.0) - tl.load(mean + j)
                 bent += tl.load(matrices + (lane * dim + i) * dim + j) * other
         else:
             bent += tl.load(matrices + lane * dim + i) * around

@@ -99,7 +99,7 @@ def _stacked(values: Sequence[Any], device: Any) -> Any:
         return on_device(first, device).double()[None].expand(len(values), *first.shape)
     if all(library(value) == "numpy" for value in values):
         return torch.from_numpy(np.stack([to_numpy(value) for value in values])).to(device).double()
-    return torch.stack([on_device(value, device).double() for value in values])
+    return torch.stack([on_device(value, device) for value in values]).double()
 
 
 def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Arena], device: Any) -> Loaded:
@@ -112,8 +112,8 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
                  ("ERRORS", tiles), ("ALONG", (tiles[0],))],
         "vectors": [("COARSE", (n, m)), ("FINE", (n, m)), ("WEIGHT", (n, m)), ("LOGS", (n, m))],
         "half": [("SPLIT", (n * pair, m * pair))] if how.kind == k.PRODUCT.value else [],
-        "single": [("MATRIX", (n * m,))] if how.kind == k.STORED.value
-        else [("COORDS", (dim * n, dim * m))] if how.kind != k.PRODUCT.value else [],
+        "single": [("MATRIX", (n * aligned(m),))] if how.kind == k.STORED.value
+        else [("COORDS", (dim * aligned(n), dim * aligned(m)))] if how.kind != k.PRODUCT.value else [],
         "exact": [("EXACT", (n * m,) if how.dense else (dim * n, dim * m))],
     }  # fmt: skip
     table = torch.zeros((lanes, k.FIELDS.value), dtype=torch.int64)
@@ -178,7 +178,7 @@ def _store_matrix(scores: Any, views: dict[str, Any], lane: int) -> None:
     exponent = start - scores
     base = -torch.logsumexp(exponent * math.log(2) + views["MASS1"][lane].log(), dim=1) / math.log(2)
     views["NORM0"][lane], views["NORM1"][lane] = base, start
-    views["MATRIX0"][lane] = (exponent + base[:, None]).float().flatten()
+    views["MATRIX0"][lane].view(len(base), -1)[:, : start.numel()] = (exponent + base[:, None]).float()
 
 
 def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, Any], bits: Any, device: Any) -> Any:
@@ -201,8 +201,13 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, An
     views["EXACT0"][:], views["EXACT1"][:] = x.swapaxes(1, 2).flatten(1), y.swapaxes(1, 2).flatten(1)
     if how.kind == k.STORED.value:
         for lane in range(len(problems)):
-            distances = torch.cdist(x[lane], y[lane], compute_mode="donot_use_mm_for_euclid_dist")
-            _store_matrix(distances if how.rooted else distances.square(), views, lane)
+            if how.rooted:
+                scores = torch.cdist(x[lane], y[lane], compute_mode="donot_use_mm_for_euclid_dist")
+            else:
+                # In float64, and centred: what cancels is some 1e-16 of the largest score.
+                norms = x[lane].square().sum(1)[:, None] + y[lane].square().sum(1)[None, :]
+                scores = torch.addmm(norms, x[lane], y[lane].T, alpha=-2).clamp_(min=0)
+            _store_matrix(scores, views, lane)
     elif how.kind == k.PRODUCT.value:
         # -|x - y|^2 = 2 x.y - |x|^2 - |y|^2, of the points as float16 pairs hold them.
         for side, points in enumerate((x * math.sqrt(2), y * math.sqrt(2))):
@@ -218,7 +223,9 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, An
                 norm = norm + held[:, :, coordinate].square()
             views[f"NORM{side}"][:] = norm / 2
     else:
-        views["COORDS0"][:], views["COORDS1"][:] = views["EXACT0"].float(), views["EXACT1"].float()
+        for side, points in enumerate((x, y)):
+            lanes, size, dim = points.shape
+            views[f"COORDS{side}"].view(lanes, dim, aligned(size))[:, :, :size] = points.swapaxes(1, 2).float()
     largest = far if how.rooted else far.square()
     return largest * math.log(2)
 
@@ -238,10 +245,11 @@ def gaussian(x: Any, y: Any, a: Any, b: Any, factor: Any) -> Any:
     # The matrices are small: what is made of them is made on the host.
     found = between(means[0], spreads[0], means[1], spreads[1], (1 / factor).cpu().numpy())
     mean, matrix, slope = (torch.from_numpy(np.ascontiguousarray(part)).to(x.device) for part in found)
-    y = y.contiguous()
-    start = torch.zeros(y.shape[:2], dtype=torch.float64, device=y.device)
-    grid = (-(-y.shape[1] // ROWS), y.shape[0])
-    k.quadratic[grid](y, mean, matrix, slope, start, *y.shape[1:], y[0].numel(), FULL=full, ROWS=ROWS)
+    y = y.swapaxes(1, 2).contiguous()
+    lanes, dim, size = y.shape
+    start = torch.zeros((lanes, size), dtype=torch.float64, device=y.device)
+    grid = (-(-size // ROWS), lanes)
+    k.quadratic[grid](y, mean, matrix, slope, start, size, dim, FULL=full, ROWS=ROWS)
     finite = start.isfinite().all(1, keepdim=True)
     return torch.where(finite, start, torch.zeros_like(start))
 

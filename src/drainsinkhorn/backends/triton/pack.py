@@ -15,15 +15,19 @@ import torch
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
-from drainsinkhorn.backends.triton.emission import emissions, rounded
+from drainsinkhorn.backends.triton.emission import emissions, first_legs, rounded
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress, Spent
 from drainsinkhorn.core.result import Residual
 
-ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 16, 4.0
+ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 32, 3.0
 """Rows of a program of `apply`, partial sums added at once, rows compared with float64, and the factor on that."""
 WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN = 16, 64, 4, 1024
+SINGLE = 3e-7
+"""Rounding of sums, exponentials and logarithms in float32, whatever sampled rows say."""
+GRAPH_PAIRS = 2**27
+"""Pairs of a pack up to which its cycles are replayed as a graph."""
 
 
 class _Lane:
@@ -58,6 +62,7 @@ class TritonPack:
         self._vacant: list[int] = []
         self._halted = torch.zeros(1, dtype=torch.int32, device=device)
         self._parity = self._slots = self._legs = 0
+        self._graphs: dict[tuple[int, int], Any] = {}
         self.repack([], problems)
 
     @property
@@ -80,8 +85,21 @@ class TritonPack:
         for lane in set(self._lanes) - set(kept):
             self._release(lane)
         self._lanes = kept + admitted
-        self._live = self._places(range(len(self._lanes)))
         self._legs += len(admitted)
+        self._line_up()
+
+    def _line_up(self) -> None:
+        """The table of live lanes, and grids for it."""
+        self._live = self._places(range(len(self._lanes)))
+        self._wide = [lane.wide for lane in self._lanes]
+        sizes = self._sizes[[lane.place for lane in self._lanes]] if self._lanes else np.zeros((1, 2), dtype=np.int64)
+        self._most = (int(sizes[:, 0].max()), int(sizes[:, 1].max()))
+        self._graphs.clear()
+        # A graph is worth its capture where launches would take longer than what they launch.
+        pairs = len(self._lanes) * self._most[0] * self._most[1]
+        self._graphed = self.device.type == "cuda" and 0 < pairs <= GRAPH_PAIRS
+        self._limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
+        self._report = torch.zeros((len(self._lanes), 2), dtype=torch.float64, device=self.device)
 
     def _release(self, lane: _Lane) -> None:
         self._vacant.append(lane.place)
@@ -138,30 +156,43 @@ class TritonPack:
     def _measure_first(self, lanes: list[_Lane]) -> None:
         """The first f-leg of new lanes; those whose float32 sums are not honest enough for tol run in float64."""
         live = torch.tensor([lane.place for lane in lanes], dtype=torch.int64).to(self.device)
+        wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
         self._halted.zero_()
-        self._stage(live, lanes, self._arenas["wide"].buffer, self._arenas["vectors"].buffer)
+        self._stage(live, lanes, wide, vectors)
         self._leg(live, lanes, 0, k.KEPT)
-        samples = self._sample(live, lanes, 0, self._arenas["wide"].buffer)
-        found = self._checked(live, lanes, self._arenas["wide"].buffer, self._arenas["vectors"].buffer, samples, False)
-        off = SAFETY * found[:, 2]
+        off = SAFETY * self._rounding(live, lanes).clamp(min=SINGLE)
         stops = torch.tensor([float(lane.problem.tol or 0) for lane in lanes], dtype=torch.float64)
-        wide = (off > stops / 10).tolist() if self._precision == "auto" else [True] * len(lanes)
-        bands = self._states[self._parity][live, k.BAND.value].cpu()
-        places = torch.tensor([lane.place for lane, is_wide in zip(lanes, wide, strict=True) if is_wide])
-        for lane, is_wide in zip(lanes, wide, strict=True):
+        # A lane leaves at `residual + band <= stop`: a band of half a stop costs some cycles, float64 far more time.
+        climbs = (~(off <= stops / 2)).tolist() if self._precision == "auto" else [True] * len(lanes)
+        for lane, is_wide in zip(lanes, climbs, strict=True):
             lane.wide = is_wide
-        off = torch.where(torch.tensor(wide), torch.zeros_like(off), off)
-        self._states[self._parity][live, k.BAND.value] = (bands + off).to(self.device)
-        if len(places):
-            self._table[places.to(self.device), k.WIDE.value] = 1
-            some = [lane for lane in lanes if lane.wide]
-            self._exact(places.to(self.device), some, 0, k.KEPT)
+        own = torch.tensor([lane.band for lane in lanes], dtype=torch.float64)
+        bands = torch.where(torch.tensor(climbs), own, own + off)
+        self._states[self._parity][live, k.BAND.value] = bands.to(self.device)
+        some = [lane for lane in lanes if lane.wide]
+        if some:
+            places = torch.tensor([lane.place for lane in some], device=self.device)
+            self._table[places, k.WIDE.value] = 1
+            self._exact(places, some, 0, k.KEPT)
+
+    def _rounding(self, live: Any, lanes: Sequence[_Lane]) -> Any:
+        """By how much float32 is off on rows of the state after the first f-leg, where ratios are near one."""
+        wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
+        potentials, scratch, errors = wide.clone(), torch.empty_like(vectors), torch.zeros_like(wide)
+        for places, logs in first_legs(self, lanes):
+            potentials[places] -= vectors[logs].double()
+        self._stage(live, lanes, potentials, scratch)
+        self._leg(live, lanes, 0, k.CHECKED, vectors=scratch, errors=errors)
+        samples = self._sample(live, lanes, 0, potentials)
+        return self._checked(live, lanes, errors, scratch, samples, False)[:, 2]
 
     # Launches. `lanes` are those of `live`, for the grid.
 
-    def _grid(self, lanes: Sequence[_Lane], side: int | None, tile: int) -> tuple[int, int]:
-        sizes = self._sizes[[lane.place for lane in lanes]]
-        most = int(sizes.max() if side is None else sizes[:, side].max())
+    def _grid(self, lanes: Sequence[_Lane], side: int, tile: int) -> tuple[int, int]:
+        if lanes is self._lanes:
+            most = self._most[side]
+        else:
+            most = int(self._sizes[[lane.place for lane in lanes], side].max())
         return -(-most // tile), len(lanes)
 
     def _leg(
@@ -213,44 +244,67 @@ class TritonPack:
         )  # fmt: skip
         return found.cpu()
 
-    def _cycle(self, stops: Any, *, first: bool, any_wide: bool) -> None:
+    def _cycle(self, *, first: bool) -> None:
         live, lanes = self._live, self._lanes
         before, after = self._states[self._parity], self._states[1 - self._parity]
         k.apply[self._grid(lanes, 0, ROWS)](
-            self._table, live, before, after, self._arenas["vectors"].buffer, self._arenas["wide"].buffer, stops,
-            self._halted, FIRST=first, MOMENTUM=self._momentum, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS,
+            self._table, live, before, after, self._arenas["vectors"].buffer, self._arenas["wide"].buffer,
+            self._limits, self._halted, FIRST=first, MOMENTUM=self._momentum,
+            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS,
         )  # fmt: skip
         self._parity = 1 - self._parity
         for side, role in ((1, k.APPLIED), (0, k.KEPT)):
-            if not all(lane.wide for lane in lanes):
+            if not all(self._wide):
                 self._leg(live, lanes, side, role)
-            if any_wide:
+            if any(self._wide):
                 self._exact(live, lanes, side, role)
 
-    def _look(self, stops: Any, report: Any, *, lock: bool) -> None:
+    def _cycles(self, cycles: int) -> None:
+        """Launch some cycles; few small lanes by replaying a graph of them."""
+        key = (cycles, self._parity)
+        if not self._graphed or cycles < 2:
+            for cycle in range(cycles):
+                self._cycle(first=cycle == 0)
+            return
+        if key not in self._graphs:
+            graph, seen = torch.cuda.CUDAGraph(), self._graphs.get((-1, -1), 0)
+            self._graphs[-1, -1] = seen + 1
+            if seen == 0:
+                # A pack that is repacked at once never gets its graph back.
+                for cycle in range(cycles):
+                    self._cycle(first=cycle == 0)
+                return
+            with torch.cuda.graph(graph):
+                for cycle in range(cycles):
+                    self._cycle(first=cycle == 0)
+            self._parity = key[1]
+            self._graphs[key] = graph
+        self._graphs[key].replay()
+        self._parity = (self._parity + cycles) % 2
+
+    def _look(self, *, lock: bool) -> None:
         k.look[(len(self._lanes),)](
-            self._table, self._live, self._states[self._parity], self._arenas["wide"].buffer, stops, self._halted,
-            report, LOCK=lock, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
+            self._table, self._live, self._states[self._parity], self._arenas["wide"].buffer, self._limits,
+            self._halted, self._report, LOCK=lock, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
         )  # fmt: skip
 
     # The verbs of the contract.
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         """Launch all cycles without waiting for any: lanes that are done hold themselves on the device."""
-        by_place = torch.zeros(len(self._table), dtype=torch.float64)
-        by_place[[lane.place for lane in self._lanes]] = torch.tensor(list(stops), dtype=torch.float64)
-        limits = by_place.to(self.device)
+        limits = torch.tensor([float(stop) for stop in stops], dtype=torch.float64)
+        self._limits[self._live] = limits.to(self.device, non_blocking=True)
         self._halted.zero_()
-        report = torch.zeros((len(self._lanes), 2), dtype=torch.float64, device=self.device)
-        self._look(limits, report, lock=False)
-        before = report[:, 0].clone()
-        any_wide = any(lane.wide for lane in self._lanes)
-        for cycle in range(cycles if not all(lane.frozen for lane in self._lanes) else 0):
-            self._cycle(limits, first=cycle == 0, any_wide=any_wide)
-            if lockstep:
-                self._look(limits, report, lock=True)
-        self._look(limits, report, lock=False)
-        told = torch.cat([before[:, None], report], dim=1).cpu().tolist()
+        before = self._states[self._parity][self._live, k.DEPTH.value]
+        moving = not all(lane.frozen for lane in self._lanes)
+        if lockstep:
+            for cycle in range(cycles if moving else 0):
+                self._cycle(first=cycle == 0)
+                self._look(lock=True)
+        elif moving:
+            self._cycles(cycles)
+        self._look(lock=False)
+        told = torch.cat([before[:, None], self._report], dim=1).cpu().tolist()
         ran = [int(now - then) for then, now, _ in told]
         frozen = sum(lane.frozen for lane in self._lanes)
         executed = sum(ran) + frozen * max(ran, default=0)
@@ -312,10 +366,9 @@ class TritonPack:
         samples = self._sample(live, some, None, potentials)
         found = self._checked(live, some, errors, scratch, samples, exact)
         own = torch.tensor([lane.band for lane in some], dtype=torch.float64)
-        bands = own + SAFETY * torch.maximum(found[:, 2], found[:, 3])
+        bands = own + SAFETY * torch.maximum(found[:, 2], found[:, 3]).clamp(min=SINGLE)
         careful = torch.tensor([exact or lane.wide for lane in some])
         bands = torch.where(careful, own, bands)
-        self._states[self._parity][live, k.BAND.value] = bands.to(self.device)
         poisoned = self._poisoned(live)
         rows = torch.stack([found[:, 0], found[:, 1], bands], dim=1).tolist()
         nan = Residual(math.nan, math.nan, math.nan)

@@ -17,12 +17,12 @@ class Tile(TypedDict):
 DIRECT, ROOT, PRODUCT, STORED = range(4)
 
 TILES: dict[tuple[int, int], Tile] = {
-    **{(DIRECT, dim): {"bm": 64, "bn": 128, "warps": 4, "stages": 2} for dim in range(1, 5)},
-    (ROOT, 16): {"bm": 64, "bn": 64, "warps": 4, "stages": 2},
-    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 2},
+    **{(DIRECT, dim): {"bm": 32, "bn": 64, "warps": 1, "stages": 2} for dim in range(1, 5)},
+    (ROOT, 16): {"bm": 32, "bn": 128, "warps": 4, "stages": 2},
+    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 3},
     (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2},
     (PRODUCT, 64): {"bm": 128, "bn": 64, "warps": 4, "stages": 2},
-    (STORED, 16): {"bm": 16, "bn": 256, "warps": 4, "stages": 3},
+    (STORED, 16): {"bm": 16, "bn": 128, "warps": 2, "stages": 3},
 }
 
 

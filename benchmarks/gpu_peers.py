@@ -1,0 +1,279 @@
+"""The GPU backend against FlashSinkhorn and OTT-JAX on the same problems, one float64 auditor for everyone.
+
+    python benchmarks/gpu_peers.py --workloads w15 w3 --arms default plain flash --seconds 20 --json out.json
+
+Arms are warm and interleaved; times are medians of repeats. A peer is given the problems of a window one after another
+until its seconds are over, and its time is scaled by their number (marked ~). A peer whose audited residual misses tol
+by more than 1 % is marked failed. FlashSinkhorn runs alternating updates with a two-sided check every eight cycles, our
+own rule; OTT-JAX stops by its own error every ten iterations, in the highest matmul precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import drainsinkhorn as ds
+
+TOL = 1e-3
+MOST = 20_000
+Found = dict[int, tuple[Any, Any]]
+"""Potentials by problem."""
+
+
+def mixtures(n: int, d: int, width: int, eps: float, *, equal: bool = False) -> list[ds.Problem[Any]]:
+    """Pairs of eight-cluster mixtures with growing spread; `equal` gives every lane the same one."""
+    found = []
+    for lane in range(width):
+        rng = np.random.default_rng([11, n, d, 0 if equal else lane])
+        spread = 0.1 + 0.9 * (0 if equal else lane) / max(1, width - 1)
+        x, y = (rng.normal(size=(8, d))[rng.integers(8, size=n)] + spread * rng.normal(size=(n, d)) for _ in range(2))
+        x, y = (torch.tensor(points.astype(np.float32), device="cuda") for points in (x, y))
+        found.append(ds.Problem(x=x, y=y, eps=eps))
+    return found
+
+
+WORKLOADS: dict[str, Callable[[], list[ds.Problem[Any]]]] = {
+    "w15": lambda: mixtures(16384, 15, 16, 0.1),
+    "w50": lambda: mixtures(16384, 50, 8, 0.1),
+    "w3": lambda: mixtures(8192, 3, 8, 0.02),
+    "m50": lambda: mixtures(4096, 50, 16, 0.1),
+    "s500": lambda: mixtures(1024, 500, 8, 1.0),
+    "null": lambda: mixtures(4096, 15, 8, 0.1, equal=True),
+    "small": lambda: mixtures(128, 16, 4096, 0.5),
+}
+
+
+def audit(problem: ds.Problem[Any], f: Any, g: Any) -> float:
+    """The larger L1 residual in float64, scores by direct differences."""
+    x, y = problem.x.double(), problem.y.double()
+    f, g = (torch.as_tensor(p, device="cuda").double() for p in (f, g))
+    n, m = len(x), len(y)
+    rows, cols = torch.zeros(n, dtype=torch.float64, device="cuda"), torch.zeros(m, dtype=torch.float64, device="cuda")
+    for first in range(0, n, 1024):
+        part = slice(first, first + 1024)
+        cost = torch.zeros((len(x[part]), m), dtype=torch.float64, device="cuda")
+        for k in range(x.shape[1]):
+            cost += (x[part, k, None] - y[None, :, k]).square()
+        plan = torch.exp((f[part, None] + g[None, :] - cost) / problem.eps) / (n * m)
+        rows[part] = plan.sum(1)
+        cols += plan.sum(0)
+    return float(torch.maximum((rows - 1 / n).abs().sum(), (cols - 1 / m).abs().sum()))
+
+
+def ours(**settings: Any) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
+    def run(problems: list[ds.Problem[Any]], _: float) -> tuple[Found, Any]:
+        solution = ds.solve(problems, tol=TOL, backend="triton", max_depth=MOST, **settings)
+        return dict(enumerate(solution.results.records.potentials)), solution.ledger
+
+    return run
+
+
+def flash(*, tf32: bool) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
+    """FlashSinkhorn's kernels, alternating, checked on both sides every eight cycles."""
+    from flash_sinkhorn.kernels.apply_flash import apply_plan_vec_flashstyle
+    from flash_sinkhorn.kernels.sinkhorn_flashstyle_sqeuclid import flashsinkhorn_lse_fused
+
+    def one(problem: ds.Problem[Any]) -> tuple[Any, Any]:
+        middle = (problem.x.mean(0) + problem.y.mean(0)) / 2
+        x, y, eps = (problem.x - middle).contiguous(), (problem.y - middle).contiguous(), float(problem.eps)
+        n, m = len(x), len(y)
+        a, b = torch.full((n,), 1 / n, device="cuda"), torch.full((m,), 1 / m, device="cuda")
+        log_a, log_b = a.log(), b.log()
+        nx, ny = x.square().sum(1), y.square().sum(1)
+        g = -ny
+        for cycle in range(1, MOST):
+            f = flashsinkhorn_lse_fused(x, y, g, log_b, eps, allow_tf32=tf32)
+            g = flashsinkhorn_lse_fused(y, x, f, log_a, eps, allow_tf32=tf32)
+            if cycle % 8 == 0:
+                row = apply_plan_vec_flashstyle(
+                    x, y, f, g, log_a, log_b, torch.ones_like(b), eps=eps, axis=1, allow_tf32=tf32
+                )
+                col = apply_plan_vec_flashstyle(
+                    x, y, f, g, log_a, log_b, torch.ones_like(a), eps=eps, axis=0, allow_tf32=tf32
+                )
+                if max(float((row - a).abs().sum()), float((col - b).abs().sum())) <= TOL:
+                    break
+        return f + nx, g + ny
+
+    return serial(one)
+
+
+def serial(
+    one: Callable[[ds.Problem[Any]], tuple[Any, Any]],
+) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
+    def run(problems: list[ds.Problem[Any]], seconds: float) -> tuple[Found, Any]:
+        found, begun = Found(), time.perf_counter()
+        # Depths grow along a window, so that what a peer has time for is spread over it.
+        for i in sorted(range(len(problems)), key=lambda i: (5 * i + 3) % len(problems)):
+            found[i] = one(problems[i])
+            torch.cuda.synchronize()
+            if time.perf_counter() - begun > seconds:
+                break
+        return found, None
+
+    return run
+
+
+def ott(*, momentum: bool, vmap: bool = False) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
+    import jax
+
+    jax.config.update("jax_default_matmul_precision", "highest")
+    from ott.geometry.pointcloud import PointCloud
+    from ott.problems.linear.linear_problem import LinearProblem
+    from ott.solvers.linear.acceleration import Momentum
+    from ott.solvers.linear.sinkhorn import Sinkhorn
+
+    more = {"momentum": Momentum(start=20, value=1.0)} if momentum else {}
+    solver = Sinkhorn(threshold=TOL, norm_error=1, inner_iterations=10, max_iterations=MOST, **more)
+
+    def solve(x: Any, y: Any, eps: Any) -> Any:
+        out = solver(LinearProblem(PointCloud(x, y, epsilon=eps)))
+        return out.f, out.g
+
+    single, many = jax.jit(solve), jax.jit(jax.vmap(solve))
+
+    def ours_of(problem: ds.Problem[Any], f: Any, g: Any) -> tuple[Any, Any]:
+        n, m = len(problem.x), len(problem.y)
+        return torch.from_dlpack(f) + problem.eps * np.log(n), torch.from_dlpack(g) + problem.eps * np.log(m)
+
+    def one(problem: ds.Problem[Any]) -> tuple[Any, Any]:
+        f, g = single(jax.dlpack.from_dlpack(problem.x), jax.dlpack.from_dlpack(problem.y), np.float32(problem.eps))
+        jax.block_until_ready((f, g))
+        return ours_of(problem, f, g)
+
+    def together(problems: list[ds.Problem[Any]], _: float) -> tuple[Found, Any]:
+        x, y = (torch.stack([getattr(p, side) for p in problems]) for side in "xy")
+        eps = np.array([p.eps for p in problems], dtype=np.float32)
+        f, g = many(jax.dlpack.from_dlpack(x), jax.dlpack.from_dlpack(y), eps)
+        jax.block_until_ready((f, g))
+        f, g = torch.from_dlpack(f), torch.from_dlpack(g)
+        found = {i: (f[i] + p.eps * np.log(len(p.x)), g[i] + p.eps * np.log(len(p.y))) for i, p in enumerate(problems)}
+        return found, None
+
+    return together if vmap else serial(one)
+
+
+PLAIN = {"accelerate": "none", "init": "zero"}
+ARMS: dict[str, Callable[[], Any]] = {
+    "default": lambda: ours(),
+    "momentum": lambda: ours(init="zero"),
+    "plain": lambda: ours(**PLAIN),
+    "plain-width-one": lambda: ours(mode="width-one", **PLAIN),
+    "plain-static": lambda: ours(mode="static", **PLAIN),
+    "plain-mask": lambda: ours(mode="mask", **PLAIN),
+    "plain-compact": lambda: ours(mode="compact", **PLAIN),
+    "default-width-one": lambda: ours(mode="width-one"),
+    "default-stream": lambda: ours(mode="stream"),
+    "flash": lambda: flash(tf32=False),
+    "flash-tf32": lambda: flash(tf32=True),
+    "ott": lambda: ott(momentum=False),
+    "ott-momentum": lambda: ott(momentum=True),
+    "ott-vmap": lambda: ott(momentum=False, vmap=True),
+}
+
+
+def timed(run: Any, problems: list[ds.Problem[Any]], seconds: float) -> tuple[float, Found, Any, int]:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    begun = time.perf_counter()
+    found, ledger = run(problems, seconds)
+    torch.cuda.synchronize()
+    spent = (time.perf_counter() - begun) * len(problems) / len(found)
+    return spent, found, ledger, torch.cuda.max_memory_allocated()
+
+
+def measure(name: str, arms: list[str], seconds: float, repeats: int) -> dict[str, Any]:
+    problems = WORKLOADS[name]()
+    rows: dict[str, Any] = {}
+    runs: dict[str, Any] = {}
+    for arm in arms:
+        try:
+            runs[arm] = ARMS[arm]()
+            warm = problems[:1] if not arm.startswith(("default", "plain", "momentum", "ott-vmap")) else problems
+            runs[arm](warm, 0.0)
+        except Exception as error:  # noqa: BLE001  an arm that cannot run is said so
+            rows[arm] = {"note": f"{type(error).__name__}: {str(error)[:160]}"}
+            runs.pop(arm, None)
+    laps: dict[str, list[Any]] = {arm: [] for arm in runs}
+    for lap in range(repeats):
+        for arm, run in runs.items():
+            if lap == 0 or laps[arm][0][0] * 0.5 < seconds:
+                laps[arm].append(timed(run, problems, seconds))
+    for arm, found in laps.items():
+        times = [lap[0] for lap in found]
+        results, ledger = found[-1][1], found[-1][2]
+        some = sorted(results)[:: max(1, len(results) // 64)]
+        worst = max(audit(problems[i], *results[i]) for i in some)
+        rows[arm] = {
+            "seconds": statistics.median(times),
+            "spread": max(times) / min(times),
+            "ran": len(results),
+            "of": len(problems),
+            "worst_residual": worst,
+            "failed": not worst <= (TOL if arm.startswith(("default", "plain", "momentum")) else 1.01 * TOL),
+            "peak_bytes": found[-1][3],
+        }
+        if ledger is not None:
+            depths = sorted(ledger.depths.values())
+            rows[arm] |= {"slots": ledger.slots, "legs": ledger.legs, "padding": ledger.padding}
+            rows[arm] |= {
+                "median_depth": depths[len(depths) // 2],
+                "rescued": len(ledger.rescue.depths) if ledger.rescue else 0,
+            }
+            rows[arm] |= {"parts": {verb: round(value, 4) for verb, value in ledger.seconds.items()}}
+    return {"workload": name, "problems": len(problems), "tol": TOL, "arms": rows}
+
+
+def show(report: dict[str, Any]) -> None:
+    print(f"\n{report['workload']}: {report['problems']} problems, tol {report['tol']}")
+    for arm, row in report["arms"].items():
+        if "note" in row:
+            print(f"  {arm:<18} {row['note']}")
+            continue
+        mark = "~" if row["ran"] < row["of"] else " "
+        more = (
+            f"slots {row['slots']} padding {row['padding']:.2f} rescued {row['rescued']} {row['parts']}"
+            if "slots" in row
+            else ""
+        )
+        failed = "FAILED" if row["failed"] else ""
+        said = f"{mark}{row['seconds']:9.4f} s  x{row['spread']:.2f}  residual {row['worst_residual']:.2e} {failed}"
+        print(f"  {arm:<18}{said} {more}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument(
+        "--arms", nargs="*", default=["default", "plain", "flash", "ott", "ott-momentum"], choices=list(ARMS)
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="what a serial peer may take per window")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=None, help="resumes: workloads that stand in it are not run again")
+    args = parser.parse_args()
+    reports = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else []
+    done = {report["workload"] for report in reports}
+    for name in args.workloads:
+        if name in done:
+            continue
+        report = measure(name, args.arms, args.seconds, args.repeats)
+        show(report)
+        reports.append(
+            report | {"command": " ".join(sys.argv), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+        )
+        if args.json is not None:
+            args.json.write_text(json.dumps(reports, indent=1))
+
+
+if __name__ == "__main__":
+    main()
