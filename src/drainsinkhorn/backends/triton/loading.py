@@ -196,7 +196,7 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, An
     middle = (low / 2 + high / 2)[:, None, :]
     scale = (factor if how.rooted else factor.sqrt())[:, None, None]
     x, y = (x - middle) * scale, (y - middle) * scale
-    # A bound on all distances: the diagonal of the box, and its half diagonals through the middle, are order-free.
+    # A bound on all distances: the diagonal of the box.
     far = torch.linalg.vector_norm((high - low).cpu(), dim=1).to(device) * scale[:, 0, 0]
     views["EXACT0"][:], views["EXACT1"][:] = x.swapaxes(1, 2).flatten(1), y.swapaxes(1, 2).flatten(1)
     if how.kind == k.STORED.value:
