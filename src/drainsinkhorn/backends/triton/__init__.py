@@ -121,7 +121,7 @@ def interpreted() -> bool:
 
 @lru_cache(maxsize=256)
 def _made(kind: int, dp: int, chunks: int, dense: bool, rooted: bool) -> How:
-    return How(kind, dp, chunks, dense, rooted, **tile(kind, dp, chunks))
+    return How(kind, dp, chunks, dense, rooted, **tile(kind, dp))
 
 
 @lru_cache(maxsize=64)

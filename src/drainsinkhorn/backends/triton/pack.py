@@ -95,6 +95,7 @@ class TritonPack:
         sizes = self._sizes[[lane.place for lane in self._lanes]] if self._lanes else np.zeros((1, 2), dtype=np.int64)
         self._most = (int(sizes[:, 0].max()), int(sizes[:, 1].max()))
         self._graphs.clear()
+        self._settled = False
         # A graph is worth its capture where launches would take longer than what they launch.
         pairs = len(self._lanes) * self._most[0] * self._most[1]
         self._graphed = self.device.type == "cuda" and 0 < pairs <= GRAPH_PAIRS
@@ -260,32 +261,31 @@ class TritonPack:
                 self._exact(live, lanes, side, role)
 
     def _cycles(self, cycles: int) -> None:
-        """Launch some cycles; few small lanes by replaying a graph of them."""
+        """Run some cycles; few small lanes by replaying a graph of them."""
         key = (cycles, self._parity)
-        if not self._graphed or cycles < 2:
-            for cycle in range(cycles):
-                self._cycle(first=cycle == 0)
+        # A pack that is repacked at once would never get its graph back: the first time is not captured.
+        worth = self._graphed and cycles >= 2
+        if not worth or not self._settled:
+            self._settled |= worth
+            self._launch(cycles)
             return
         if key not in self._graphs:
-            graph, seen = torch.cuda.CUDAGraph(), self._graphs.get((-1, -1), 0)
-            self._graphs[-1, -1] = seen + 1
-            if seen == 0:
-                # A pack that is repacked at once never gets its graph back.
-                for cycle in range(cycles):
-                    self._cycle(first=cycle == 0)
-                return
-            with torch.cuda.graph(graph):
-                for cycle in range(cycles):
-                    self._cycle(first=cycle == 0)
+            self._graphs[key] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graphs[key]):
+                self._launch(cycles)
             self._parity = key[1]
-            self._graphs[key] = graph
         self._graphs[key].replay()
         self._parity = (self._parity + cycles) % 2
 
-    def _look(self, *, lock: bool) -> None:
-        k.look[(len(self._lanes),)](
-            self._table, self._live, self._states[self._parity], self._arenas["wide"].buffer, self._limits,
-            self._halted, self._report, LOCK=lock, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
+    def _launch(self, cycles: int) -> None:
+        for cycle in range(cycles):
+            self._cycle(first=cycle == 0)
+
+    def _look(self, live: Any, report: Any, *, lock: bool = False) -> None:
+        """Depth and stale residual of lanes into `report`."""
+        k.look[(len(live),)](
+            self._table, live, self._states[self._parity], self._arenas["wide"].buffer, self._limits, self._halted,
+            report, LOCK=lock, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
         )  # fmt: skip
 
     # The verbs of the contract.
@@ -300,10 +300,10 @@ class TritonPack:
         if lockstep:
             for cycle in range(cycles if moving else 0):
                 self._cycle(first=cycle == 0)
-                self._look(lock=True)
+                self._look(self._live, self._report, lock=True)
         elif moving:
             self._cycles(cycles)
-        self._look(lock=False)
+        self._look(self._live, self._report)
         told = torch.cat([before[:, None], self._report], dim=1).cpu().tolist()
         ran = [int(now - then) for then, now, _ in told]
         frozen = sum(lane.frozen for lane in self._lanes)
@@ -334,11 +334,7 @@ class TritonPack:
 
     def _poisoned(self, live: Any) -> list[bool]:
         report = torch.zeros((len(live), 2), dtype=torch.float64, device=self.device)
-        k.look[(len(live),)](
-            self._table, live, self._states[self._parity], self._arenas["wide"].buffer,
-            torch.zeros(len(self._table), dtype=torch.float64, device=self.device), self._halted, report,
-            LOCK=False, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
-        )  # fmt: skip
+        self._look(live, report)
         return report[:, 1].isnan().tolist()
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:

@@ -26,7 +26,6 @@ TILES: dict[tuple[int, int], Tile] = {
 }
 
 
-def tile(kind: int, dp: int, chunks: int) -> Tile:
+def tile(kind: int, dp: int) -> Tile:
     """The tile for a kind of scores."""
-    del chunks
     return TILES[kind, dp]
