@@ -65,7 +65,7 @@ MODES: dict[str, Mode] = {
 
 
 STARTS = ("auto", "gaussian", "zero")
-"""Starts by name; "auto" is gaussian for sqeuclidean and zero elsewhere."""
+"""Starts by name; "auto" is gaussian for sqeuclidean where that moves the potentials enough, and zero elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 
 from drainsinkhorn.backends.arrays import library, to_numpy
 from drainsinkhorn.backends.door import sizes
-from drainsinkhorn.backends.starts import FULL_DIM, between
+from drainsinkhorn.backends.starts import FULL_DIM, between, worthwhile
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena, aligned
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -187,8 +187,11 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, An
     assert isinstance(cost, Cost)
     x, y = _stacked([p.x for p in problems], device), _stacked([p.y for p in problems], device)
     factor = bits * torch.tensor([p.cost.scale for p in problems], dtype=torch.float64, device=device)  # type: ignore[union-attr]
-    if not _starts(problems, views, bits, device) and problems[0].init == "gaussian":
-        views["POTENTIAL1"][:] = gaussian(x, y, views["MASS0"], views["MASS1"], factor)
+    if not _starts(problems, views, bits, device) and problems[0].init != "zero":
+        found = gaussian(x, y, views["MASS0"], views["MASS1"], factor)
+        if problems[0].init == "auto":
+            found[~worthwhile(found * math.log(2), views["MASS1"])] = 0.0
+        views["POTENTIAL1"][:] = found
     if cost.kind == "cosine":
         x, y, factor = _unit_rows(x), _unit_rows(y), factor / 2
     low = torch.minimum(x.amin(1), y.amin(1))
