@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, cast
 
-from drainsinkhorn.core.audit import Audit, Geometric, is_count
+from drainsinkhorn.core.audit import EVERY, Audit, Geometric, is_count
 from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.problem import Problem
 
@@ -91,7 +91,7 @@ class Profile:
         if not self.depths:
             return False
         shallow, deep = min(self.depths), max(self.depths)
-        every = audit.every
+        every = audit.every or EVERY
         return deep - shallow < every if isinstance(every, int) else deep <= shallow * every.ratio
 
 
