@@ -83,12 +83,17 @@ COSTS: dict[str, PointCost] = {
 }
 
 
+def point_cost(cost: Cost) -> PointCost:
+    """What is known of a cost between points."""
+    return COSTS[cost.kind]
+
+
 def cost_matrix(problem: Problem[Any]) -> tuple[Matrix, float]:
     """Costs of an admitted problem in float64 by direct differences, and a bound on their absolute error."""
     if not isinstance(problem.cost, Cost):
         return np.ascontiguousarray(to_numpy(problem.cost), dtype=np.float64), 0.0
     x, y = to_numpy(problem.x).astype(np.float64), to_numpy(problem.y).astype(np.float64)
-    kind, scale = COSTS[problem.cost.kind], problem.cost.scale
+    kind, scale = point_cost(problem.cost), problem.cost.scale
     with np.errstate(over="ignore", invalid="ignore"):
         cost = kind.matrix(x, y)
         return scale * cost, scale * kind.rounding(x.shape[1], float(cost.max()))
