@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Problem
 
 Matrix = NDArray[np.float64]
@@ -83,9 +85,59 @@ COSTS: dict[str, PointCost] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A cost of your own as a KeOps formula in x and y, for example `Formula("Sqrt(SqDist(x, y) + IntCst(1))")`.
+
+    The backend "keops" runs it; the others that take any matrix evaluate it in float64 first.
+    """
+
+    text: str
+
+    @property
+    def backend(self) -> str:
+        """What computes it."""
+        return "keops"
+
+    def matrix(self, x: Matrix, y: Matrix) -> Matrix:
+        """All costs in float64."""
+        return importlib.import_module("drainsinkhorn.backends.keops.reduction").formula_matrix(self, x, y)
+
+
+def as_cost(given: Any) -> Any:
+    """A cost between points as a Cost; whatever else, which must be a matrix then, as it is."""
+    if isinstance(given, Cost):
+        kind = given.kind
+        return replace(given, kind=_callers_kind(kind)) if not isinstance(kind, str) else given
+    return Cost(_callers_kind(given)) if isinstance(given, (str, Formula)) or _is_ott(given) else given
+
+
+def _callers_kind(kind: Any) -> Any:
+    if not _is_ott(kind):
+        return kind
+    return importlib.import_module("drainsinkhorn.backends.ottjax.costs").OttCost.of(kind)
+
+
+def _is_ott(value: Any) -> bool:
+    """True for a CostFn of OTT, of which nothing is imported that the caller has not imported."""
+    named = {f"{base.__module__}.{base.__name__}" for base in type(value).__mro__}
+    return "ott.geometry.costs.CostFn" in named
+
+
 def point_cost(cost: Cost) -> PointCost:
-    """What is known of a cost between points."""
-    return COSTS[cost.kind]
+    """What is known of a cost between points; a caller's own is taken for what its float64 evaluation gives."""
+    if isinstance(cost.kind, str):
+        return COSTS[cost.kind]
+    return PointCost(cost.kind.matrix, lambda far: far, _rounded_squares)
+
+
+def refuse_callers_cost(problem: Problem[Any], backend: str) -> None:
+    """Raise ProblemError for a caller's own cost, in backends whose kernels know costs by name."""
+    kind = problem.cost.kind if isinstance(problem.cost, Cost) else ""
+    if not isinstance(kind, str):
+        raise ProblemError(
+            f'backend {backend!r} cannot compute the cost {kind}; use backend="{kind.backend}" or "auto"'
+        )
 
 
 def cost_matrix(problem: Problem[Any]) -> tuple[Matrix, float]:

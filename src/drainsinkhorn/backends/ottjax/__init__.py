@@ -15,8 +15,9 @@ from drainsinkhorn.backends.arrays import library
 from drainsinkhorn.backends.dense import DenseCoupling
 from drainsinkhorn.backends.door import caller_array, sizes
 from drainsinkhorn.backends.ottjax.kernels import How
-from drainsinkhorn.backends.ottjax.loading import filled_size, scores
+from drainsinkhorn.backends.ottjax.loading import filled_size
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
+from drainsinkhorn.backends.scores import scores
 from drainsinkhorn.core.errors import BackendUnavailable, OptionsError, ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 

@@ -6,23 +6,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import point_cost
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.ottjax.kernels import SAMPLES, UNIT, How
+from drainsinkhorn.backends.scores import samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support
 from drainsinkhorn.core.problem import Cost, Problem
 
 Vector = NDArray[np.float64]
-
-LIGHT = 1e-3
-"""Points lighter than this part of the mean weight are not sampled: together they hold no more of the mass."""
 
 
 def filled_size(size: int) -> int:
@@ -76,42 +73,6 @@ class Loaded:
         return long_f, long_g
 
 
-class Scores(NamedTuple):
-    """How large costs are, in units of eps: a typical one, and a bound on all."""
-
-    typical: float
-    largest: float
-
-
-@np.errstate(all="ignore")
-def scores(problem: Problem[Any]) -> Scores:
-    """How large the costs of a problem are; of a caller's own cost, judged by a sample and twice its largest."""
-    cost = problem.cost
-    if not isinstance(cost, Cost):
-        found = np.abs(to_numpy(cost))
-        return Scores(float(found.mean()) / problem.eps, float(found.max()) / problem.eps)
-    factor, (x, y) = cost.scale / problem.eps, (to_numpy(points) for points in (problem.x, problem.y))
-    if not isinstance(cost.kind, str):
-        some = [p[np.linspace(0, len(p) - 1, min(len(p), 64)).astype(int)].astype(np.float64) for p in (x, y)]
-        found = np.abs(cost.kind.matrix(*some))
-        return Scores(factor * float(found.mean()), 2 * factor * float(found.max()))
-    if cost.kind == "cosine":
-        return Scores(factor, 2 * factor)
-    a, b = to_numpy(problem.a), to_numpy(problem.b)
-    x, y = x.astype(np.float64), y.astype(np.float64)
-    centre = (a @ x + b @ y) / 2
-    from_x, from_y = (_lengths(points - centre) for points in (x, y))
-    largest = point_cost(cost).largest
-    far = float(largest(float(from_x.max()) + float(from_y.max())))
-    return Scores(factor * float(a @ largest(from_x) + b @ largest(from_y)), factor * far)
-
-
-def _lengths(points: Any) -> Vector:
-    """Lengths of vectors whose squares may overflow."""
-    extent = np.abs(points).max(axis=1, keepdims=True)
-    return np.where(extent[:, 0] > 0, extent[:, 0] * np.sqrt(((points / extent) ** 2).sum(axis=1)), 0.0)
-
-
 @np.errstate(all="ignore")
 def load(problem: Problem[Any], how: How) -> Loaded:
     """A lane's arrays."""
@@ -140,7 +101,7 @@ def load(problem: Problem[Any], how: How) -> Loaded:
     arrays |= {
         "a": _filled(a, how.n), "b": _filled(b, how.m), "f": _filled(f, how.n), "g": _filled(g, how.m),
         "eps": np.float64(eps), "rounding": np.float64(rounding),
-        "rows": _samples(a, rows), "cols": _samples(b, cols),
+        "rows": samples(a, SAMPLES), "cols": samples(b, SAMPLES),
         "broken": np.bool_(not math.isfinite(largest) or not math.isfinite(1 / eps)),
     }  # fmt: skip
     return Loaded(problem, arrays, how, unit, eps, rows, cols, support)
@@ -154,9 +115,3 @@ def _filled(array: Any, *shape: int) -> Any:
 
 def _repeated(points: Any, size: int) -> Any:
     return points[np.minimum(np.arange(size), len(points) - 1)]
-
-
-def _samples(weights: Vector, support: NDArray[np.intp]) -> NDArray[np.int32]:
-    """Places of points, evenly spread over those that are not light."""
-    heavy = support[weights[support] >= LIGHT / len(weights)]
-    return heavy[np.linspace(0, len(heavy) - 1, SAMPLES).astype(int)].astype(np.int32)
