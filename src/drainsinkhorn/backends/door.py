@@ -147,10 +147,12 @@ def _cost(problem: Problem[Any]) -> Cost | Any:
     cost = as_cost(problem.cost)
     if not isinstance(cost, Cost):
         return cost
-    if isinstance(cost.kind, str) and cost.kind not in COSTS:
-        raise ProblemError(f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix")
-    if not isinstance(cost.kind, str) and not hasattr(cost.kind, "matrix"):
-        raise ProblemError(f"cost {_shown(cost.kind)} is none; use a name, a Formula or a CostFn of OTT")
+    known = cost.kind in COSTS if isinstance(cost.kind, str) else hasattr(cost.kind, "matrix")
+    if not known:
+        raise ProblemError(
+            f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix, "
+            "or for a cost of your own a Formula or a CostFn of OTT"
+        )
     return replace(cost, scale=_positive("the scale of the cost", cost.scale, "1.0 is the default"))
 
 
