@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ UNIT = 2.0**-53
 
 SMALLEST = 2.0**-1022
 """Smallest normal float64: what underflow can cost at most."""
+
+
+_PLAIN = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*|[0-9]+|[-+*/|(),\s])+")
 
 
 def sqeuclidean(x: Matrix, y: Matrix) -> Matrix:
@@ -89,15 +93,26 @@ COSTS: dict[str, PointCost] = {
 class Formula:
     """A cost of your own as a KeOps formula in x and y, for example `Formula("Sqrt(SqDist(x, y) + IntCst(1))")`.
 
-    The backend "keops" runs it; the others that take any matrix evaluate it in float64 first.
+    The backend "keops" runs it; the reference evaluates it in float64 first. KeOps reads a formula as Python, so only
+    names, whole numbers, brackets, commas and `+ - * / |` are let through.
     """
 
     text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.text), str) or not _PLAIN.fullmatch(self.text):
+            raise ProblemError(
+                f"a formula is made of names, whole numbers, brackets, commas and + - * / |, got {self.text!r}; "
+                'for example Formula("Sqrt(SqDist(x, y) + IntCst(1))")'
+            )
 
     @property
     def backend(self) -> str:
         """What computes it."""
         return "keops"
+
+    def __str__(self) -> str:
+        return self.text
 
     def matrix(self, x: Matrix, y: Matrix) -> Matrix:
         """All costs in float64."""

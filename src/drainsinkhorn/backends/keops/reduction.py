@@ -58,7 +58,9 @@ def _reducer(formula: str, dim: int, axis: int, weighted: bool, device: str, dty
         one = torch.zeros((1, dim), device=device, dtype=dtype)
         block = blocks([(0, 1)], [(0, 1)], one.device)
         reducer(one, one, *[one[:, :1].contiguous()] * (1 + weighted), ranges=block, backend=_backend(one))
-    except ValueError as error:
+    except Exception as error:  # KeOps reads a formula as Python, which may raise anything.
+        if not weighted:
+            raise
         raise ProblemError(f"the formula {formula!r} is none that KeOps knows: {error}") from None
     finally:
         said.cancel()

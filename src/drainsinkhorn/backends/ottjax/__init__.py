@@ -67,9 +67,9 @@ class OttBackend:
         return rung(lanes)
 
     def natural_width(self, problem: Problem[Any]) -> int:
-        """Sixteen, fewer where their matrices would fill the memory."""
-        n, m = sizes(problem)
-        return max(1, min(16, rung(2**28 // (n * m) or 1)))
+        """Sixteen, fewer where their matrices would fill the memory; on a CPU, what its cache holds."""
+        (n, m), cpu = sizes(problem), self._device(problem).platform == "cpu"
+        return max(1, min(16, rung((2**18 if cpu else 2**28) // (n * m) or 1)))
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Nothing: jax compiles a width when it meets it, and keeps it for the process."""
