@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import point_cost
+from drainsinkhorn.backends.costs import point_cost, unit_rows
 from drainsinkhorn.core.problem import Cost, Problem
 
 Vector = NDArray[np.float64]
@@ -18,10 +18,11 @@ LIGHT = 1e-3
 
 
 class Scores(NamedTuple):
-    """How large costs are, in units of eps: a typical one, and a bound on all."""
+    """How large costs are, in units of eps: a typical one, a bound on all, and one on their rounding in float64."""
 
     typical: float
     largest: float
+    rounding: float
 
 
 @np.errstate(all="ignore")
@@ -30,21 +31,23 @@ def scores(problem: Problem[Any]) -> Scores:
     cost = problem.cost
     if not isinstance(cost, Cost):
         found = np.abs(to_numpy(cost))
-        return Scores(float(found.mean()) / problem.eps, float(found.max()) / problem.eps)
+        return Scores(float(found.mean()) / problem.eps, float(found.max()) / problem.eps, 0.0)
     factor, (x, y) = cost.scale / problem.eps, (to_numpy(points) for points in (problem.x, problem.y))
     if not isinstance(cost.kind, str):
         some = [p[np.linspace(0, len(p) - 1, min(len(p), 64)).astype(int)].astype(np.float64) for p in (x, y)]
         found = np.abs(cost.kind.matrix(*some))
-        return Scores(factor * float(found.mean()), 2 * factor * float(found.max()))
-    if cost.kind == "cosine":
-        return Scores(factor, 2 * factor)
+        far = 2 * float(found.max())
+        return Scores(factor * float(found.mean()), factor * far, factor * point_cost(cost).rounding(x.shape[1], far))
     a, b = to_numpy(problem.a), to_numpy(problem.b)
     x, y = x.astype(np.float64), y.astype(np.float64)
+    if cost.kind == "cosine":
+        x, y = unit_rows(x), unit_rows(y)
     centre = (a @ x + b @ y) / 2
     from_x, from_y = (_lengths(points - centre) for points in (x, y))
-    largest = point_cost(cost).largest
-    far = float(largest(float(from_x.max()) + float(from_y.max())))
-    return Scores(factor * float(a @ largest(from_x) + b @ largest(from_y)), factor * far)
+    known = point_cost(cost)
+    far = float(known.largest(float(from_x.max()) + float(from_y.max())))
+    typical = float(a @ known.largest(from_x) + b @ known.largest(from_y))
+    return Scores(factor * typical, factor * far, factor * float(known.rounding(x.shape[1], far)))
 
 
 def _lengths(points: Any) -> Vector:

@@ -18,7 +18,7 @@ from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
 from drainsinkhorn.backends.momentum import PLAIN, Momentum
-from drainsinkhorn.backends.scores import samples, scores
+from drainsinkhorn.backends.scores import Scores, samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support, restrict
 from drainsinkhorn.core.problem import Cost, Problem
@@ -63,7 +63,7 @@ class Lane:
     problem: Problem[Any]
     inner: Problem[Any]
     support: Support | None
-    largest: float
+    scores: Scores
     momentum: Momentum | None
     samples: dict[str, Any]
     rows: Span = (0, 0)
@@ -235,7 +235,7 @@ class KeopsPack:
         lane, has = self._lanes[i], self._arrays
         potentials = float(has["f"][slice(*lane.rows)].abs().max() + has["g"][slice(*lane.cols)].abs().max())
         points = lane.rows[1] - lane.rows[0] + lane.cols[1] - lane.cols[0]
-        return 2 * UNIT * ((self._how.dim + 8) * lane.largest + points + 8 * potentials)
+        return 2 * (lane.scores.rounding + UNIT * (8 * lane.scores.largest + points + 8 * potentials))
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state in a pass of its own, band included."""
@@ -325,7 +325,7 @@ class KeopsPack:
         for i in fresh:
             finite = bool(torch.isfinite(has["next"][slice(*self._lanes[i].rows)]).all())
             self._lanes[i].error = errors[i]
-            self._lanes[i].broken = not finite or not math.isfinite(self._lanes[i].largest)
+            self._lanes[i].broken = not finite or not math.isfinite(self._lanes[i].scores.largest)
         self._sample([i for i in fresh if not self._lanes[i].broken])
 
     def _opened(self, problem: Problem[Any]) -> tuple[Lane, dict[str, Any]]:
@@ -337,7 +337,7 @@ class KeopsPack:
             f, g = (side / eps for side in start(inner))
         some = {side: samples(to_numpy(w), SAMPLES) for side, w in (("rows", inner.a), ("cols", inner.b))}
         momentum = Momentum() if self._momentum else None
-        lane = Lane(problem, inner, support, scores(problem).largest, momentum, some)
+        lane = Lane(problem, inner, support, scores(problem), momentum, some)
         arrays = {
             "x": x, "y": y, "a": to_numpy(inner.a), "b": to_numpy(inner.b), "f": f, "g": g,
             "next": np.zeros(n), "before": f, "scale_x": np.full(n, factor), "scale_y": np.full(m, factor),

@@ -101,6 +101,7 @@ class OttBackend:
         kind = cost.kind if isinstance(cost, Cost) else "dense"
         if not isinstance(kind, str) and not hasattr(kind, "fn"):
             raise ProblemError(f"backend 'ott' cannot compute the cost {kind!r}; use backend=\"auto\"")
+        kind = "sqeuclidean" if kind == "cosine" else kind
         d = 0 if kind == "dense" else int(problem.x.shape[1])  # type: ignore[union-attr]
         assert problem.tol is not None
         single = self.precision == "float32"

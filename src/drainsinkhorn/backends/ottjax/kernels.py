@@ -5,7 +5,8 @@ leg: `f + eps log a` of ours is its f. A point without weight has potential -inf
 only fill a lane up to its size. Our f-leg is the update along axis 1 and comes first, OTT's own loop begins with axis
 0: the same updates as OTT makes on the transposed problem.
 
-Points come scaled so that eps is 1 (distances and matrices), or as they are (directions, a caller's own cost).
+Points come scaled so that eps is 1, directions as points (half their squared distance is the cosine cost), and for a
+caller's own cost as they are.
 """
 
 # pyright: basic
@@ -37,7 +38,7 @@ class How:
     """How lanes are computed. A function of the problem and the settings alone; lanes that share it share packs.
 
     Attributes:
-        kind: A named cost, "dense", or the caller's own cost.
+        kind: "sqeuclidean" (of directions, for the cosine), "euclidean", "dense", or the caller's own cost.
         n: Rows, filled up.
         m: Columns, filled up.
         d: Coordinates; 0 for a matrix.
@@ -99,7 +100,7 @@ def kernels(how: How) -> Kernels:
 
 def cost_fn(kind: Any) -> Any:
     """OTT's cost of that kind."""
-    named = {"sqeuclidean": costs.SqEuclidean, "euclidean": costs.Euclidean, "cosine": costs.Cosine}
+    named = {"sqeuclidean": costs.SqEuclidean, "euclidean": costs.Euclidean}
     return named[kind]() if isinstance(kind, str) else kind.fn
 
 
@@ -116,13 +117,11 @@ def _end_to_end(old: Lane, new: Lane) -> Lane:
 
 
 def _direct(how: How, x: Any, y: Any) -> Any:
-    """Costs in float64 by direct differences (of directions, for the cosine)."""
+    """Costs in float64 by direct differences."""
     if not isinstance(how.kind, str):
         return how.kind.fn.all_pairs(x, y)
-    if how.kind == "cosine":
-        x, y = (p / jnp.linalg.norm(p, axis=-1, keepdims=True) for p in (x, y))
     squares = ((x[:, None, :] - y[None, :, :]) ** 2).sum(-1)
-    return jnp.sqrt(squares) if how.kind == "euclidean" else squares / 2 if how.kind == "cosine" else squares
+    return jnp.sqrt(squares) if how.kind == "euclidean" else squares
 
 
 def _load(how: How, given: Lane) -> Lane:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.costs import unit_rows
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.ottjax.kernels import SAMPLES, UNIT, How
 from drainsinkhorn.backends.scores import samples, scores
@@ -85,9 +86,11 @@ def load(problem: Problem[Any], how: How) -> Loaded:
         arrays["cost"] = _filled(to_numpy(cost) / problem.eps, how.n, how.m)
     else:
         x, y = (to_numpy(points).astype(np.float64) for points in (problem.x, problem.y))
-        if cost.kind in ("sqeuclidean", "euclidean"):
+        if isinstance(cost.kind, str):
             ratio = cost.scale / problem.eps
-            factor = math.sqrt(ratio) if cost.kind == "sqeuclidean" else ratio
+            if cost.kind == "cosine":
+                x, y, ratio = unit_rows(x), unit_rows(y), ratio / 2
+            factor = ratio if cost.kind == "euclidean" else math.sqrt(ratio)
             # One vector for both clouds, so that differences stay what they are.
             centre = (a @ x + b @ y) / 2
             x, y = factor * (x - centre), factor * (y - centre)
@@ -96,8 +99,8 @@ def load(problem: Problem[Any], how: How) -> Loaded:
         # Filled up with a point of the cloud itself, where any cost is defined.
         arrays |= {"x": _repeated(x, how.n), "y": _repeated(y, how.m)}
     f, g = (side / unit for side in start(problem))
-    largest = scores(problem).largest
-    rounding = 2 * (how.d + 8) * UNIT * largest + 2 * UNIT * (n + m)
+    _, largest, rounding = scores(problem)
+    rounding = 2 * (rounding + UNIT * (8 * largest + n + m))
     arrays |= {
         "a": _filled(a, how.n), "b": _filled(b, how.m), "f": _filled(f, how.n), "g": _filled(g, how.m),
         "eps": np.float64(eps), "rounding": np.float64(rounding),
