@@ -84,7 +84,7 @@ def lidar(folder: Path, n: int, width: int, eps: float) -> Window:
 
 def workloads(folder: Path | None, full: bool) -> dict[str, tuple[str, Callable[[], Window]]]:
     """Piece by name: which library, and its window."""
-    n4, n8, n16 = (4096, 8192, 16384) if full else (512, 1024, 1024)
+    n4, n8, n16 = (4096, 8192, 16384) if full else (512, 256, 512)
     pieces: dict[str, tuple[str, Callable[[], Window]]] = {
         "ott-mixtures": ("ott", lambda: mixtures(n4, 15, 16, 0.02)),
         "ott-mixtures-2": ("ott", lambda: mixtures(n4, 3, 16, 0.01, seed=1)),
