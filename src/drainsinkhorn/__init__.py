@@ -3,6 +3,7 @@
 from drainsinkhorn.api import Interrupted as Interrupted
 from drainsinkhorn.api import solve as solve
 from drainsinkhorn.api import stream as stream
+from drainsinkhorn.backends.costs import Formula as Formula
 from drainsinkhorn.backends.starts import extend as extend
 from drainsinkhorn.batch import problems as problems
 from drainsinkhorn.core.audit import Audit as Audit
