@@ -51,6 +51,20 @@ def _admit(problem: Any, tol: float, margin: float, init: Any) -> Problem[Any]:
     return replace(problem, x=x, y=y, eps=eps, tol=margin * tol, cost=cost, a=a / a.sum(), b=b / b.sum(), init=init)
 
 
+def normal(problem: Problem[Any]) -> Problem[Any]:
+    """The normal form of a problem that has passed the door before: nothing is looked at again."""
+    cost = _array(Cost(problem.cost) if isinstance(problem.cost, str) else problem.cost)
+    if isinstance(cost, Cost):
+        cost = replace(cost, scale=float(cost.scale))
+    problem = replace(problem, x=_array(problem.x), y=_array(problem.y), eps=float(problem.eps), cost=cost)
+    n, m = sizes(problem)
+    a, b = (
+        np.full(size, 1.0 / size) if given is None else to_numpy(given).astype(np.float64)
+        for given, size in ((problem.a, n), (problem.b, m))
+    )
+    return replace(problem, a=a / a.sum(), b=b / b.sum())
+
+
 def sizes(problem: Problem[Any]) -> tuple[int, int]:
     """(n, m) of an admitted problem."""
     cost: Any = problem.cost
