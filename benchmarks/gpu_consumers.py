@@ -17,9 +17,8 @@ import triton
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.door import admit
-from drainsinkhorn.backends.triton import TritonBackend
+from drainsinkhorn.backends.triton import TritonBackend, tiles
 from drainsinkhorn.backends.triton import kernels as k
-from drainsinkhorn.backends.triton import tiles
 from drainsinkhorn.backends.triton.pack import TritonPack
 
 SHAPES = [(16384, 15, 16), (16384, 50, 8), (8192, 3, 8), (4096, 50, 16), (1024, 500, 64), (128, 16, 512)]

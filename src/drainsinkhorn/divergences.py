@@ -87,12 +87,12 @@ def divergence(
         (True, 6)
     """
     pairs = problems(x, y, eps=eps, a=a, b=b, cost=cost)
-    batch, within = _with_clouds_themselves(pairs)
+    batch, within = with_clouds_themselves(pairs)
     solution = solve(batch, tol=tol, backend=backend, options=options, observe=observe, **settings)
     return Divergences(_values(pairs, solution, within), solution, within)
 
 
-def _with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> tuple[list[Problem[Any]], list[tuple[int, int]]]:
+def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> tuple[list[Problem[Any]], list[tuple[int, int]]]:
     """The pairs, then every cloud with itself, and where each pair finds its own two."""
     batch, places = list(pairs), dict[Any, int]()
 
@@ -114,12 +114,19 @@ def _with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> tuple[list[Problem
 
 
 def _values(pairs: Sequence[Problem[Any]], solution: Solution[Any], within: Sequence[tuple[int, int]]) -> Any:
-    some = [k for k, result in enumerate(solution) if result.emitted is not None]
-    duals = np.full(len(solution), np.nan)
-    duals[some] = [cost.dual for cost in transport_cost([solution[k] for k in some])]  # type: ignore[union-attr]
-    first, second = (duals[[pair[side] for pair in within]] for side in (0, 1))
-    values = duals[: len(pairs)] - first / 2 - second / 2
+    found = np.array(duals(solution))
+    first, second = (found[[pair[side] for pair in within]] for side in (0, 1))
+    values = found[: len(pairs)] - first / 2 - second / 2
     like = pairs[0].x if pairs else None
     if not is_array(like):
         return values
     return to_caller(values.astype(float_dtype(like) or np.float64), like)
+
+
+def duals(solution: Sequence[Result[Any]]) -> list[float]:
+    """Dual values of results; NaN for one that has no potentials."""
+    some = [k for k, result in enumerate(solution) if result.emitted is not None]
+    found = [float("nan")] * len(solution)
+    for k, cost in zip(some, transport_cost([solution[k] for k in some]), strict=True):
+        found[k] = cost.dual  # type: ignore[union-attr]
+    return found

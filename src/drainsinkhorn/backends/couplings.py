@@ -150,10 +150,11 @@ def uniforms(seed: Any, count: int) -> tuple[Vector, Vector]:
     return rng.random(count), rng.random(count)
 
 
-def pulled(cost: Cost, x: Any, mass: Any, mean: Any) -> Any:
-    """`sum_j P_ij dC(x_i, y_j)/dx_i` from means of y (of unit vectors, for the cosine); NumPy or torch arrays."""
+def pulled(cost: Cost, x: Any, mass: Any, means: Any) -> Any:
+    """`sum_j P_ij w_j dC(x_i, y_j)/dx_i` from means of w y (unit vectors, for the cosine) and w; NumPy or torch."""
+    mean, total = means[:, :-1], means[:, -1:]
     if cost.kind == "sqeuclidean":
-        return 2 * cost.scale * mass[:, None] * (x - mean)
+        return 2 * cost.scale * mass[:, None] * (total * x - mean)
     length = (x * x).sum(axis=1, keepdims=True) ** 0.5
     unit = x / length
     return -cost.scale * mass[:, None] / length * (mean - (unit * mean).sum(axis=1, keepdims=True) * unit)
@@ -340,32 +341,30 @@ class BlockCouplings:
             out.append(costs(one.problem.eps, mass, transport, entropy, linear))
         return out
 
-    def slopes(self, side: str = "row") -> list[Any]:
+    def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
         """Through the means of the other cloud."""
-        clouds = [to_numpy(cloud).astype(np.float64) for cloud in self._clouds(side)]
-        lanes = self._lanes(side)
+        lanes, clouds = self._lanes(side), self._clouds(side)
         masses = [_mass(one.a, logs) for (one, _), logs in zip(lanes, self._logs(side), strict=True)]
-        kinds = {one.problem.cost.kind for one, _ in lanes if isinstance(one.problem.cost, Cost)}
-        turned = [
-            unit_rows(cloud) if one.problem.cost.kind == "cosine" else cloud  # type: ignore[union-attr]
-            for cloud, (one, _) in zip(clouds, lanes, strict=True)
-        ]
-        means = self._means(turned, side, weighted=False)
-        over: list[Any] = []
-        if "euclidean" in kinds:
-            # Over the distance, and of ones too: sum_j w_j (x - y_j) / r_j.
-            both = [np.concatenate([cloud, np.ones((len(cloud), 1))], axis=1) for cloud in clouds]
-            over = self._means(both, side, weighted=False, inverse=True)
+        kinds = [one.problem.cost.kind for one, _ in lanes if isinstance(one.problem.cost, Cost)]
+        values: list[Any] = []
+        for lane, (cloud, kind) in enumerate(zip(clouds, kinds, strict=True)):
+            points = to_numpy(cloud).astype(np.float64)
+            weight = np.ones(len(points)) if weights is None else to_numpy(weights[lane]).astype(np.float64)
+            points = unit_rows(points) if kind == "cosine" else points
+            values.append(weight[:, None] * np.c_[points, np.ones(len(points))])
+        means = self._means(values, side, weighted=False)
+        # Over the distance: sum_j w_j (x - y_j) / r_j.
+        over = self._means(values, side, weighted=False, inverse=True) if "euclidean" in kinds else means
         found: list[Any] = []
-        for lane, ((one, _), mass, mean) in enumerate(zip(lanes, masses, means, strict=True)):
+        for lane, ((one, _), mass) in enumerate(zip(lanes, masses, strict=True)):
             cost, x = one.problem.cost, one.points
             assert isinstance(cost, Cost)
             if cost.kind == "euclidean":
-                near = over[lane]
                 # Scores are distances times scale / eps.
-                slope = cost.scale**2 / one.problem.eps * mass[:, None] * (x * near[:, -1:] - near[:, :-1])
+                factor, near = cost.scale**2 / one.problem.eps, over[lane]
+                slope = factor * mass[:, None] * (x * near[:, -1:] - near[:, :-1])
             else:
-                slope = pulled(cost, x, mass, mean)
+                slope = pulled(cost, x, mass, means[lane])
             found.append(self._return(lane, slope))
         return found
 

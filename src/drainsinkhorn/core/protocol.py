@@ -79,8 +79,8 @@ class Couplings(Protocol[A]):
         """What each plan costs."""
         ...
 
-    def slopes(self, side: str = "row") -> list[A]:
-        """`sum_j P_ij dC(x_i, y_j)/dx_i`, shaped like the points of the side."""
+    def slopes(self, side: str = "row", weights: Sequence[A] | None = None) -> list[A]:
+        """`sum_j P_ij w_j dC(x_i, y_j)/dx_i`, shaped like the points of the side; weights of one if there are none."""
         ...
 
     def plan(self, max_pairs: int) -> list[A]:

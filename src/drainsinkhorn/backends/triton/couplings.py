@@ -258,35 +258,35 @@ class TritonCouplings:
             for problem, (mass, *bits) in zip(self._problems, torch.stack(sums).tolist(), strict=True)
         ]
 
-    def slopes(self, side: str = "row") -> list[Any]:
+    def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
         """Through the means of the other cloud; the euclidean cost, whose terms may be large, in float64."""
         s = _index(side)
-        clouds = [self._on(cloud) for cloud in self._clouds(1 - s)]
         points = [self._on(cloud) for cloud in self._clouds(s)]
         kinds = [problem.cost.kind for problem in self._problems]
-        turned = [unit_rows(c) if kind == "cosine" else c for c, kind in zip(clouds, kinds, strict=True)]
-        means = self._means(turned, s, weighted=False)
+        values: list[Any] = []
+        for lane, cloud in enumerate(map(self._on, self._clouds(1 - s))):
+            weight = torch.ones_like(cloud[:, 0]) if weights is None else self._on(weights[lane])
+            others = unit_rows(cloud) if kinds[lane] == "cosine" else cloud
+            values.append(weight[:, None] * torch.cat([others, torch.ones_like(others[:, :1])], dim=1))
+        means = self._means(values, s, weighted=False)
         logs = self._collect(self._ratios(s), s)
         masses = self._collect([(stack, stack.mass[s]) for stack in self._stacks], s)
-        over: list[Any] = [None] * len(clouds)
-        if "euclidean" in kinds:
-            near = [(stack, self._inverse(stack, clouds, s)) for stack in self._stacks if stack.rooted]
-            over = self._collect(near, s)
+        near = [(stack, self._inverse(stack, values, s)) for stack in self._stacks if stack.rooted]
+        over = self._collect(near, s)
         found: list[Any] = []
         for lane, problem in enumerate(self._problems):
             mass = torch.where(masses[lane] > 0, masses[lane] * torch.exp2(logs[lane]), 0.0)
             if kinds[lane] == "euclidean":
                 # Scores are distances times scale / (eps ln 2).
-                x, factor = points[lane], problem.cost.scale**2 / (problem.eps * LN2)
-                slope = factor * mass[:, None] * (x * over[lane][:, -1:] - over[lane][:, :-1])
+                factor = problem.cost.scale**2 / (problem.eps * LN2)
+                slope = factor * mass[:, None] * (points[lane] * over[lane][:, -1:] - over[lane][:, :-1])
             else:
                 slope = pulled(problem.cost, points[lane], mass, means[lane])
             found.append(self._return(lane, slope))
         return found
 
-    def _inverse(self, stack: Stack, clouds: Sequence[Any], side: int) -> Any:
-        values = [torch.cat([clouds[lane], torch.ones_like(clouds[lane][:, :1])], dim=1) for lane in stack.lanes]
-        laid_out = stacked(values, stack.pads[1 - side], self._device).double()
+    def _inverse(self, stack: Stack, values: Sequence[Any], side: int) -> Any:
+        laid_out = stacked([values[lane] for lane in stack.lanes], stack.pads[1 - side], self._device)
         return stack.exact_averages(side, laid_out, inverse=True)[1]
 
     def _on(self, points: Any) -> Any:
