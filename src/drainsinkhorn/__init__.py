@@ -7,6 +7,7 @@ from drainsinkhorn.backends.starts import extend as extend
 from drainsinkhorn.batch import problems as problems
 from drainsinkhorn.consumers import apply as apply
 from drainsinkhorn.consumers import barycentric_map as barycentric_map
+from drainsinkhorn.consumers import partners as partners
 from drainsinkhorn.consumers import plan as plan
 from drainsinkhorn.consumers import sample as sample
 from drainsinkhorn.consumers import top_match as top_match

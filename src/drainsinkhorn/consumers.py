@@ -62,6 +62,18 @@ def sample(results: Results, count: int, *, seed: int) -> Any:
     return drawn[0] if isinstance(results, Result) else drawn
 
 
+def partners(results: Results, rows: Any, *, seed: int) -> Any:
+    """For given points of x, (k,) places, a point of y each, drawn independently from their conditional laws.
+
+    For many results a list of places, or an array with an axis in front.
+    """
+    many = [results] if isinstance(results, Result) else list(results)
+    each = [rows] if isinstance(results, Result) else _for_each("rows", rows, len(many))
+    seeds = [(seed, result.ticket) for result in many]
+    drawn = _together(many, lambda plans, at: plans.partners([each[i] for i in at], [seeds[i] for i in at]))
+    return drawn[0] if isinstance(results, Result) else drawn
+
+
 def transport_cost(results: Results) -> TransportCost | list[TransportCost]:
     """Transport cost, KL, entropic value and dual value of each plan."""
     return _one_or_many(results, lambda plans, _: plans.transport_cost())

@@ -131,6 +131,17 @@ def checked_count(count: Any) -> int:
     return int(count)
 
 
+def checked_rows(rows: Any, size: int) -> Any:
+    """Places on one side, or ProblemError."""
+    rows = rows if is_array(rows) else np.asarray(rows)
+    if rows.ndim != 1 or "int" not in str(rows.dtype) or len(rows) == 0:
+        raise ProblemError(f"rows must be integers, (k,), got {rows.dtype} of shape {tuple(rows.shape)}")
+    low, high = int(rows.min()), int(rows.max())
+    if low < 0 or high >= size:
+        raise ProblemError(f"rows must lie between 0 and {size - 1}, got {low if low < 0 else high}")
+    return rows
+
+
 def check_pairs(problems: Sequence[Problem[Any]], max_pairs: int) -> None:
     """Refuse dense plans that are larger than anybody asked for."""
     pairs = sum(n * m for n, m in map(sizes, problems))
@@ -294,32 +305,48 @@ class BlockCouplings:
     def sample(self, count: int, seeds: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Rows by their mass, then columns by the law of the row, both by inverting cumulative sums."""
         count, lanes = checked_count(count), self._lanes("row")
-        drawn: list[Places] = []
-        found = [np.empty(count, dtype=np.int64) for _ in lanes]
-        pieces: list[tuple[int, NDArray[np.intp]]] = []
         draws = [uniforms(seed, count) for seed in seeds]
-        for lane, (logs, (one, _)) in enumerate(zip(self._logs("row"), lanes, strict=True)):
+        rows: list[Places] = []
+        for (one, _), logs, (numbers, _) in zip(lanes, self._logs("row"), draws, strict=True):
             mass = _mass(one.a, logs)
             if not np.isfinite(mass).all():
                 raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
-            drawn.append(invert(mass, draws[lane][0]))
+            rows.append(invert(mass, numbers))
+        cols = self._drawn(rows, [numbers for _, numbers in draws])
+        return [(self._return(k, i), self._return(k, j)) for k, (i, j) in enumerate(zip(rows, cols, strict=True))]
+
+    def partners(self, rows: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
+        """Columns by the laws of given rows."""
+        given = [
+            to_numpy(checked_rows(some, one.a.size)).astype(np.int64)
+            for some, (one, _) in zip(rows, self._lanes("row"), strict=True)
+        ]
+        numbers = [uniforms(seed, some.size)[1] for seed, some in zip(seeds, given, strict=True)]
+        return [self._return(lane, cols) for lane, cols in enumerate(self._drawn(given, numbers))]
+
+    def _drawn(self, rows: Sequence[Places], numbers: Sequence[Vector]) -> list[Places]:
+        """A column for each row of each lane."""
+        lanes = self._lanes("row")
+        found = [np.empty(some.size, dtype=np.int64) for some in rows]
+        pieces: list[tuple[int, NDArray[np.intp]]] = []
+        for lane, some in enumerate(rows):
             # By row, so that the law of a row is made once for all its pairs.
-            order = np.argsort(drawn[lane], kind="stable")
-            step = max(4, BLOCK_PAIRS // one.b.size)
-            pieces += [(lane, order[k : k + step]) for k in range(0, count, step)]
+            order = np.argsort(some, kind="stable")
+            step = max(4, BLOCK_PAIRS // lanes[lane][0].b.size)
+            pieces += [(lane, order[k : k + step]) for k in range(0, some.size, step)]
 
         @np.errstate(all="ignore")
         def take(k: int) -> None:
             lane, some = pieces[k]
             one, laws = lanes[lane]
-            rows, where = np.unique(drawn[lane][some], return_inverse=True)
-            law = laws.block(rows).law
-            for row in range(rows.size):
-                mine = some[where == row]
-                found[lane][mine] = one.cols[invert(law[row], draws[lane][1][mine])]
+            distinct, where = np.unique(rows[lane][some], return_inverse=True)
+            law = laws.block(distinct).law
+            for place in range(distinct.size):
+                mine = some[where == place]
+                found[lane][mine] = one.cols[invert(law[place], numbers[lane][mine])]
 
         self._each(take, len(pieces))
-        return [(self._return(lane, drawn[lane]), self._return(lane, found[lane])) for lane in range(len(lanes))]
+        return found
 
     def transport_cost(self) -> list[TransportCost]:
         """In one sweep over the rows."""

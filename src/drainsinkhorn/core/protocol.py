@@ -75,6 +75,10 @@ class Couplings(Protocol[A]):
         """Independent index pairs drawn from each plan."""
         ...
 
+    def partners(self, rows: Sequence[A], seeds: Sequence[Any]) -> list[A]:
+        """For given points of x, a point of y each, drawn independently from their laws."""
+        ...
+
     def transport_cost(self) -> list[TransportCost]:
         """What each plan costs."""
         ...

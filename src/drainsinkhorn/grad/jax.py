@@ -59,7 +59,7 @@ def divergence(
     """Debiased Sinkhorn divergences, (W,), differentiable in points and weights; arguments as for `value`."""
     pairs = lanes_of(x, y, a, b, eps, cost)
     lanes, within = with_clouds_themselves(pairs)
-    found = _value(_task(lanes, cost, settings), *_columns(lanes))
+    found: Any = _value(_task(lanes, cost, settings), *_columns(lanes))
     first, second = (found[np.array([pair[side] for pair in within])] for side in (0, 1))
     return found[: len(pairs)] - first / 2 - second / 2
 
@@ -74,7 +74,8 @@ def potentials(
     """
     lanes = lanes_of(x, y, a, b, eps, cost)
     columns = _columns(lanes)
-    fs, gs = _potentials(_task(lanes, cost, settings), *columns)
+    found: Any = _potentials(_task(lanes, cost, settings), *columns)
+    fs, gs = found
     return [gauged(f, g, other) for f, g, other in zip(fs, gs, columns[3], strict=True)]
 
 

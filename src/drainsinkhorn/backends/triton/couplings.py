@@ -20,6 +20,7 @@ from drainsinkhorn.backends.arrays import is_single, library, to_caller, to_nump
 from drainsinkhorn.backends.couplings import (
     check_pairs,
     checked_count,
+    checked_rows,
     checked_side,
     checked_values,
     costs,
@@ -229,6 +230,20 @@ class TritonCouplings:
             cols = stack.exact_draw(rows, second, logs) if stack.exact else stack.draw(rows, second)
             for k, lane in enumerate(stack.lanes):
                 found[lane] = self._return(lane, rows[k].long()), self._return(lane, cols[k].long())
+        return found
+
+    def partners(self, rows: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
+        """Columns by the laws of given rows."""
+        given = [checked_rows(some, sizes(problem)[0]) for some, problem in zip(rows, self._problems, strict=True)]
+        numbers = [uniforms(seed, len(some))[1] for seed, some in zip(seeds, given, strict=True)]
+        found: list[Any] = [None] * len(given)
+        for stack, logs in self._ratios(0):
+            longest = max(len(given[lane]) for lane in stack.lanes)
+            places = stacked([given[lane] for lane in stack.lanes], longest, self._device).int().contiguous()
+            chosen = stacked([numbers[lane] for lane in stack.lanes], longest, self._device).double().contiguous()
+            cols = stack.exact_draw(places, chosen, logs) if stack.exact else stack.draw(places, chosen)
+            for k, lane in enumerate(stack.lanes):
+                found[lane] = self._return(lane, cols[k, : len(given[lane])].long())
         return found
 
     def transport_cost(self) -> list[TransportCost]:

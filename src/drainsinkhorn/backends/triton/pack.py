@@ -271,7 +271,8 @@ class TritonPack:
             return
         if key not in self._graphs:
             self._graphs[key] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graphs[key]):
+            # Other threads may allocate meanwhile: training goes on while couplings are made.
+            with torch.cuda.graph(self._graphs[key], capture_error_mode="thread_local"):
                 self._launch(cycles)
             self._parity = key[1]
         self._graphs[key].replay()
