@@ -172,6 +172,15 @@ def test_torchcfm_s_own_classes_run_on_it() -> None:
     assert np.abs(plans[0] - plans[1]).sum() < 0.02
 
 
+def test_many_dimensions_give_the_same_plan() -> None:
+    x0, x1 = clouds(50, 60, d=200, seed=1)
+    found = OTPlanSampler("sinkhorn", reg=20.0, tol=1e-8).get_map(1000 + x0, 1000 + x1)
+    truth = ds.solve((1000 + x0).double(), (1000 + x1).double(), eps=20.0, tol=1e-8)[0].plan()
+    assert np.abs(found - truth.numpy()).sum() < 1e-7
+    with pytest.raises(ds.ProblemError, match="cannot be coupled: INVALID"):
+        OTPlanSampler("sinkhorn", reg=20.0).sample_plan(x0 * float("nan"), x1)
+
+
 def stream(count: int, n: int = 32, m: int = 32) -> Any:
     return ((*clouds(n, m, seed=k), torch.arange(m) % 3) for k in range(count))
 

@@ -28,8 +28,8 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-BLOCK_PAIRS = 2**16
-"""Pairs whose laws are held at a time by one thread."""
+BLOCK_PAIRS, KEPT_PAIRS = 2**16, 2**21
+"""Pairs whose laws are held at a time by one thread; and up to which a lane's are held at once, to draw from."""
 
 SIDES = ("row", "col")
 
@@ -57,6 +57,10 @@ class Laws(Protocol):
 
     def mean(self, weights: Matrix, values: Matrix) -> Matrix:
         """`weights @ values`, (k, m) times (m, c)."""
+        ...
+
+    def draw(self, law: Matrix, rows: Places, numbers: Vector) -> Places:
+        """For each of `rows` of the laws, the first column at which its cumulative sum passes a number in [0, 1)."""
         ...
 
 
@@ -216,11 +220,12 @@ class BlockCouplings:
                 self._sides[side] = [(one, self._make(one)) for one in sides]
         return self._sides[side]
 
-    def _sweep(self, side: str, work: Callable[[int, Places, Block], None]) -> None:
-        """Do `work(lane, rows, block)` for all rows of all lanes."""
+    def _sweep(self, side: str, work: Callable[[int, Places, Block], None], some: Sequence[int] | None = None) -> None:
+        """Do `work(lane, rows, block)` for all rows of all lanes, or of some."""
         lanes = self._lanes(side)
         pieces: list[tuple[int, Places]] = []
-        for lane, (one, _) in enumerate(lanes):
+        for lane in range(len(lanes)) if some is None else some:
+            one, _ = lanes[lane]
             step = max(4, BLOCK_PAIRS // one.b.size)
             pieces += [(lane, np.arange(k, min(k + step, one.a.size))) for k in range(0, one.a.size, step)]
 
@@ -242,13 +247,13 @@ class BlockCouplings:
         """Log marginal ratios."""
         return [self._return(lane, logs) for lane, logs in enumerate(self._logs(side))]
 
-    def _logs(self, side: str) -> list[Vector]:
+    def _logs(self, side: str, some: Sequence[int] | None = None) -> list[Vector]:
         found = [np.empty(one.a.size) for one, _ in self._lanes(side)]
 
         def work(lane: int, rows: Places, block: Block) -> None:
             found[lane][rows] = block.logs
 
-        self._sweep(side, work)
+        self._sweep(side, work, some)
         return found
 
     def _means(self, values: Sequence[Any], side: str, *, weighted: bool, inverse: bool = False) -> list[Any]:
@@ -306,14 +311,26 @@ class BlockCouplings:
         """Rows by their mass, then columns by the law of the row, both by inverting cumulative sums."""
         count, lanes = checked_count(count), self._lanes("row")
         draws = [uniforms(seed, count) for seed in seeds]
-        rows: list[Places] = []
-        for (one, _), logs, (numbers, _) in zip(lanes, self._logs("row"), draws, strict=True):
-            mass = _mass(one.a, logs)
-            if not np.isfinite(mass).all():
-                raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
-            rows.append(invert(mass, numbers))
-        cols = self._drawn(rows, [numbers for _, numbers in draws])
-        return [(self._return(k, i), self._return(k, j)) for k, (i, j) in enumerate(zip(rows, cols, strict=True))]
+        found: list[Any] = [None] * len(lanes)
+        small = [lane for lane, (one, _) in enumerate(lanes) if one.a.size * one.b.size <= KEPT_PAIRS]
+
+        @np.errstate(all="ignore")
+        def take(k: int) -> None:
+            """A small lane at once: its laws are made but once."""
+            (one, laws), numbers = lanes[small[k]], draws[small[k]]
+            block = laws.block(np.arange(one.a.size))
+            rows = _by_mass(_mass(one.a, block.logs), numbers[0])
+            found[small[k]] = rows, one.cols[laws.draw(block.law, rows, numbers[1])]
+
+        self._each(take, len(small))
+        large = [lane for lane in range(len(lanes)) if lane not in set(small)]
+        if large:
+            logs = self._logs("row", large)
+            rows = [_by_mass(_mass(lanes[lane][0].a, logs[lane]), draws[lane][0]) for lane in large]
+            cols = self._drawn(large, rows, [draws[lane][1] for lane in large])
+            for lane, *pair in zip(large, rows, cols, strict=True):
+                found[lane] = pair
+        return [(self._return(lane, i), self._return(lane, j)) for lane, (i, j) in enumerate(found)]
 
     def partners(self, rows: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
         """Columns by the laws of given rows."""
@@ -322,28 +339,26 @@ class BlockCouplings:
             for some, (one, _) in zip(rows, self._lanes("row"), strict=True)
         ]
         numbers = [uniforms(seed, some.size)[1] for seed, some in zip(seeds, given, strict=True)]
-        return [self._return(lane, cols) for lane, cols in enumerate(self._drawn(given, numbers))]
+        drawn = self._drawn(range(len(given)), given, numbers)
+        return [self._return(lane, cols) for lane, cols in enumerate(drawn)]
 
-    def _drawn(self, rows: Sequence[Places], numbers: Sequence[Vector]) -> list[Places]:
-        """A column for each row of each lane."""
-        lanes = self._lanes("row")
-        found = [np.empty(some.size, dtype=np.int64) for some in rows]
+    def _drawn(self, some: Sequence[int], rows: Sequence[Places], numbers: Sequence[Vector]) -> list[Places]:
+        """A column for each row of some lanes."""
+        lanes = [self._lanes("row")[lane] for lane in some]
+        found = [np.empty(given.size, dtype=np.int64) for given in rows]
         pieces: list[tuple[int, NDArray[np.intp]]] = []
-        for lane, some in enumerate(rows):
+        for k, given in enumerate(rows):
             # By row, so that the law of a row is made once for all its pairs.
-            order = np.argsort(some, kind="stable")
-            step = max(4, BLOCK_PAIRS // lanes[lane][0].b.size)
-            pieces += [(lane, order[k : k + step]) for k in range(0, some.size, step)]
+            order = np.argsort(given, kind="stable")
+            step = max(4, BLOCK_PAIRS // lanes[k][0].b.size)
+            pieces += [(k, order[first : first + step]) for first in range(0, given.size, step)]
 
         @np.errstate(all="ignore")
-        def take(k: int) -> None:
-            lane, some = pieces[k]
-            one, laws = lanes[lane]
-            distinct, where = np.unique(rows[lane][some], return_inverse=True)
-            law = laws.block(distinct).law
-            for place in range(distinct.size):
-                mine = some[where == place]
-                found[lane][mine] = one.cols[invert(law[place], numbers[lane][mine])]
+        def take(piece: int) -> None:
+            k, mine = pieces[piece]
+            one, laws = lanes[k]
+            distinct, where = np.unique(rows[k][mine], return_inverse=True)
+            found[k][mine] = one.cols[laws.draw(laws.block(distinct).law, where, numbers[k][mine])]
 
         self._each(take, len(pieces))
         return found
@@ -413,6 +428,12 @@ def _mass(weights: Vector, logs: Vector) -> Vector:
     """`a_i rho_i`; zero where there is no weight, whatever the ratio."""
     with np.errstate(all="ignore"):
         return np.where(weights > 0, weights * np.exp(logs), 0.0)
+
+
+def _by_mass(mass: Vector, numbers: Vector) -> Places:
+    if not np.isfinite(mass).all():
+        raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
+    return invert(mass, numbers)
 
 
 def invert(mass: Vector, numbers: Vector) -> Places:

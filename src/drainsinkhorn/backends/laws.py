@@ -10,7 +10,7 @@ import numpy as np
 
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.costs import cost_matrix
-from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side
+from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector, invert
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 
@@ -42,6 +42,14 @@ class PlainLaws:
     def mean(self, weights: Matrix, values: Matrix) -> Matrix:
         """`weights @ values`."""
         return weights @ values
+
+    def draw(self, law: Matrix, rows: Places, numbers: Vector) -> Places:
+        """Columns, row by row."""
+        found = np.empty(rows.size, dtype=np.int64)
+        for row in np.unique(rows):
+            mine = rows == row
+            found[mine] = invert(law[row], numbers[mine])
+        return found
 
 
 def plain_couplings(problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:

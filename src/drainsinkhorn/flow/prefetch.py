@@ -18,6 +18,7 @@ from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.errors import OptionsError, ProblemError
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.result import Status
+from drainsinkhorn.flow.problems import problem_of
 
 Tensor = torch.Tensor
 
@@ -79,10 +80,10 @@ def couple_minibatches(
     problems: list[Problem[Any]] = []
     for part in parts:
         x0, x1 = (
-            _flat(points if places is None else points[places])
+            points if places is None else points[places]
             for points, places in zip(batches[part.batch][:2], (part.rows, part.cols), strict=True)
         )
-        problems.append(Problem(x=x0, y=x1, eps=eps(x0, x1) if callable(eps) else eps))
+        problems.append(problem_of(x0, x1, eps(x0, x1) if callable(eps) else eps))
     solution = solve(problems, tol=tol, **settings)
     for part, result in zip(parts, solution, strict=True):
         if result.status is Status.INVALID:
@@ -127,10 +128,6 @@ def _gather(batch: Sequence[Any], drawn: Sequence[Any]) -> Pairs:
 
 def _shown(batch: Any) -> str:
     return f"{len(batch)} entries" if isinstance(batch, (tuple, list)) else type(batch).__name__
-
-
-def _flat(points: Tensor) -> Tensor:
-    return points.detach().reshape(len(points), -1)
 
 
 def _parts(place: int, batch: Any, by_class: bool, seed: int) -> Iterator[_Part]:

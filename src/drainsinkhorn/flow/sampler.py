@@ -12,9 +12,10 @@ import torch
 from drainsinkhorn.api import solve
 from drainsinkhorn.consumers import partners, plan, sample
 from drainsinkhorn.core.errors import BackendUnavailable, ProblemError
-from drainsinkhorn.core.problem import Cost, Problem
+from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
+from drainsinkhorn.flow.problems import problem_of
 from drainsinkhorn.solution import Solution
 
 METHODS = ("sinkhorn", "exact", "unbalanced", "partial")
@@ -71,8 +72,7 @@ class OTPlanSampler:
 
     def _problem(self, x0: Tensor, x1: Tensor) -> Problem[Any]:
         x, y = (p.detach().reshape(len(p), -1) for p in (x0, x1))
-        scale = 1 / _largest(x, y) if self.normalize_cost else 1.0
-        return Problem(x=x, y=y, eps=self.reg, cost=Cost("sqeuclidean", scale))
+        return problem_of(x, y, self.reg, 1 / _largest(x, y) if self.normalize_cost else 1.0)
 
     def _solve(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Solution[Any]:
         solution = solve([self._problem(*pair) for pair in pairs], tol=self.tol, backend=self.backend)

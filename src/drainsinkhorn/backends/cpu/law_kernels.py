@@ -45,3 +45,26 @@ def mean(weights, values, out):
         v = values[c]
         for k in range(weights.shape[0]):
             out[k, c] = dot(weights[k], v)
+
+
+@ordered
+def draw(law, rows, numbers, out):
+    """The first column at which the cumulative sum of a row passes its number times the row's sum."""
+    cols = law.shape[1]
+    for k in range(rows.size):
+        p = law[rows[k]]
+        total = 0.0
+        for j in range(cols):
+            total += p[j]
+        target, passed, found = numbers[k] * total, 0.0, -1
+        for j in range(cols):
+            passed += p[j]
+            if passed > target:
+                found = j
+                break
+        if found < 0:
+            # Rounding left the number at the very end: the last column that has any mass.
+            found = cols - 1
+            while found > 0 and p[found] == 0:
+                found -= 1
+        out[k] = found

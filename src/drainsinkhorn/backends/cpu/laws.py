@@ -10,7 +10,7 @@ import numpy as np
 
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.costs import unit_rows
-from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side
+from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector
 from drainsinkhorn.backends.cpu import law_kernels as k
 from drainsinkhorn.backends.cpu.layout import box
 from drainsinkhorn.backends.cpu.threads import each
@@ -53,6 +53,12 @@ class CompiledLaws:
         out = np.empty((len(weights), values.shape[1]))
         k.mean(weights, np.ascontiguousarray(values.T), out)
         return out
+
+    def draw(self, law: Matrix, rows: Places, numbers: Vector) -> Places:
+        """Columns, by adding up to the number."""
+        found = np.empty(rows.size, dtype=np.int64)
+        k.draw(law, rows, numbers, found)
+        return found
 
 
 def compiled_couplings(
