@@ -29,19 +29,23 @@ class Table:
         sources: Names of its rows.
         targets: Names of its columns.
         mass: Mass that goes from each source to each target, (k, l), one in all.
-        spread: Its standard deviation over bootstraps; None without them.
+        draws: The same of every bootstrap, (B, k, l).
     """
 
     sources: list[Any]
     targets: list[Any]
     mass: Array
-    spread: Array | None = None
+    draws: Array
 
     @property
     def law(self) -> Array:
         """Where each source goes: rows that sum to one."""
-        total = self.mass.sum(axis=1, keepdims=True)
-        return np.divide(self.mass, total, out=np.zeros_like(self.mass), where=total > 0)
+        return _rows_to_one(self.mass)
+
+    @property
+    def spread(self) -> Array | None:
+        """The standard deviation of the law over bootstraps; None with fewer than two."""
+        return np.std(_rows_to_one(self.draws), axis=0, ddof=1) if len(self.draws) > 1 else None
 
     def distance(self, other: Table) -> float:
         """Total variation between two tables of the same names."""
@@ -107,8 +111,9 @@ class Timepoints:
         for places, plans in couplings(results):
             for place, pushed in zip(places, plans.apply([forward] * len(places)), strict=True):
                 np.add.at(tables[place], rows, to_numpy(pushed).astype(np.float64))
-        spread = np.std(tables[1:], axis=0, ddof=1) if len(tables) > 2 else None
-        return Table(sources.tolist(), targets.tolist(), tables[0] / tables[0].sum(), spread)
+        masses = np.stack(tables)
+        masses /= masses.sum(axis=(1, 2), keepdims=True)
+        return Table(sources.tolist(), targets.tolist(), masses[0], masses[1:])
 
     def _labels(self, labels: Any, pair: int) -> tuple[Array, Array]:
         if isinstance(labels, str):
@@ -201,6 +206,11 @@ def couple_timepoints(
             problems.append(Problem(x=clouds[k], y=clouds[k + 1], a=drawn[k], b=drawn[k + 1], eps=scale))
     solution = solve(problems, tol=tol, **settings)
     return Timepoints(names, cells, solution, data if hasattr(data, "obs") else None)
+
+
+def _rows_to_one(mass: Array) -> Array:
+    total = mass.sum(axis=-1, keepdims=True)
+    return np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
 
 
 def _mean_cost(x: Array, y: Array) -> float:
