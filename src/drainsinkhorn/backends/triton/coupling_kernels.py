@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from drainsinkhorn.backends.triton.kernels import _Constant, _own, _scores
+from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, _apart, _Constant, _own, _padded
 
 SCALE = _Constant(256.0)
 """Terms times this are split into two float16 numbers: what is small against one keeps its digits."""
@@ -37,12 +37,58 @@ def _rows(listed, lane, count, size, LISTED: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
+def _scores(half, single, points, own, rows, inside, others, near, dim, pad, other_pad, other_points,
+            KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Minus the scores of a tile, up to the norms that potentials carry."""
+    if KIND == PRODUCT:
+        acc = tl.zeros((BM, BN), dtype=tl.float32)
+        ks = tl.arange(0, DP)
+        for chunk in tl.static_range(CHUNKS):
+            # High and low parts of a chunk of coordinates lie side by side: (size, CHUNKS, 2, DP).
+            there = half + other_points + chunk * 2 * DP + ks[:, None]
+            theirs = there + others[None, :].to(tl.int64) * (2 * DP * CHUNKS)
+            yh, yl = tl.load(theirs, mask=near[None, :], other=0.0), tl.load(theirs + DP, mask=near[None, :], other=0.0)
+            if CHUNKS == 1:
+                xh, xl = own[0], own[1]
+            else:
+                here = half + points + chunk * 2 * DP + ks[None, :]
+                mine = here + rows[:, None].to(tl.int64) * (2 * DP * CHUNKS)
+                xh = tl.load(mine, mask=inside[:, None], other=0.0)
+                xl = tl.load(mine + DP, mask=inside[:, None], other=0.0)
+            acc = tl.dot(xh, yl, acc)
+            acc = tl.dot(xl, yh, acc)
+            acc = tl.dot(xh, yh, acc)
+        return acc
+    elif KIND == DIRECT:
+        stride = _padded(other_pad)
+        apart = _apart(single, other_points, others, near, own[0])
+        squares = apart * apart
+        if DP > 1:
+            apart = _apart(single, other_points + stride, others, near, own[1])
+            squares += apart * apart
+        if DP > 2:
+            apart = _apart(single, other_points + 2 * stride, others, near, own[2])
+            squares += apart * apart
+        if DP > 3:
+            apart = _apart(single, other_points + 3 * stride, others, near, own[3])
+            squares += apart * apart
+        return -squares
+    else:
+        squares = tl.zeros((BM, BN), dtype=tl.float32)
+        for k in range(dim):
+            x = tl.load(single + points + k * _padded(pad) + rows, mask=inside, other=0.0)
+            apart = _apart(single, other_points + k * _padded(other_pad), others, near, x)
+            squares += apart * apart
+        return -tl.sqrt(squares)
+
+
+@triton.jit
 def _terms(half, single, points, other_points, own, rows, inside, others, near, dim, pad, other_pad, c, other_coarse,
            other_weight, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, BM: tl.constexpr,
            BN: tl.constexpr):  # fmt: skip
     """Minus the scores of a tile, up to norms, its exponents and its terms."""
-    scores = _scores(half, single, points, own, rows, inside, others, near, dim, other_pad, pad, other_points,
-                     KIND, DP, CHUNKS, 0, BM, BN)  # fmt: skip
+    scores = _scores(half, single, points, own, rows, inside, others, near, dim, pad, other_pad, other_points,
+                     KIND, DP, CHUNKS, BM, BN)  # fmt: skip
     h = tl.load(other_coarse + others, mask=near, other=-1e30)
     w = tl.load(other_weight + others, mask=near, other=0.0)
     exponent = scores + c[:, None] + h[None, :]
