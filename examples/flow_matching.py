@@ -275,8 +275,7 @@ def draw(runs: dict[str, list[Any]], held: Any, path: Path) -> None:
     for arm in arms:
         bends = [np.mean([run["curvature"][s] for run in runs[arm]]) for s in STEPS]
         axes[-2].plot(STEPS, bends, marker="o", label=arm)
-    axes[-2].set(title="curvature", xlabel="steps", xscale="log", yscale="log", xticks=STEPS, xticklabels=STEPS)
-    axes[-2].minorticks_off()
+    axes[-2].set(title="curvature", xlabel="steps", xticks=STEPS, ylim=(0, None))
     axes[-2].legend()
     for key, color in (("coupling_s", "C1"), ("training_s", "0.7")):
         seconds = [np.mean([run[key] for run in runs[arm]]) for arm in arms]

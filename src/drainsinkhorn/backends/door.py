@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,12 +58,21 @@ def normal(problem: Problem[Any]) -> Problem[Any]:
     if isinstance(cost, Cost):
         cost = replace(cost, scale=float(cost.scale))
     problem = replace(problem, x=_array(problem.x), y=_array(problem.y), eps=float(problem.eps), cost=cost)
-    n, m = sizes(problem)
-    a, b = (
-        np.full(size, 1.0 / size) if given is None else to_numpy(given).astype(np.float64)
-        for given, size in ((problem.a, n), (problem.b, m))
-    )
-    return replace(problem, a=a / a.sum(), b=b / b.sum())
+    a, b = (_normalised(w, size) for w, size in zip((problem.a, problem.b), sizes(problem), strict=True))
+    return replace(problem, a=a, b=b)
+
+
+def _normalised(weights: Any, size: int) -> Array:
+    if weights is None:
+        return _uniform(size)
+    weights = to_numpy(weights).astype(np.float64)
+    return weights / weights.sum()
+
+
+@lru_cache(maxsize=16)
+def _uniform(size: int) -> Array:
+    """Shared by many problems; nobody writes to weights in normal form."""
+    return np.full(size, 1.0 / size)
 
 
 def sizes(problem: Problem[Any]) -> tuple[int, int]:

@@ -6,10 +6,7 @@ from typing import Any
 
 import torch
 
-from drainsinkhorn.backends.door import admit
-from drainsinkhorn.backends.starts import start
-from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.core.problem import Cost, Problem
 
 MANY_DIMENSIONS, KEPT_PAIRS = 48, 2**22
 """From so many coordinates on, and up to so many pairs, a CPU keeps distances made by one matrix product."""
@@ -22,16 +19,13 @@ def problem_of(x0: Tensor, x1: Tensor, eps: float, scale: float = 1.0) -> Proble
     x, y = (points.detach().reshape(len(points), -1) for points in (x0, x1))
     problem: Problem[Any] = Problem(x=x, y=y, eps=eps, cost=Cost("sqeuclidean", scale))
     many = x.shape[1] >= MANY_DIMENSIONS and len(x) * len(y) <= KEPT_PAIRS
-    if x.is_cuda or not many or x.shape[1] != y.shape[1]:
-        return problem
-    try:
-        _, g = start(admit(problem, tol=1.0))
-    except ProblemError:
-        # The solver finds the words for what is wrong.
+    if x.is_cuda or not many or x.shape[1] != y.shape[1] or not bool(x.isfinite().all() & y.isfinite().all()):
+        # The solver finds the words for what is wrong with points.
         return problem
     # Centred and in float64, what cancels in the product is 1e-16 of the largest squared norm.
-    middle = (x.double().mean(0) + y.double().mean(0)) / 2
-    p, q = x.double() - middle, y.double() - middle
+    p, q = x.double(), y.double()
+    middle = (p.mean(0) + q.mean(0)) / 2
+    p, q = p - middle, q - middle
     norms = p.square().sum(1)[:, None] + q.square().sum(1)[None, :]
     costs = torch.addmm(norms, p, q.T, alpha=-2).clamp_(min=0).mul_(scale)
-    return Problem(cost=costs, eps=eps, init=Potentials(torch.zeros(len(x), dtype=torch.float64), torch.from_numpy(g)))
+    return Problem(cost=costs, eps=eps)

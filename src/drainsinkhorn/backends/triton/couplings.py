@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -91,9 +92,7 @@ class TritonCouplings:
         """
         size = stack.sizes[:, side : side + 1].long()
         rows = (torch.arange(PROBES, device=self._device)[None, :] * size // PROBES).int().contiguous()
-        generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (1, stack.pads[1 - side], 1), generator=generator).double().mul(2).sub(1)
-        signs = signs.to(self._device).expand(len(stack.lanes), -1, -1)
+        signs = _signs(stack.pads[1 - side], self._device).expand(len(stack.lanes), -1, -1)
         sums, means = stack.averages(side, signs, rows=rows)
         logs, truth, _ = stack.exact_averages(side, signs, rows=rows)
         fine, own = (stack.at(vector, side, rows) for vector in ("fine", "potential"))
@@ -319,6 +318,13 @@ class TritonCouplings:
         plan = torch.exp2(f[:, None] + g[None, :] - stack.scores(k, n, m))
         a, b = stack.mass[0][k, :n], stack.mass[1][k, :m]
         return torch.where((a[:, None] > 0) & (b > 0), a[:, None] * b * plan, 0.0)
+
+
+@lru_cache(maxsize=8)
+def _signs(size: int, device: Any) -> Any:
+    """Random signs, (1, size, 1), the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (1, size, 1), generator=generator).double().mul(2).sub(1).to(device)
 
 
 def _index(side: str) -> int:
