@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array
@@ -22,6 +24,7 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
 from drainsinkhorn.core.source import Admission, Batch, Sorter
 from drainsinkhorn.core.timed import Timed
+from drainsinkhorn.journal import Entry, Journal
 from drainsinkhorn.solution import Record, Records, Results, Solution
 
 DEFAULTS = Options()
@@ -52,6 +55,7 @@ def solve(
     backend: str | Backend[Any] = "auto",
     options: Options = DEFAULTS,
     observe: Observer = ignore,
+    journal: str | os.PathLike[str] | None = None,
     **settings: Unpack[Settings],
 ) -> Solution[Any]:
     """Solve many entropic optimal transport problems, each to a verified accuracy.
@@ -69,6 +73,7 @@ def solve(
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
         observe: Told every event of the run; of a rescue, only that it begins and what it finishes.
+        journal: A file that keeps what is finished, so that a run that was killed can go on from there.
         **settings: Fields of Options: mode, width, max_depth, audit, certify, accelerate, rescue, strict, lookahead.
 
     Returns:
@@ -91,7 +96,7 @@ def solve(
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if each else None, "chain": chain}
     given = _as_problems(x, y, cost=cost, **columns)
     given = given if isinstance(given, list) else list(given)
-    run = _Run(given, len(given), backend, options, observe)
+    run = _Run(given, len(given), backend, options, observe, journal)
     records = Records(len(given))
     try:
         for retired in run.ends():
@@ -111,6 +116,7 @@ def stream(
     backend: str | Backend[Any] = "auto",
     options: Options = DEFAULTS,
     observe: Observer = ignore,
+    journal: str | os.PathLike[str] | None = None,
     **settings: Unpack[Settings],
 ) -> Stream:
     """Solve problems as they come and yield results as they drain, not in order; `result.ticket` tells which.
@@ -125,6 +131,7 @@ def stream(
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
         observe: Told every event of the run.
+        journal: A file that keeps what is finished, so that a run that was killed can go on from there.
         **settings: Fields of Options.
 
     Examples:
@@ -135,7 +142,7 @@ def stream(
     """
     options = options.changed(tol, settings)
     options = options if init == "auto" else replace(options, init=init)
-    return Stream(_Run(_as_problems(problems, None), None, backend, options, observe))
+    return Stream(_Run(_as_problems(problems, None), None, backend, options, observe, journal))
 
 
 def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
@@ -184,6 +191,7 @@ class Stream(Iterator[Result[Any]]):
     def close(self) -> None:
         """Give up what is unfinished."""
         self._ends.close()
+        self._run.close()
 
 
 class _Run:
@@ -196,6 +204,7 @@ class _Run:
         backend: str | Backend[Any],
         options: Options,
         observe: Observer,
+        journal: str | os.PathLike[str] | None,
     ) -> None:
         self.ledger = Ledger()
         self._options = options
@@ -207,14 +216,18 @@ class _Run:
         self._acceleration = self._pick_acceleration()
         self._backend = self._backend.using(self._acceleration)
         self._given: dict[int, Problem[Any]] = {}
-        self._refused: list[Retired] = []
+        self._refused: deque[Retired] = deque()
         self._failed: dict[int, Retired] = {}
         self._rescued: dict[int, Backend[Any]] = {}
         self._whole = count is not None
         self._lookahead = math.inf if self._whole else options.lookahead
         self._read = 0
         self._arithmetic = ""
-        self._ready = trusted(given, options.tol, options.audit.margin, options.init)
+        self._recalled: dict[int, Entry] = {}
+        self._journal = None if journal is None else Journal(journal, options, self._backend.name)
+        if self._journal is not None:
+            self._observe(self._journal.resumed)
+        self._ready = None if journal else trusted(given, options.tol, options.audit.margin, options.init)
         if self._ready:
             self._given, self._read = dict(enumerate(given)), len(self._ready)
         self._sorter = Sorter(
@@ -225,14 +238,43 @@ class _Run:
             refuse=self._refuse,
             lookahead=self._lookahead,
             paused=self._rescue_due,
+            recall=self._recall,
         )
 
     def ends(self) -> Generator[Retired, None, None]:
-        """Run everything; each problem once, as it ends."""
-        for retired in self._ends():
-            if self._tell is not ignore:
-                self._tell(Finished(retired.ticket, retired.status))
-            yield retired
+        """Run everything; each problem once, as it ends. With a journal, what is yielded has been recorded."""
+        try:
+            for retired in self._ends():
+                if self._journal is not None:
+                    self._enter(self._journal, retired)
+                if self._tell is not ignore:
+                    self._tell(Finished(retired.ticket, retired.status))
+                yield retired
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the journal back."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _recall(self, ticket: int, problem: Problem[Any]) -> Retired | None:
+        """How the problem ended in an earlier run, if the journal knows."""
+        if self._journal is None or not isinstance(cast(object, problem), Problem):
+            return None
+        entry = self._journal.recall(ticket, problem)
+        if entry is None:
+            return None
+        self._recalled[ticket], record = entry, entry.record
+        ended = Retired(ticket, problem, record.potentials, record.residual, record.status, record.depth)
+        self._refused.append(ended)
+        return ended
+
+    def _enter(self, journal: Journal, retired: Retired) -> None:
+        # What was turned away at the door is judged again, at no cost; its arrays may be anything.
+        if retired.ticket not in self._recalled and retired.status is not Status.INVALID:
+            given, rescued = self._given[retired.ticket], retired.ticket in self._rescued
+            journal.enter(given, self.record(retired), rescued=rescued)
 
     def _ends(self) -> Iterator[Retired]:
         if self._ready:
@@ -309,6 +351,8 @@ class _Run:
 
     def record(self, retired: Retired) -> Record:
         """What is kept of a problem that has ended."""
+        if retired.ticket in self._recalled:
+            return self._recalled[retired.ticket].record
         detail = retired.detail
         if retired.status is Status.DEPTH_LIMIT and retired.residual.band >= self._plan.stop(retired.problem):
             stop = "tol" if self._options.audit.margin == 1 else "margin * tol"
@@ -325,6 +369,9 @@ class _Run:
     def result(self, record: Record) -> Result[Any]:
         """What the caller sees of it; once for each."""
         rescued_by = self._rescued.pop(record.ticket, None)
+        recalled = self._recalled.pop(record.ticket, None)
+        if recalled is not None and recalled.rescued:
+            rescued_by = self._backend.precise()
         return Result(
             ticket=record.ticket,
             problem=self._given.pop(record.ticket),
@@ -353,7 +400,7 @@ class _Run:
 
     def _refusals(self) -> Iterator[Retired]:
         while self._refused:
-            yield self._refused.pop(0)
+            yield self._refused.popleft()
 
     def _pick_backend(self, backend: str | Backend[Any], given: Iterable[Problem[Any]]) -> Backend[Any]:
         if backend == "auto":

@@ -25,6 +25,7 @@ from drainsinkhorn.cli import explain as explaining
 from drainsinkhorn.cli import files, show
 from drainsinkhorn.cli.bar import Bar
 from drainsinkhorn.core.errors import BackendUnavailable, DrainError
+from drainsinkhorn.core.events import Event, Resumed, fan_out
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, STARTS, Options
 from drainsinkhorn.core.problem import Problem
@@ -64,13 +65,26 @@ def _writable(path: Path | None, *, unlike: Path | None = None) -> None:
         _fail(f"{path} holds the problems; write the solution to another file")
 
 
+def _say_resumed(event: Event) -> None:
+    """Say what an earlier run left, and whether its journal was whole."""
+    if isinstance(event, Resumed) and event.known:
+        _warn(f"{event.known} problems are in {event.path} already and are not solved again")
+    if isinstance(event, Resumed) and event.torn:
+        _warn(f"the end of {event.path} was torn: {event.torn} bytes of unfinished writing are left out")
+    if isinstance(event, Resumed) and event.salvaged is not None:
+        _warn(
+            f"{event.path} was damaged: {event.salvaged} whole problems are saved, the rest is in {event.path}.damaged"
+        )
+
+
 def _run(
-    problems: list[Problem[Any]], options: Options, backend: str, *, quiet: bool
+    problems: list[Problem[Any]], options: Options, backend: str, *, quiet: bool, journal: Path | None = None
 ) -> tuple[list[Result[Any]], Ledger]:
     """Solve under a live bar."""
     with Bar(Console(stderr=True), len(problems), quiet=quiet) as bar:
         start = time.perf_counter()
-        solution = solve(problems, backend=backend, options=options, observe=bar)
+        observe = fan_out(bar, _say_resumed)
+        solution = solve(problems, backend=backend, options=options, observe=observe, journal=journal)
         ledger, whole = solution.ledger, time.perf_counter() - start
     rescue = ledger.rescue.seconds.values() if ledger.rescue else ()
     ledger.seconds["outside"] = max(0.0, whole - sum(ledger.seconds.values()) - sum(rescue))
@@ -171,6 +185,9 @@ def solve_file(
     accelerate: Annotated[str, typer.Option(help="auto, none (plain Sinkhorn), or what the backend offers.")] = "auto",
     init: Annotated[str, typer.Option(help=f"{', '.join(STARTS)}: where problems without a start begin.")] = "auto",
     rescue: Annotated[bool, typer.Option(help="Run unconverged problems once more, alone.")] = True,
+    journal: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Keep what is finished here; go on from it when run again.")
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Solve the problems of an .npz file. Exit code 0 only if every problem converged."""
@@ -180,8 +197,9 @@ def solve_file(
             tol=tol, mode=mode, width=width, max_depth=max_depth, accelerate=accelerate, init=init, rescue=rescue
         )
         _writable(out, unlike=source)
+        _writable(journal, unlike=source)
         problems = files.read_problems(source)
-        results, ledger = _run(problems, options, backend, quiet=as_json)
+        results, ledger = _run(problems, options, backend, quiet=as_json, journal=journal)
         files.write_solution(out, results, ledger, tol)
     except Interrupted as stopped:
         finished = [stopped.results[ticket] for ticket in sorted(stopped.results)]

@@ -106,12 +106,22 @@ class Finished:
     status: Status
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A journal was opened: problems it has, bytes of a torn tail left out, rows saved if damaged (else None)."""
+
+    path: str
+    known: int
+    torn: int
+    salvaged: int | None
+
+
 def refused(ticket: int, problem: Problem[Any], detail: str) -> Retired:
     """The record of a problem that never ran."""
     return Retired(ticket, problem, None, UNKNOWN, Status.INVALID, 0, detail=detail)
 
 
-Event = Chosen | Opened | Advanced | Audited | Retired | Repacked | Frozen | Narrowed | Rescuing | Finished
+Event = Chosen | Opened | Advanced | Audited | Retired | Repacked | Frozen | Narrowed | Rescuing | Finished | Resumed
 Observer = Callable[[Event], None]
 
 

@@ -16,6 +16,7 @@ from drainsinkhorn.core.events import (
     Opened,
     Repacked,
     Rescuing,
+    Resumed,
     Retired,
 )
 
@@ -100,7 +101,7 @@ class Ledger:
                 self.narrowed += 1
             case Chosen():
                 self.choices.append(event)
-            case Rescuing() | Finished():
+            case Rescuing() | Finished() | Resumed():
                 pass
 
     @property

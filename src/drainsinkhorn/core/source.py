@@ -60,6 +60,7 @@ class Sorter(Generic[A]):
         carry: Turns a problem into one that starts where its predecessor in the chain ended.
         lookahead: See above; `inf` reads everything at once.
         paused: While it says True nothing more is handed out, so that packs run empty.
+        recall: Says how a problem ended in an earlier run, which is not run again; None: it did not.
 
     Attributes:
         error: What the iterable raised, if it did: nothing more is read, and what was read is still served.
@@ -75,6 +76,7 @@ class Sorter(Generic[A]):
         lookahead: float,
         carry: Callable[[Retired, Problem[A]], Problem[A]] = lambda _, problem: problem,
         paused: Callable[[], bool] = lambda: False,
+        recall: Callable[[int, Problem[A]], Retired | None] = lambda ticket, problem: None,
     ) -> None:
         self._problems = iter(problems)
         self._admit = admit
@@ -83,9 +85,12 @@ class Sorter(Generic[A]):
         self._lookahead = lookahead
         self._carry = carry
         self._paused = paused
+        self._recall = recall
         self._lines: dict[Hashable, deque[Admission]] = {}
         # Successors of the problem of each chain that is under way.
         self._chains: dict[Hashable, deque[Admission]] = {}
+        # How chains ended of which no successor is known yet, the latest ones.
+        self._ended: dict[Hashable, Retired] = {}
         self._next = 0
         self.error: Exception | None = None
         self._exhausted = False
@@ -103,9 +108,15 @@ class Sorter(Generic[A]):
 
     def finished(self, retired: Retired) -> None:
         """Let the successor of a problem in its chain go."""
-        successors = self._chains.get(retired.problem.chain)
+        chain = retired.problem.chain
+        if chain is None:
+            return
+        successors = self._chains.get(chain)
         if not successors:
-            self._chains.pop(retired.problem.chain, None)
+            self._chains.pop(chain, None)
+            self._ended[chain] = retired
+            if len(self._ended) > self._lookahead:
+                del self._ended[next(iter(self._ended))]
             return
         ticket, problem = successors.popleft()
         problem = self._carry(retired, problem)
@@ -153,7 +164,7 @@ class Sorter(Generic[A]):
         )
 
     def _read(self) -> bool:
-        """Read one problem; False if it was refused or there is none."""
+        """Read one problem; False if it was refused or recalled, or there is none."""
         try:
             problem = next(self._problems)
         except StopIteration:
@@ -165,6 +176,11 @@ class Sorter(Generic[A]):
             return False
         ticket = self._next
         self._next += 1
+        known = self._recall(ticket, problem)
+        if known is not None:
+            if known.problem.chain not in self._chains:
+                self.finished(known)
+            return False
         try:
             admitted = self._admit(problem)
             signature = self._signature(admitted)
@@ -177,6 +193,9 @@ class Sorter(Generic[A]):
             return True
         if chain is not None:
             self._chains[chain] = deque()
+            if chain in self._ended:
+                admitted = self._carry(self._ended.pop(chain), admitted)
+                signature = self._signature(admitted)
         self._line(signature).append(Admission(ticket, admitted))
         return True
 
