@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
@@ -14,9 +15,10 @@ from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.starts import extend
 from drainsinkhorn.batch import problems, trusted
-from drainsinkhorn.core.errors import OptionsError, ProblemError
+from drainsinkhorn.core.errors import FeedClosed, OptionsError, ProblemError
 from drainsinkhorn.core.events import Chosen, Finished, Observer, Rescuing, Retired, fan_out, ignore, refused
 from drainsinkhorn.core.executor import execute
+from drainsinkhorn.core.feed import Feed
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Options, Plan, Settings
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -29,6 +31,8 @@ from drainsinkhorn.solution import Record, Records, Results, Solution
 
 DEFAULTS = Options()
 RESCUED = (Status.DEPTH_LIMIT, Status.NONFINITE)
+ENDED = (Status.CONVERGED, *RESCUED)
+"""What a problem would come to again, and a journal keeps."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -125,7 +129,7 @@ def stream(
     the iterable raises, what was read is finished first. Do not write to a problem's arrays before you have its result.
 
     Args:
-        problems: Any iterable of Problem; it may be endless.
+        problems: Any iterable of Problem; it may be endless. A Feed can be pushed to while the stream runs.
         tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
         init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
         backend: "auto", a name, or a Backend.
@@ -154,6 +158,8 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
         return problems(x, y, cost=cost, **columns)
     if isinstance(x, Problem):
         x = [x]
+    if isinstance(x, Feed) and columns:
+        raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
     first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
     if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
         raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
@@ -184,14 +190,28 @@ class Stream(Iterator[Result[Any]]):
         self.ledger = run.ledger
         self._ends = run.ends()
         self._run = run
+        self._feed = run.feed
+        if run.feed is not None:
+            # Nobody waits for a stream that is forgotten.
+            weakref.finalize(self, run.feed.fail, FeedClosed("nobody reads the stream any more"))
 
     def __next__(self) -> Result[Any]:
-        return self._run.result(self._run.record(next(self._ends)))
+        try:
+            result = self._run.result(self._run.record(next(self._ends)))
+        except BaseException as error:
+            if self._feed is not None:
+                self._feed.fail(error if not isinstance(error, StopIteration) else FeedClosed("the stream has ended"))
+            raise
+        if self._feed is not None:
+            self._feed.settle(result)
+        return result
 
     def close(self) -> None:
         """Give up what is unfinished."""
         self._ends.close()
         self._run.close()
+        if self._feed is not None:
+            self._feed.fail(FeedClosed("the stream was closed"))
 
 
 class _Run:
@@ -209,6 +229,7 @@ class _Run:
         self.ledger = Ledger()
         self._options = options
         self._count = count
+        self.feed = given.claim() if isinstance(given, Feed) else None
         self._plan = self._plan_for(None)
         self._tell = observe
         self._observe = self.ledger if observe is ignore else fan_out(self.ledger, observe)
@@ -239,6 +260,7 @@ class _Run:
             lookahead=self._lookahead,
             paused=self._rescue_due,
             recall=self._recall,
+            **({} if self.feed is None else {"ready": self.feed.ready, "overdue": self.feed.overdue}),
         )
 
     def ends(self) -> Generator[Retired, None, None]:
@@ -272,7 +294,7 @@ class _Run:
 
     def _enter(self, journal: Journal, retired: Retired) -> None:
         # What was turned away at the door is judged again, at no cost; its arrays may be anything.
-        if retired.ticket not in self._recalled and retired.status is not Status.INVALID:
+        if retired.ticket not in self._recalled and retired.status in ENDED:
             given, rescued = self._given[retired.ticket], retired.ticket in self._rescued
             journal.enter(given, self.record(retired), rescued=rescued)
 
@@ -290,6 +312,7 @@ class _Run:
             for retired in execute(backend, line, self._plan, self._observe):
                 yield from self._refusals()
                 self._sorter.finished(retired)
+                retired = self._in_time(retired)
                 if self._worth_rescue(retired):
                     self._failed[retired.ticket] = retired
                 else:
@@ -313,7 +336,13 @@ class _Run:
             if chosen not in self.ledger.choices:
                 self._observe(chosen)
         # Backends see the stop itself as tol, so that precision and rounding are judged against what must be met.
-        return replace(plan, audit=replace(plan.audit, margin=1.0))
+        expired = () if self.feed is None else self.feed.expired
+        return replace(plan, audit=replace(plan.audit, margin=1.0), expired=expired)
+
+    def _in_time(self, retired: Retired) -> Retired:
+        """The same, or EXPIRED if its lane left because its deadline had come."""
+        cut = retired.status is Status.DEPTH_LIMIT and retired.depth < self._plan.max_depth
+        return retired._replace(status=Status.EXPIRED) if cut else retired
 
     def _worth_rescue(self, retired: Retired) -> bool:
         """Unconverged, and a second run could end otherwise."""
@@ -325,7 +354,12 @@ class _Run:
 
     def _rescue_due(self) -> bool:
         """True when the oldest problem that waits for rescue has waited long enough to interrupt the others."""
-        return bool(self._failed) and self._read - min(self._failed) >= self._lookahead
+        if not self._failed:
+            return False
+        oldest = min(self._failed)
+        if self.feed is not None and (self._sorter.idle or self.feed.overdue(oldest)):
+            return True
+        return self._read - oldest >= self._lookahead
 
     def unrescued(self) -> Iterator[Retired]:
         """What waits for its rescue, as its first run left it."""
@@ -347,7 +381,7 @@ class _Run:
                 yield first
             else:
                 self._rescued[retired.ticket] = precise
-                yield retired._replace(depth=first.depth + retired.depth)
+                yield self._in_time(retired)._replace(depth=first.depth + retired.depth)
 
     def record(self, retired: Retired) -> Record:
         """What is kept of a problem that has ended."""

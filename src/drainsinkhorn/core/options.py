@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, cast
 
@@ -97,7 +97,10 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Options made definite for one run: what the executor reads, and why it was chosen."""
+    """Options made definite for one run: what the executor reads, and why it was chosen.
+
+    `expired` are tickets whose time is up: their lanes leave at the next audit.
+    """
 
     mode: Mode
     width: int
@@ -105,6 +108,7 @@ class Plan:
     max_depth: int
     exact: bool
     reason: str
+    expired: Container[int] = ()
 
     def stop(self, problem: Problem[Any]) -> float:
         """What the residual of an admitted problem must not exceed."""

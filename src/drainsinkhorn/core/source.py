@@ -60,6 +60,8 @@ class Sorter(Generic[A]):
         carry: Turns a problem into one that starts where its predecessor in the chain ended.
         lookahead: See above; `inf` reads everything at once.
         paused: While it says True nothing more is handed out, so that packs run empty.
+        ready: Says whether the next problem can be read without waiting for it; else only an idle sorter reads.
+        overdue: Says of a ticket whether it has waited so long that no other line may be served before it.
         recall: Says how a problem ended in an earlier run, which is not run again; None: it did not.
 
     Attributes:
@@ -76,6 +78,8 @@ class Sorter(Generic[A]):
         lookahead: float,
         carry: Callable[[Retired, Problem[A]], Problem[A]] = lambda _, problem: problem,
         paused: Callable[[], bool] = lambda: False,
+        ready: Callable[[], bool] = lambda: True,
+        overdue: Callable[[int], bool] = lambda ticket: False,
         recall: Callable[[int, Problem[A]], Retired | None] = lambda ticket, problem: None,
     ) -> None:
         self._problems = iter(problems)
@@ -85,6 +89,8 @@ class Sorter(Generic[A]):
         self._lookahead = lookahead
         self._carry = carry
         self._paused = paused
+        self._ready = ready
+        self._overdue = overdue
         self._recall = recall
         self._lines: dict[Hashable, deque[Admission]] = {}
         # Successors of the problem of each chain that is under way.
@@ -125,9 +131,12 @@ class Sorter(Generic[A]):
     def lines(self) -> Iterator[tuple[Problem[A] | None, Source]]:
         """One Source after another, with its first problem, always for the signature that has waited longest.
 
-        After a refusal with nobody waiting the Source is empty, so that the caller can hand the refusal on.
+        After a refusal with nobody waiting the Source is empty, so that the caller can hand the refusal on; likewise
+        before the next problem must be waited for.
         """
         while self._lines or not self._exhausted:
+            if self.idle:
+                yield None, Batch([])
             if not self._lines:
                 self._read()
             if self._lines:
@@ -136,15 +145,24 @@ class Sorter(Generic[A]):
             else:
                 yield None, Batch([])
 
+    @property
+    def idle(self) -> bool:
+        """True if nothing is there to be served, and the next problem must be waited for."""
+        return not self._lines and not self._exhausted and not self._ready()
+
     def take(self, signature: Hashable, count: int) -> list[Admission]:
         """Up to `count` problems of a signature."""
         if self._paused():
             return []
         # A refusal ends the reading, so that the caller can hand it on.
-        while len(self._lines.get(signature, ())) < count and self._may_read() and self._read():
+        while len(self._lines.get(signature, ())) < count and self._may_read() and self._ready() and self._read():
             pass
-        others = (line[0].ticket for other, line in self._lines.items() if other != signature)
-        horizon = min(others, default=self._next) + self._lookahead
+        others = [line[0].ticket for other, line in self._lines.items() if other != signature]
+        oldest = min(others, default=self._next)
+        if others and self._overdue(oldest):
+            # Unless this line has the oldest of all.
+            count = sum(admission.ticket < oldest for admission in list(self._lines.get(signature, ()))[:count])
+        horizon = oldest + self._lookahead
         line = self._lines.get(signature, deque[Admission]())
         taken: list[Admission] = []
         while line and len(taken) < count and line[0].ticket <= horizon:
