@@ -169,7 +169,7 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
     return x
 
 
-def _carry(retired: Retired, problem: Problem[Any]) -> Problem[Any]:
+def carry(retired: Retired, problem: Problem[Any]) -> Problem[Any]:
     """A problem that starts from the potentials of its predecessor in the chain, where those are of use."""
     if isinstance(problem.init, Potentials) or retired.potentials is None or math.isnan(retired.residual.worst):
         return problem
@@ -233,8 +233,8 @@ class _Run:
         self._plan = self._plan_for(None)
         self._tell = observe
         self._observe = self.ledger if observe is ignore else fan_out(self.ledger, observe)
-        self._backend = self._pick_backend(backend, given)
-        self._acceleration = self._pick_acceleration()
+        self._backend = pick_backend(backend, given, self._observe)
+        self._acceleration = pick_acceleration(options, self._backend)
         self._backend = self._backend.using(self._acceleration)
         self._given: dict[int, Problem[Any]] = {}
         self._refused: deque[Retired] = deque()
@@ -254,7 +254,7 @@ class _Run:
         self._sorter = Sorter(
             () if self._ready else self._noted(given),
             admit=lambda problem: admit(problem, options.tol, options.audit.margin, options.init),
-            carry=_carry,
+            carry=carry,
             signature=self._backend.signature,
             refuse=self._refuse,
             lookahead=self._lookahead,
@@ -288,6 +288,8 @@ class _Run:
         if entry is None:
             return None
         self._recalled[ticket], record = entry, entry.record
+        if problem.chain is not None:
+            problem = admit(problem, self._options.tol, self._options.audit.margin, self._options.init)
         ended = Retired(ticket, problem, record.potentials, record.residual, record.status, record.depth)
         self._refused.append(ended)
         return ended
@@ -436,24 +438,28 @@ class _Run:
         while self._refused:
             yield self._refused.popleft()
 
-    def _pick_backend(self, backend: str | Backend[Any], given: Iterable[Problem[Any]]) -> Backend[Any]:
-        if backend == "auto":
-            # An iterator is not read before its time.
-            picked, reason = choose(given[0] if isinstance(given, list) and given else None)
-            self._observe(Chosen("backend", picked.name, reason))
-            return picked
-        if isinstance(backend, str):
-            return load(backend)
-        if isinstance(backend, type) or not hasattr(backend, "pack"):
-            raise OptionsError(f'backend must be "auto", a name or a Backend, got {backend!r}')
-        return backend
 
-    def _pick_acceleration(self) -> str:
-        asked, offered = self._options.accelerate, self._backend.accelerations
-        if asked == "auto":
-            return offered[0]
-        if asked not in offered:
-            raise OptionsError(
-                f"accelerate={asked!r} is not offered by backend {self._backend.name!r}, which has {list(offered)}"
-            )
-        return asked
+def pick_backend(backend: str | Backend[Any], given: Iterable[Problem[Any]], observe: Observer) -> Backend[Any]:
+    """The backend that was asked for; "auto" is told to the observer, with its reason."""
+    if backend == "auto":
+        # An iterator is not read before its time.
+        picked, reason = choose(given[0] if isinstance(given, list) and given else None)
+        observe(Chosen("backend", picked.name, reason))
+        return picked
+    if isinstance(backend, str):
+        return load(backend)
+    if isinstance(backend, type) or not hasattr(backend, "pack"):
+        raise OptionsError(f'backend must be "auto", a name or a Backend, got {backend!r}')
+    return backend
+
+
+def pick_acceleration(options: Options, backend: Backend[Any]) -> str:
+    """The acceleration that was asked for, or the best that the backend offers."""
+    asked, offered = options.accelerate, backend.accelerations
+    if asked == "auto":
+        return offered[0]
+    if asked not in offered:
+        raise OptionsError(
+            f"accelerate={asked!r} is not offered by backend {backend.name!r}, which has {list(offered)}"
+        )
+    return asked

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import needs
+from tests.faults.faulty import assert_same, batch, same
 from typer.testing import CliRunner
 
 import drainsinkhorn as ds
@@ -21,15 +22,6 @@ from drainsinkhorn.core.errors import FileError
 from drainsinkhorn.core.events import Event, Opened, Repacked, Resumed
 
 ROOT = Path(__file__).parents[2]
-
-
-def batch(count: int, seed: int = 0) -> list[ds.Problem[Any]]:
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(5, 40, size=(count, 2))
-    return [
-        ds.Problem(x=rng.normal(size=(n, 2)), y=1 + rng.normal(size=(m, 2)), eps=0.05 + 0.2 * rng.random())
-        for n, m in sizes
-    ]
 
 
 class Watch:
@@ -46,21 +38,6 @@ class Watch:
             self.ran += event.admitted
         elif isinstance(event, Resumed):
             self.resumed = event
-
-
-def same(r: ds.Result[Any], s: ds.Result[Any]) -> bool:
-    facts = [(q.ticket, q.status, q.depth, q.residual, q.widened, q.rescued, q.arithmetic, q.detail) for q in (r, s)]
-    equal = all(
-        type(p) is type(q) and p.dtype == q.dtype and np.array_equal(p, q)
-        for p, q in zip(r.potentials, s.potentials, strict=True)
-    )
-    return facts[0] == facts[1] and equal
-
-
-def assert_same(results: list[ds.Result[Any]], truth: list[ds.Result[Any]]) -> None:
-    """Each of them once, and to the bit what the undisturbed run has."""
-    assert sorted(r.ticket for r in results) == [r.ticket for r in truth]
-    assert all(same(r, truth[r.ticket]) for r in results)
 
 
 def stopped_after(count: int, problems: list[ds.Problem[Any]], path: Path, **settings: Any) -> list[int]:
@@ -167,7 +144,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import drainsinkhorn as ds
-from tests.faults.test_journal import batch
+from tests.faults.faulty import batch
 done = Path(sys.argv[2]).open("a")
 for result in ds.stream(iter(batch(int(sys.argv[3]))), journal=sys.argv[1], width=8):
     done.write(f"{result.ticket}\\n")

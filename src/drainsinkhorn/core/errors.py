@@ -49,3 +49,7 @@ class DeadlineError(DrainError, TimeoutError):
     def __init__(self, message: str, result: object) -> None:
         super().__init__(message)
         self.result = result
+
+
+class FleetError(DrainError, RuntimeError):
+    """A fleet that cannot work: its workers do not start, or it is used in a way that cannot be."""
