@@ -4,3 +4,4 @@ from drainsinkhorn.parallel.fleet import Fleet as Fleet
 from drainsinkhorn.parallel.fleet import FleetStream as FleetStream
 from drainsinkhorn.parallel.local import LocalFleet as LocalFleet
 from drainsinkhorn.parallel.rays import RayFleet as RayFleet
+from drainsinkhorn.parallel.rows import RowShardedBackend as RowShardedBackend
