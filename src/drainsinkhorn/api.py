@@ -12,6 +12,7 @@ from typing import Any, Unpack, cast
 
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array
+from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.starts import extend
 from drainsinkhorn.batch import problems, trusted
@@ -260,6 +261,8 @@ class _Run:
             lookahead=self._lookahead,
             paused=self._rescue_due,
             recall=self._recall,
+            order=options.order,
+            depth=lambda problem: predicted_depth(problem, momentum=self._acceleration != "none"),
             **({} if self.feed is None else {"ready": self.feed.ready, "overdue": self.feed.overdue}),
         )
 

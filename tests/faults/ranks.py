@@ -71,7 +71,9 @@ def main() -> None:
             (folder / f"{rank}.txt").write_text(ds.solve(problems()[:2], backend=backend)[0].message)
     except DrainError as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    distributed.destroy_process_group()
+    finally:
+        # Left to the interpreter, its threads may abort the process.
+        distributed.destroy_process_group()
 
 
 class Full(RowShardedBackend):

@@ -46,6 +46,15 @@ class Batch:
         self._waiting.extendleft(reversed(admissions))
 
 
+def ordered(
+    line: Sequence[Admission], depth: Callable[[Problem[Any]], float], order: str, width: int
+) -> list[Admission]:
+    """A line by predicted depth: deepest first ("grouped"), or so that every window is a cross-section ("mixed")."""
+    deepest = sorted(line, key=lambda admission: -depth(admission.problem))
+    windows = -(-len(deepest) // width)
+    return deepest if order == "grouped" else [lane for start in range(windows) for lane in deepest[start::windows]]
+
+
 class Sorter(Generic[A]):
     """Reads problems in order, turns bad ones away, and forms one line per signature.
 
@@ -62,6 +71,8 @@ class Sorter(Generic[A]):
         paused: While it says True nothing more is handed out, so that packs run empty.
         ready: Says whether the next problem can be read without waiting for it; else only an idle sorter reads.
         overdue: Says of a ticket whether it has waited so long that no other line may be served before it.
+        order: One of ORDERS. Any but "given" reads ahead and orders what was read, block after block, within each line.
+        depth: Predicts the depth of an admitted problem, for that.
         recall: Says how a problem ended in an earlier run, which is not run again; None: it did not.
 
     Attributes:
@@ -80,6 +91,8 @@ class Sorter(Generic[A]):
         paused: Callable[[], bool] = lambda: False,
         ready: Callable[[], bool] = lambda: True,
         overdue: Callable[[int], bool] = lambda ticket: False,
+        order: str = "given",
+        depth: Callable[[Problem[A]], float] = lambda problem: 1.0,
         recall: Callable[[int, Problem[A]], Retired | None] = lambda ticket, problem: None,
     ) -> None:
         self._problems = iter(problems)
@@ -91,7 +104,11 @@ class Sorter(Generic[A]):
         self._paused = paused
         self._ready = ready
         self._overdue = overdue
+        self._order = order
+        self._depth = depth
         self._recall = recall
+        # Problems at the front of each line that are in order already.
+        self._in_order: dict[Hashable, int] = {}
         self._lines: dict[Hashable, deque[Admission]] = {}
         # Successors of the problem of each chain that is under way.
         self._chains: dict[Hashable, deque[Admission]] = {}
@@ -154,6 +171,8 @@ class Sorter(Generic[A]):
         """Up to `count` problems of a signature."""
         if self._paused():
             return []
+        if self._order != "given":
+            self._put_in_order(signature, count)
         # A refusal ends the reading, so that the caller can hand it on.
         while len(self._lines.get(signature, ())) < count and self._may_read() and self._ready() and self._read():
             pass
@@ -169,11 +188,24 @@ class Sorter(Generic[A]):
             taken.append(line.popleft())
         if not line:
             self._lines.pop(signature, None)
+        self._in_order[signature] = self._in_order.get(signature, 0) - len(taken)
         return taken
+
+    def _put_in_order(self, signature: Hashable, width: int) -> None:
+        """Read the next block and order it, once the last one has gone."""
+        if self._in_order.get(signature, 0) > 0:
+            return
+        while self._may_read() and self._ready():
+            self._read()
+        line = self._lines.get(signature)
+        if line:
+            self._lines[signature] = deque(ordered(line, self._depth, self._order, width))
+            self._in_order[signature] = len(line)
 
     def give_back(self, signature: Hashable, admissions: Sequence[Admission]) -> None:
         """Put these back in front of their line."""
         self._lines.setdefault(signature, deque()).extendleft(reversed(admissions))
+        self._in_order[signature] = self._in_order.get(signature, 0) + len(admissions)
 
     def _may_read(self) -> bool:
         return not self._exhausted and (

@@ -13,18 +13,19 @@ import math
 import time
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drainsinkhorn.api import ENDED, carry, pick_acceleration, pick_backend
 from drainsinkhorn.backends.arrays import float_dtype, is_array, to_caller, to_numpy
+from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core.errors import FleetError, ProblemError
 from drainsinkhorn.core.events import Finished, Lost, Observer, Reported, Retired, fan_out
 from drainsinkhorn.core.feed import Feed
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import Options
-from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import UNKNOWN, Result, Status
 from drainsinkhorn.journal import Journal
@@ -38,6 +39,8 @@ WINDOW_SECONDS = 0.5
 FIRST_WINDOW = 64
 """Problems of a window before it is known how fast workers are."""
 LARGEST_WINDOW = 4096
+SMALL_PAIRS, SMALL_DEPTH = 2**13, 16
+"""Problems of fewer pairs are taken to be so deep, since a look at them would cost as much as they do."""
 START_SECONDS = 120.0
 """A worker that is not ready after so long, and after `hang`, will never be."""
 FALSE_STARTS = 2
@@ -328,8 +331,21 @@ class Dispatch:
         except Exception as error:  # noqa: BLE001  one odd object must not harm the others
             self._refuse(ticket, problem, error)
         else:
-            self._weights[ticket] = wire.pairs(self._sent[ticket])
+            self._weights[ticket] = self._predicted_work(self._sent[ticket])
             self._line_up(ticket)
+
+    def _predicted_work(self, problem: Problem[Any]) -> float:
+        """Pairs of points times predicted depth. What is small is not worth a look, what is bad will be refused."""
+        pairs = wire.pairs(problem)
+        if pairs < SMALL_PAIRS:
+            return pairs * SMALL_DEPTH
+        cost = Cost(problem.cost) if isinstance(problem.cost, str) else problem.cost
+        tol = self._options.tol if problem.tol is None else problem.tol
+        try:
+            known = replace(problem, cost=cost, tol=tol)
+            return pairs * predicted_depth(known, momentum=self._acceleration != "none")
+        except (ArithmeticError, KeyError, TypeError, ValueError, IndexError, AttributeError):
+            return pairs * SMALL_DEPTH
 
     def _line_up(self, ticket: int) -> None:
         """A problem of a chain waits for its predecessor, and starts where that one ended."""
