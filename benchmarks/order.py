@@ -3,8 +3,8 @@
     python benchmarks/order.py                # generated families and the workloads
     python benchmarks/order.py --data DIR     # with real windows from the .npz files of a folder
 
-For each family: rank correlation of predicted and reached depth, and static slots over needed slots, minus one (padding),
-of windows of eight in each order. The same problems, the same work, other windows.
+For each family: rank correlation of predicted and reached depth, and static slots over needed slots, minus one
+(padding), of windows of eight in each order. The same problems, the same work, other windows.
 """
 
 from __future__ import annotations

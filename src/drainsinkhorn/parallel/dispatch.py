@@ -43,8 +43,8 @@ SMALL_PAIRS, SMALL_DEPTH = 2**13, 16
 """Problems of fewer pairs are taken to be so deep, since a look at them would cost as much as they do."""
 START_SECONDS = 120.0
 """A worker that is not ready after so long, and after `hang`, will never be."""
-FALSE_STARTS = 2
-"""How often in a row a worker may be lost before it is ready: a start can be hit by what hits workers."""
+FALSE_STARTS = 9
+"""How often in a row a worker may be killed before it is ready: what hits workers can hit them then, too."""
 POLL = 0.01
 """Seconds between two looks at a feed while workers are at work."""
 
@@ -201,14 +201,14 @@ class Dispatch:
         elif message.kind == "refused":
             raise ProblemError(message.body)
         else:
-            self._bury(worker, str(message.body))
+            self._bury(worker, str(message.body), by_itself=message.kind == "failed")
 
-    def _bury(self, worker: int, reason: str) -> None:
+    def _bury(self, worker: int, reason: str, *, by_itself: bool = False) -> None:
         """A worker is lost: what it had runs again, in halves."""
         hand = self._hands[worker]
         self._crew.dismiss(worker)
-        if not hand.alive and hand.false_starts == FALSE_STARTS:
-            raise FleetError(f"worker {worker} could not start, {FALSE_STARTS + 1} times in a row: {reason}")
+        if not hand.alive and (by_itself or hand.false_starts == FALSE_STARTS):
+            raise FleetError(f"worker {worker} could not start: {reason}")
         left = sorted(hand.has)
         self.ledger.slots += hand.slots
         self.ledger.legs += hand.legs

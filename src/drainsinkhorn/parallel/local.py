@@ -176,7 +176,7 @@ class LocalCrew:
             chunk = b""
         mine.arrived += chunk
         heard = [(worker, message) for message in _messages(mine.arrived)]
-        return heard if chunk else [*heard, (worker, Message("died", _epitaph(mine.process)))]
+        return heard if chunk else [*heard, (worker, _epitaph(mine.process))]
 
     def close(self) -> None:
         """End all processes."""
@@ -204,16 +204,16 @@ def _messages(arrived: bytearray) -> list[Message]:
     return found
 
 
-def _epitaph(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended."""
+def _epitaph(process: subprocess.Popen[bytes]) -> Message:
+    """How a process ended: it was killed, or failed by itself."""
     try:
         code = process.wait(1.0)
     except subprocess.TimeoutExpired:
-        return "its connection closed"
+        return Message("died", "its connection closed")
     if code >= 0:
-        return f"its process ended with code {code}"
+        return Message("failed", f"its process ended with code {code}")
     name = signal.Signals(-code).name
-    return f"its process was ended by {name}" + (" (out of memory, perhaps)" if name == "SIGKILL" else "")
+    return Message("died", f"its process was ended by {name}" + (" (out of memory, perhaps)" * (name == "SIGKILL")))
 
 
 @contextlib.contextmanager
