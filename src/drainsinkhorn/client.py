@@ -83,7 +83,7 @@ class Client:
                 try:
                     return await asyncio.wrap_future(answer)
                 except asyncio.CancelledError:
-                    answer.give_up()
+                    self._feed.give_up(answer)
                     raise
         except DeadlineError:
             raise

@@ -23,7 +23,7 @@ from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.support import part
 from drainsinkhorn.core.problem import Cost, Problem
 
-SAMPLE = 256
+SAMPLE = 64
 """Points of each side that are looked at."""
 FULL_DIM = 64
 """Above this dimension the largest variance of a coordinate stands for the largest of all directions."""
@@ -55,8 +55,8 @@ def _some(count: int) -> Any:
 
 def _variance(points: Any) -> float:
     """The largest variance of a cloud in any direction, from some of its points."""
-    some = to_numpy(points[:: max(1, len(points) // SAMPLE)]).astype(np.float64)
-    around = some - some.mean(axis=0)
+    some = to_numpy(points[:: -(-len(points) // SAMPLE)]).astype(np.float64)
+    around = some - np.add.reduce(some) / len(some)
     if around.shape[1] > FULL_DIM:
         return float((around**2).mean(axis=0).max())
     spread = around.T @ around / len(around)

@@ -51,11 +51,6 @@ class Answer(Future[Result[Any]]):
         """What to raise when the deadline has come and there is no result."""
         return DeadlineError(f"the deadline came first; it was handed in {self._clock() - self.since:.3g} s ago", None)
 
-    def give_up(self) -> None:
-        """Nobody wants it any more: it is not run, or its lane leaves at the next audit."""
-        self.until = -math.inf
-        self.cancel()
-
 
 class Feed(Iterator[Problem[A]], Generic[A]):
     """Problems from many threads for one `stream`.
@@ -83,6 +78,8 @@ class Feed(Iterator[Problem[A]], Generic[A]):
         self._read = 0
         self._pruned = -math.inf
         self._streamed = False
+        # Whether anything pushed so far may expire.
+        self.hurried = False
         self._closed: Exception | None = None
 
     def push(
@@ -114,9 +111,15 @@ class Feed(Iterator[Problem[A]], Generic[A]):
                 raise FeedFull(
                     f"{self._capacity} problems wait and none was read within {timeout} s; push less, or later"
                 )
+            self.hurried = self.hurried or deadline is not None
             self._waiting.append(answer)
             self._changed.notify_all()
         return answer
+
+    def give_up(self, answer: Answer) -> None:
+        """Nobody wants this one any more: it is not run, or its lane leaves at the next audit."""
+        self.hurried, answer.until = True, -math.inf
+        answer.cancel()
 
     def close(self) -> None:
         """Nothing more comes: the stream ends when it has answered what was pushed."""
@@ -175,7 +178,12 @@ class Feed(Iterator[Problem[A]], Generic[A]):
     @property
     def expired(self) -> Container[int]:
         """Tickets whose deadline has come."""
-        return _Expired(self._flight, self._clock)
+        return _Expired(self)
+
+    def is_expired(self, ticket: Any) -> bool:
+        """Whether the deadline of a problem under way has come."""
+        answer = self._flight.get(ticket)
+        return answer is not None and answer.until <= self._clock()
 
     def settle(self, result: Result[Any]) -> None:
         """Answer the problem of a result."""
@@ -221,12 +229,10 @@ class Feed(Iterator[Problem[A]], Generic[A]):
 
 
 class _Expired(Container[int]):
-    """Tickets under way whose deadline has come, looked up when asked."""
+    """Tickets under way whose deadline has come, looked up when asked: once for every live lane at every audit."""
 
-    def __init__(self, flight: dict[int, Answer], clock: Clock) -> None:
-        self._flight = flight
-        self._clock = clock
+    def __init__(self, feed: Feed[Any]) -> None:
+        self._feed = feed
 
     def __contains__(self, ticket: object) -> bool:
-        answer = self._flight.get(ticket)  # type: ignore[arg-type]
-        return answer is not None and answer.until <= self._clock()
+        return self._feed.hurried and self._feed.is_expired(ticket)

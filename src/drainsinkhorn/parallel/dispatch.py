@@ -39,8 +39,8 @@ WINDOW_SECONDS = 0.5
 FIRST_WINDOW = 64
 """Problems of a window before it is known how fast workers are."""
 LARGEST_WINDOW = 4096
-SMALL_PAIRS, SMALL_DEPTH = 2**13, 16
-"""Problems of fewer pairs are taken to be so deep, since a look at them would cost as much as they do."""
+SMALL_PAIRS, SMALL_DEPTH = 2**18, 16
+"""Problems of fewer pairs are taken to be so deep: a window has many, and a look at each would cost too much."""
 START_SECONDS = 120.0
 """A worker that is not ready after so long, and after `hang`, will never be."""
 FALSE_STARTS = 9
@@ -131,6 +131,8 @@ class Dispatch:
         self._sent: dict[int, Problem[Any]] = {}
         self._weights: dict[int, float] = {}
         self._fresh: deque[int] = deque()
+        self._fresh_work = 0.0
+        self._widths: dict[float, int] = {}
         self._again: deque[Group] = deque()
         self._strikes: dict[int, int] = {}
         # Successors of the problem of each chain that is under way, and how chains ended that have none yet.
@@ -274,6 +276,7 @@ class Dispatch:
         while self._fresh and len(tickets) < LARGEST_WINDOW and (work < goal or len(tickets) < least):
             tickets.append(self._fresh.popleft())
             work += self._weights[tickets[-1]]
+        self._fresh_work -= work
         return Group(tickets)
 
     def _goal(self, hand: Hand) -> float:
@@ -283,19 +286,23 @@ class Dispatch:
         if not goal:
             goal = FIRST_WINDOW * self._weights[self._fresh[0]]
         if self._exhausted:
-            left = math.fsum(self._weights[ticket] for ticket in self._fresh)
-            goal = min(goal, left / (2 * len(self._hands)))
+            goal = min(goal, self._fresh_work / (2 * len(self._hands)))
         return goal
 
     def _least(self) -> int:
         """Problems that fill a pack, but towards the end no more than half a fair share."""
-        options = self._options
-        try:
-            first = admit(self._sent[self._fresh[0]], options.tol, options.audit.margin, options.init)
-            width = options.width or self._backend.natural_width(first)
-        except ProblemError:
-            width = 1
+        width = self._options.width or self._natural_width(self._sent[self._fresh[0]])
         return min(width, -(-len(self._fresh) // (2 * len(self._hands)))) if self._exhausted else width
+
+    def _natural_width(self, problem: Problem[Any]) -> int:
+        pairs, options = wire.pairs(problem), self._options
+        if pairs not in self._widths:
+            try:
+                admitted = admit(problem, options.tol, options.audit.margin, options.init)
+                self._widths[pairs] = self._backend.natural_width(admitted)
+            except ProblemError:
+                return 1
+        return self._widths[pairs]
 
     def _give(self, worker: int, group: Group) -> None:
         hand = self._hands[worker]
@@ -351,7 +358,7 @@ class Dispatch:
         """A problem of a chain waits for its predecessor, and starts where that one ended."""
         chain = self._sent[ticket].chain
         if chain is None:
-            self._fresh.append(ticket)
+            self._start(ticket, None)
         elif chain in self._chains:
             self._chains[chain].append(ticket)
         else:
@@ -362,6 +369,7 @@ class Dispatch:
         if before is not None:
             self._sent[ticket] = carry(before, self._sent[ticket])
         self._fresh.append(ticket)
+        self._fresh_work += self._weights[ticket]
 
     def _recalled(self, ticket: int, problem: Any) -> bool:
         if self._journal is None or not isinstance(problem, Problem):

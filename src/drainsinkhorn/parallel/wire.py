@@ -18,6 +18,7 @@ from drainsinkhorn.solution import Record
 
 Array = NDArray[Any]
 ALIGNMENT = 64
+PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class Unsendable(TypeError):
@@ -61,8 +62,26 @@ def plain(value: Any) -> Array:
 
 def plain_problem(problem: Any) -> Problem[Any]:
     """The same problem in NumPy; raises for what cannot be sent."""
+    if _is_plain(problem):
+        return problem
     (received,) = receive(send([0], [problem]))
     return replace(received, chain=problem.chain)
+
+
+def _is_plain(problem: Any) -> bool:
+    """True for the common case, in which nothing is to be done: float arrays of NumPy, and a cost by name."""
+    return (
+        type(problem) is Problem
+        and type(problem.eps) is float
+        and (problem.tol is None or type(problem.tol) is float)
+        and (problem.init is None or type(problem.init) is str)
+        and type(problem.cost) is str
+        and all(
+            (part is None or type(part) is np.ndarray) and (part is None or part.dtype in PLAIN)
+            for part in (problem.x, problem.y, problem.a, problem.b)
+        )
+        and type(problem.x) is type(problem.y)
+    )
 
 
 def pairs(problem: Problem[Any]) -> float:
