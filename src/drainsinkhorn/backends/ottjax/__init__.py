@@ -19,6 +19,7 @@ from drainsinkhorn.backends.ottjax.kernels import How
 from drainsinkhorn.backends.ottjax.loading import filled_size
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
 from drainsinkhorn.backends.scores import scores
+from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.errors import BackendUnavailable, OptionsError, ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
@@ -71,6 +72,10 @@ class OttBackend:
         """Sixteen, fewer where their matrices would fill the memory; on a CPU, what its cache holds."""
         (n, m), cpu = sizes(problem), self._device(problem).platform == "cpu"
         return max(1, min(16, rung((2**18 if cpu else 2**28) // (n * m) or 1)))
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """A look costs little beside a reduction."""
+        return EVERY
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Nothing: jax compiles a width when it meets it, and keeps it for the process."""
