@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,29 @@ def _admit(problem: Any, tol: float, margin: float, init: Any) -> Problem[Any]:
     _chain(problem.chain)
     x, y, cost = (_array(value) for value in (problem.x, problem.y, cost))
     return replace(problem, x=x, y=y, eps=eps, tol=margin * tol, cost=cost, a=a / a.sum(), b=b / b.sum(), init=init)
+
+
+def normal(problem: Problem[Any]) -> Problem[Any]:
+    """The normal form of a problem that has passed the door before: nothing is looked at again."""
+    cost = _array(Cost(problem.cost) if isinstance(problem.cost, str) else problem.cost)
+    if isinstance(cost, Cost):
+        cost = replace(cost, scale=float(cost.scale))
+    problem = replace(problem, x=_array(problem.x), y=_array(problem.y), eps=float(problem.eps), cost=cost)
+    a, b = (_normalised(w, size) for w, size in zip((problem.a, problem.b), sizes(problem), strict=True))
+    return replace(problem, a=a, b=b)
+
+
+def _normalised(weights: Any, size: int) -> Array:
+    if weights is None:
+        return _uniform(size)
+    weights = to_numpy(weights).astype(np.float64)
+    return weights / weights.sum()
+
+
+@lru_cache(maxsize=16)
+def _uniform(size: int) -> Array:
+    """Shared by many problems; nobody writes to weights in normal form."""
+    return np.full(size, 1.0 / size)
 
 
 def sizes(problem: Problem[Any]) -> tuple[int, int]:

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from drainsinkhorn.backends.arrays import library
 from drainsinkhorn.backends.costs import Formula
-from drainsinkhorn.backends.dense import DenseCoupling
+from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.keops.pack import How, KeopsPack
 from drainsinkhorn.backends.keops.probe import require
+from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.scores import scores
 from drainsinkhorn.core.errors import OptionsError, ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -69,9 +70,9 @@ class KeopsBackend:
         """Lay the lanes end to end and measure their first f-leg."""
         return KeopsPack(problems, self._how(problems[0]), momentum=self.acceleration == "momentum")
 
-    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
-        """The dense plan of a problem."""
-        return DenseCoupling(problem, potentials)
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+        """Plans in plain NumPy, some rows at a time."""
+        return plain_couplings(problems, potentials)
 
     def using(self, acceleration: str) -> KeopsBackend:
         """Plain Sinkhorn, or with momentum."""

@@ -12,8 +12,9 @@ import jax
 import ott
 
 from drainsinkhorn.backends.arrays import library
-from drainsinkhorn.backends.dense import DenseCoupling
+from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.door import caller_array, sizes
+from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.ottjax.kernels import How
 from drainsinkhorn.backends.ottjax.loading import filled_size
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
@@ -78,9 +79,9 @@ class OttBackend:
         """Stack the lanes on the device and measure their first f-leg."""
         return OttPack(problems, self._how(problems[0]), self._device(problems[0]))
 
-    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
-        """The dense plan of a problem."""
-        return DenseCoupling(problem, potentials)
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+        """Plans in plain NumPy, some rows at a time."""
+        return plain_couplings(problems, potentials)
 
     def using(self, acceleration: str) -> OttBackend:
         """Itself: plain Sinkhorn is all it has."""
