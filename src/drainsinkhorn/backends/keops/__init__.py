@@ -16,6 +16,7 @@ from drainsinkhorn.backends.keops.pack import How, KeopsPack
 from drainsinkhorn.backends.keops.probe import require
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.scores import scores
+from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.errors import OptionsError, ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
@@ -58,6 +59,10 @@ class KeopsBackend:
         """Sixteen, more where they are small."""
         n, m = sizes(problem)
         return max(16, min(256, 2**24 // (n * m)))
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """A look costs little."""
+        return EVERY
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Compile the formulas for such problems, or load them from disk; said once if it takes a while."""

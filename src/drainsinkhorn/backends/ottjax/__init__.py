@@ -72,6 +72,10 @@ class OttBackend:
         (n, m), cpu = sizes(problem), self._device(problem).platform == "cpu"
         return max(1, min(16, rung((2**18 if cpu else 2**28) // (n * m) or 1)))
 
+    def natural_spacing(self, *, refills: bool) -> int:
+        """A phase."""
+        return self.stride
+
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Nothing: jax compiles a width when it meets it, and keeps it for the process."""
 
