@@ -132,7 +132,8 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
         return None
     if not all(np.isfinite(p).all() if type(p) is np.ndarray else bool(p.detach().isfinite().all()) for p in (x, y)):
         return None
-    a, b = (np.full(p.shape[-2], 1.0 / p.shape[-2]) for p in (x, y))
+    # Divided by their sum, as at the door, so that a stack and a list of its problems agree to the bit.
+    a, b = (w / w.sum() for w in (np.full(p.shape[-2], 1.0 / p.shape[-2]) for p in (x, y)))
     each = np.broadcast_to(strengths.astype(np.float64), (len(given),)).tolist()
     return [
         Problem(x=p.x, y=p.y, eps=e, tol=margin * tol, cost=cost, a=a, b=b, init=start)

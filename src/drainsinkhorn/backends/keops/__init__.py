@@ -61,7 +61,7 @@ class KeopsBackend:
         return max(16, min(256, 2**24 // (n * m)))
 
     def natural_spacing(self, *, refills: bool) -> int:
-        """A look costs little."""
+        """A look costs little beside a reduction."""
         return EVERY
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
