@@ -3,8 +3,10 @@
 from drainsinkhorn.api import Interrupted as Interrupted
 from drainsinkhorn.api import solve as solve
 from drainsinkhorn.api import stream as stream
+from drainsinkhorn.backends.costs import Formula as Formula
 from drainsinkhorn.backends.starts import extend as extend
 from drainsinkhorn.batch import problems as problems
+from drainsinkhorn.client import Client as Client
 from drainsinkhorn.consumers import apply as apply
 from drainsinkhorn.consumers import barycentric_map as barycentric_map
 from drainsinkhorn.consumers import partners as partners
@@ -16,10 +18,14 @@ from drainsinkhorn.core.audit import Audit as Audit
 from drainsinkhorn.core.audit import Geometric as Geometric
 from drainsinkhorn.core.errors import BackendUnavailable as BackendUnavailable
 from drainsinkhorn.core.errors import ContractError as ContractError
+from drainsinkhorn.core.errors import DeadlineError as DeadlineError
 from drainsinkhorn.core.errors import DrainError as DrainError
+from drainsinkhorn.core.errors import FeedClosed as FeedClosed
+from drainsinkhorn.core.errors import FeedFull as FeedFull
 from drainsinkhorn.core.errors import NotConverged as NotConverged
 from drainsinkhorn.core.errors import OptionsError as OptionsError
 from drainsinkhorn.core.errors import ProblemError as ProblemError
+from drainsinkhorn.core.feed import Feed as Feed
 from drainsinkhorn.core.ledger import Ledger as Ledger
 from drainsinkhorn.core.options import MODES as MODES
 from drainsinkhorn.core.options import Mode as Mode

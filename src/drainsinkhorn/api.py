@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+import os
+import weakref
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array
+from drainsinkhorn.backends.costs import as_cost
+from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.starts import extend
 from drainsinkhorn.batch import problems, trusted
-from drainsinkhorn.core.errors import OptionsError, ProblemError
+from drainsinkhorn.core.errors import FeedClosed, OptionsError, ProblemError
 from drainsinkhorn.core.events import Chosen, Finished, Observer, Rescuing, Retired, fan_out, ignore, refused
 from drainsinkhorn.core.executor import execute
+from drainsinkhorn.core.feed import Feed
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Options, Plan, Settings
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -22,10 +28,13 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
 from drainsinkhorn.core.source import Admission, Batch, Sorter
 from drainsinkhorn.core.timed import Timed
+from drainsinkhorn.journal import Entry, Journal
 from drainsinkhorn.solution import Record, Records, Results, Solution
 
 DEFAULTS = Options()
 RESCUED = (Status.DEPTH_LIMIT, Status.NONFINITE)
+ENDED = (Status.CONVERGED, *RESCUED)
+"""What a problem would come to again, and a journal keeps."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -52,6 +61,7 @@ def solve(
     backend: str | Backend[Any] = "auto",
     options: Options = DEFAULTS,
     observe: Observer = ignore,
+    journal: str | os.PathLike[str] | None = None,
     **settings: Unpack[Settings],
 ) -> Solution[Any]:
     """Solve many entropic optimal transport problems, each to a verified accuracy.
@@ -63,12 +73,13 @@ def solve(
         a: Source weights.
         b: Target weights.
         init: Where to start: "auto", "gaussian" or "zero" for every problem without a start of its own, or potentials.
-        cost: A name, a Cost, or dense matrices.
+        cost: A name, a Cost, a Formula, a CostFn of OTT, or dense matrices.
         chain: Keys: problems of one chain run in order, each from its predecessor's potentials.
         tol: Bound on the larger L1 marginal residual: a number, or one per problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
         observe: Told every event of the run; of a rescue, only that it begins and what it finishes.
+        journal: A file that keeps what is finished, so that a run that was killed can go on from there.
         **settings: Fields of Options: mode, width, max_depth, audit, certify, accelerate, rescue, strict, lookahead.
 
     Returns:
@@ -91,7 +102,7 @@ def solve(
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if each else None, "chain": chain}
     given = _as_problems(x, y, cost=cost, **columns)
     given = given if isinstance(given, list) else list(given)
-    run = _Run(given, len(given), backend, options, observe)
+    run = _Run(given, len(given), backend, options, observe, journal)
     records = Records(len(given))
     try:
         for retired in run.ends():
@@ -111,6 +122,7 @@ def stream(
     backend: str | Backend[Any] = "auto",
     options: Options = DEFAULTS,
     observe: Observer = ignore,
+    journal: str | os.PathLike[str] | None = None,
     **settings: Unpack[Settings],
 ) -> Stream:
     """Solve problems as they come and yield results as they drain, not in order; `result.ticket` tells which.
@@ -119,12 +131,13 @@ def stream(
     the iterable raises, what was read is finished first. Do not write to a problem's arrays before you have its result.
 
     Args:
-        problems: Any iterable of Problem; it may be endless.
+        problems: Any iterable of Problem; it may be endless. A Feed can be pushed to while the stream runs.
         tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
         init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
         observe: Told every event of the run.
+        journal: A file that keeps what is finished, so that a run that was killed can go on from there.
         **settings: Fields of Options.
 
     Examples:
@@ -135,28 +148,30 @@ def stream(
     """
     options = options.changed(tol, settings)
     options = options if init == "auto" else replace(options, init=init)
-    return Stream(_Run(_as_problems(problems, None), None, backend, options, observe))
+    return Stream(_Run(_as_problems(problems, None), None, backend, options, observe, journal))
 
 
 def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
     """Problems as given, or made from arrays."""
-    dense = not isinstance(cost, (str, Cost))
+    dense = not isinstance(as_cost(cost), Cost)
     if dense or y is not None:
         if columns["eps"] is None:
             raise ProblemError("eps is missing; pass eps=, in units of the cost (for example 0.05 times its median)")
         return problems(x, y, cost=cost, **columns)
     if isinstance(x, Problem):
         x = [x]
+    if isinstance(x, Feed) and columns:
+        raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
     first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
     if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
         raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
-    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (cost != "sqeuclidean")
+    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (as_cost(cost) != Cost())
     if extra:
         raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
     return x
 
 
-def _carry(retired: Retired, problem: Problem[Any]) -> Problem[Any]:
+def carry(retired: Retired, problem: Problem[Any]) -> Problem[Any]:
     """A problem that starts from the potentials of its predecessor in the chain, where those are of use."""
     if isinstance(problem.init, Potentials) or retired.potentials is None or math.isnan(retired.residual.worst):
         return problem
@@ -177,13 +192,28 @@ class Stream(Iterator[Result[Any]]):
         self.ledger = run.ledger
         self._ends = run.ends()
         self._run = run
+        self._feed = run.feed
+        if run.feed is not None:
+            # Nobody waits for a stream that is forgotten.
+            weakref.finalize(self, run.feed.fail, FeedClosed("nobody reads the stream any more"))
 
     def __next__(self) -> Result[Any]:
-        return self._run.result(self._run.record(next(self._ends)))
+        try:
+            result = self._run.result(self._run.record(next(self._ends)))
+        except BaseException as error:
+            if self._feed is not None:
+                self._feed.fail(error if not isinstance(error, StopIteration) else FeedClosed("the stream has ended"))
+            raise
+        if self._feed is not None:
+            self._feed.settle(result)
+        return result
 
     def close(self) -> None:
         """Give up what is unfinished."""
         self._ends.close()
+        self._run.close()
+        if self._feed is not None:
+            self._feed.fail(FeedClosed("the stream was closed"))
 
 
 class _Run:
@@ -196,43 +226,83 @@ class _Run:
         backend: str | Backend[Any],
         options: Options,
         observe: Observer,
+        journal: str | os.PathLike[str] | None,
     ) -> None:
         self.ledger = Ledger()
         self._options = options
         self._count = count
+        self.feed = given.claim() if isinstance(given, Feed) else None
         self._plan = self._plan_for(None)
         self._tell = observe
         self._observe = self.ledger if observe is ignore else fan_out(self.ledger, observe)
-        self._backend = self._pick_backend(backend, given)
-        self._acceleration = self._pick_acceleration()
+        self._backend = pick_backend(backend, given, self._observe)
+        self._acceleration = pick_acceleration(options, self._backend)
         self._backend = self._backend.using(self._acceleration)
         self._given: dict[int, Problem[Any]] = {}
-        self._refused: list[Retired] = []
+        self._refused: deque[Retired] = deque()
         self._failed: dict[int, Retired] = {}
         self._rescued: dict[int, Backend[Any]] = {}
         self._whole = count is not None
         self._lookahead = math.inf if self._whole else options.lookahead
         self._read = 0
         self._arithmetic = ""
-        self._ready = trusted(given, options.tol, options.audit.margin, options.init)
+        self._recalled: dict[int, Entry] = {}
+        self._journal = None if journal is None else Journal(journal, options, self._backend.name)
+        if self._journal is not None:
+            self._observe(self._journal.resumed)
+        self._ready = None if journal else trusted(given, options.tol, options.audit.margin, options.init)
         if self._ready:
             self._given, self._read = dict(enumerate(given)), len(self._ready)
         self._sorter = Sorter(
             () if self._ready else self._noted(given),
             admit=lambda problem: admit(problem, options.tol, options.audit.margin, options.init),
-            carry=_carry,
+            carry=carry,
             signature=self._backend.signature,
             refuse=self._refuse,
             lookahead=self._lookahead,
             paused=self._rescue_due,
+            recall=self._recall,
+            order=options.order,
+            depth=lambda problem: predicted_depth(problem, momentum=self._acceleration != "none"),
+            **({} if self.feed is None else {"ready": self.feed.ready, "overdue": self.feed.overdue}),
         )
 
     def ends(self) -> Generator[Retired, None, None]:
-        """Run everything; each problem once, as it ends."""
-        for retired in self._ends():
-            if self._tell is not ignore:
-                self._tell(Finished(retired.ticket, retired.status))
-            yield retired
+        """Run everything; each problem once, as it ends. With a journal, what is yielded has been recorded."""
+        try:
+            for retired in self._ends():
+                if self._journal is not None:
+                    self._enter(self._journal, retired)
+                if self._tell is not ignore:
+                    self._tell(Finished(retired.ticket, retired.status))
+                yield retired
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the journal back."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _recall(self, ticket: int, problem: Problem[Any]) -> Retired | None:
+        """How the problem ended in an earlier run, if the journal knows."""
+        if self._journal is None or not isinstance(cast(object, problem), Problem):
+            return None
+        entry = self._journal.recall(ticket, problem)
+        if entry is None:
+            return None
+        self._recalled[ticket], record = entry, entry.record
+        if problem.chain is not None:
+            problem = admit(problem, self._options.tol, self._options.audit.margin, self._options.init)
+        ended = Retired(ticket, problem, record.potentials, record.residual, record.status, record.depth)
+        self._refused.append(ended)
+        return ended
+
+    def _enter(self, journal: Journal, retired: Retired) -> None:
+        # What was turned away at the door is judged again, at no cost; its arrays may be anything.
+        if retired.ticket not in self._recalled and retired.status in ENDED:
+            given, rescued = self._given[retired.ticket], retired.ticket in self._rescued
+            journal.enter(given, self.record(retired), rescued=rescued)
 
     def _ends(self) -> Iterator[Retired]:
         if self._ready:
@@ -248,6 +318,7 @@ class _Run:
             for retired in execute(backend, line, self._plan, self._observe):
                 yield from self._refusals()
                 self._sorter.finished(retired)
+                retired = self._in_time(retired)
                 if self._worth_rescue(retired):
                     self._failed[retired.ticket] = retired
                 else:
@@ -275,7 +346,13 @@ class _Run:
             if chosen not in self.ledger.choices:
                 self._observe(chosen)
         # Backends see the stop itself as tol, so that precision and rounding are judged against what must be met.
-        return replace(plan, audit=replace(plan.audit, margin=1.0, every=every))
+        expired = () if self.feed is None else self.feed.expired
+        return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired)
+
+    def _in_time(self, retired: Retired) -> Retired:
+        """The same, or EXPIRED if its lane left because its deadline had come."""
+        cut = retired.status is Status.DEPTH_LIMIT and retired.depth < self._plan.max_depth
+        return retired._replace(status=Status.EXPIRED) if cut else retired
 
     def _worth_rescue(self, retired: Retired) -> bool:
         """Unconverged, and a second run could end otherwise."""
@@ -287,7 +364,12 @@ class _Run:
 
     def _rescue_due(self) -> bool:
         """True when the oldest problem that waits for rescue has waited long enough to interrupt the others."""
-        return bool(self._failed) and self._read - min(self._failed) >= self._lookahead
+        if not self._failed:
+            return False
+        oldest = min(self._failed)
+        if self.feed is not None and (self._sorter.idle or self.feed.overdue(oldest)):
+            return True
+        return self._read - oldest >= self._lookahead
 
     def unrescued(self) -> Iterator[Retired]:
         """What waits for its rescue, as its first run left it."""
@@ -309,10 +391,12 @@ class _Run:
                 yield first
             else:
                 self._rescued[retired.ticket] = precise
-                yield retired._replace(depth=first.depth + retired.depth)
+                yield self._in_time(retired)._replace(depth=first.depth + retired.depth)
 
     def record(self, retired: Retired) -> Record:
         """What is kept of a problem that has ended."""
+        if retired.ticket in self._recalled:
+            return self._recalled[retired.ticket].record
         detail = retired.detail
         if retired.status is Status.DEPTH_LIMIT and retired.residual.band >= self._plan.stop(retired.problem):
             stop = "tol" if self._options.audit.margin == 1 else "margin * tol"
@@ -329,6 +413,9 @@ class _Run:
     def result(self, record: Record) -> Result[Any]:
         """What the caller sees of it; once for each."""
         rescued_by = self._rescued.pop(record.ticket, None)
+        recalled = self._recalled.pop(record.ticket, None)
+        if recalled is not None and recalled.rescued:
+            rescued_by = self._backend.precise()
         return Result(
             ticket=record.ticket,
             problem=self._given.pop(record.ticket),
@@ -357,26 +444,30 @@ class _Run:
 
     def _refusals(self) -> Iterator[Retired]:
         while self._refused:
-            yield self._refused.pop(0)
+            yield self._refused.popleft()
 
-    def _pick_backend(self, backend: str | Backend[Any], given: Iterable[Problem[Any]]) -> Backend[Any]:
-        if backend == "auto":
-            # An iterator is not read before its time.
-            picked, reason = choose(given[0] if isinstance(given, list) and given else None)
-            self._observe(Chosen("backend", picked.name, reason))
-            return picked
-        if isinstance(backend, str):
-            return load(backend)
-        if isinstance(backend, type) or not hasattr(backend, "pack"):
-            raise OptionsError(f'backend must be "auto", a name or a Backend, got {backend!r}')
-        return backend
 
-    def _pick_acceleration(self) -> str:
-        asked, offered = self._options.accelerate, self._backend.accelerations
-        if asked == "auto":
-            return offered[0]
-        if asked not in offered:
-            raise OptionsError(
-                f"accelerate={asked!r} is not offered by backend {self._backend.name!r}, which has {list(offered)}"
-            )
-        return asked
+def pick_backend(backend: str | Backend[Any], given: Iterable[Problem[Any]], observe: Observer) -> Backend[Any]:
+    """The backend that was asked for; "auto" is told to the observer, with its reason."""
+    if backend == "auto":
+        # An iterator is not read before its time.
+        picked, reason = choose(given[0] if isinstance(given, list) and given else None)
+        observe(Chosen("backend", picked.name, reason))
+        return picked
+    if isinstance(backend, str):
+        return load(backend)
+    if isinstance(backend, type) or not hasattr(backend, "pack"):
+        raise OptionsError(f'backend must be "auto", a name or a Backend, got {backend!r}')
+    return backend
+
+
+def pick_acceleration(options: Options, backend: Backend[Any]) -> str:
+    """The acceleration that was asked for, or the best that the backend offers."""
+    asked, offered = options.accelerate, backend.accelerations
+    if asked == "auto":
+        return offered[0]
+    if asked not in offered:
+        raise OptionsError(
+            f"accelerate={asked!r} is not offered by backend {backend.name!r}, which has {list(offered)}"
+        )
+    return asked

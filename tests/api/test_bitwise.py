@@ -185,3 +185,14 @@ def test_sharing_a_kernel_changes_nothing(points: bool) -> None:
         copies = [ds.Problem(**{k: v.copy() for k, v in support.items()}, a=row, eps=eps, init="zero") for row in a]
         apart = [fingerprint(r) for r in ds.solve(copies, backend="cpu", max_depth=400, width=5)]
         assert together == alone == apart
+
+
+@pytest.mark.parametrize("size", [7, 14, 49])
+def test_a_stack_and_a_list_of_its_problems_agree(size: int) -> None:
+    rng = np.random.default_rng(size)
+    x, y = rng.normal(size=(3, size, 2)), rng.normal(size=(3, size + 1, 2))
+    stacked, listed = (
+        ds.solve(x, y, eps=0.1),
+        ds.solve([ds.Problem(x=p, y=q, eps=0.1) for p, q in zip(x, y, strict=True)]),
+    )
+    assert np.array_equal(stacked.potentials.f, listed.potentials.f)

@@ -75,7 +75,7 @@ except ds.BackendUnavailable as error:
 
 
 def test_importing_the_package_loads_no_optional_library() -> None:
-    optional = ("torch", "jax", "matplotlib", "sklearn", "rich", "typer", "numba")
+    optional = ("torch", "jax", "matplotlib", "sklearn", "rich", "typer", "numba", "ray")
     code = f"import sys, drainsinkhorn; print([m for m in {optional} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 

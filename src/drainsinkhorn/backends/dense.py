@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,50 @@ Matrix = NDArray[np.float64]
 
 SAFETY = 2.0
 """Factor on the worst-case rounding bound of a residual."""
+
+
+class Kernels(Protocol):
+    """The reductions of one problem in float64: all that a lane needs to know of it.
+
+    A decorator may hold some of the rows only, and let others hold the rest: then f, a and ratios of rows are those it
+    holds, `join` and `split` go between them and all rows, and every number it returns is the same for all who share.
+    """
+
+    eps: float
+    a: Vector
+    b: Vector
+
+    def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
+        """`log (P 1)_i / a_i`."""
+        ...
+
+    def log_col_ratio(self, f: Vector, g: Vector) -> Vector:
+        """`log (P^T 1)_j / b_j`."""
+        ...
+
+    def band(self, f: Vector, g: Vector) -> float:
+        """How far rounding can carry a measured residual."""
+        ...
+
+    def over_rows(self, values: Vector) -> float:
+        """The sum of one value for each row."""
+        ...
+
+    def over_cols(self, values: Vector) -> float:
+        """The sum of one value for each column."""
+        ...
+
+    def finite(self, f: Vector, g: Vector) -> bool:
+        """Whether every number is finite."""
+        ...
+
+    def split(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
+        """Of potentials of all rows and columns, those that are held here."""
+        ...
+
+    def join(self, f: Vector) -> Vector:
+        """Potentials of all rows, from those that are held here."""
+        ...
 
 
 class Geometry:
@@ -52,3 +96,23 @@ class Geometry:
         """How far rounding can carry a measured residual: the error of a score in nats is that of a plan entry."""
         potentials = (float(np.abs(f).max()) + float(np.abs(g).max())) / self.eps
         return SAFETY * (self.rounding + 4 * UNIT * potentials)
+
+    def over_rows(self, values: Vector) -> float:
+        """The sum."""
+        return float(np.sum(values))
+
+    def over_cols(self, values: Vector) -> float:
+        """The sum."""
+        return float(np.sum(values))
+
+    def finite(self, f: Vector, g: Vector) -> bool:
+        """Whether every number is finite."""
+        return bool(np.isfinite(f).all() and np.isfinite(g).all())
+
+    def split(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
+        """All of them."""
+        return f, g
+
+    def join(self, f: Vector) -> Vector:
+        """All of them."""
+        return f

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.backends.arrays import Array, is_array, library, to_numpy
-from drainsinkhorn.backends.costs import COSTS
+from drainsinkhorn.backends.costs import COSTS, as_cost
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -168,13 +168,15 @@ def _survives_float64(array: Array) -> bool:
 
 
 def _cost(problem: Problem[Any]) -> Cost | Any:
-    cost = problem.cost
-    if isinstance(cost, str):
-        cost = Cost(cost)
+    cost = as_cost(problem.cost)
     if not isinstance(cost, Cost):
         return cost
-    if not isinstance(cost.kind, str) or cost.kind not in COSTS:
-        raise ProblemError(f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix")
+    known = cost.kind in COSTS if isinstance(cost.kind, str) else hasattr(cost.kind, "matrix")
+    if not known:
+        raise ProblemError(
+            f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix, "
+            "or for a cost of your own a Formula or a CostFn of OTT"
+        )
     return replace(cost, scale=_positive("the scale of the cost", cost.scale, "1.0 is the default"))
 
 

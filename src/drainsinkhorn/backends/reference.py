@@ -11,7 +11,7 @@ A lane's numbers depend on its own problem alone, so lanes are independent to th
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.couplings import BlockCouplings
-from drainsinkhorn.backends.dense import Geometry
+from drainsinkhorn.backends.dense import Geometry, Kernels
 from drainsinkhorn.backends.door import sizes
-from drainsinkhorn.backends.emission import emission, rounded
+from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
@@ -100,19 +100,31 @@ class ReferenceBackend:
         return "float64, dense"
 
 
-def _residual(weights: Vector, log_ratio: Vector) -> float:
-    """`sum_i w_i |rho_i - 1|`."""
-    return float(np.sum(weights * np.abs(np.expm1(log_ratio))))
+def _errors(weights: Vector, log_ratio: Vector) -> Vector:
+    """`w_i |rho_i - 1|`, which sum to a residual."""
+    return weights * np.abs(np.expm1(log_ratio))
 
 
 class ReferenceLane:
-    """One problem's state: (f, g), and the next f-leg, measured but not applied."""
+    """One problem's state: (f, g), and the next f-leg, measured but not applied.
 
-    def __init__(self, problem: Problem[Any], *, momentum: bool = False) -> None:
+    Args:
+        problem: The problem as admitted.
+        momentum: Whether to take long steps where they help.
+        kernels: Makes the reductions of the problem on its support.
+    """
+
+    def __init__(
+        self,
+        problem: Problem[Any],
+        *,
+        momentum: bool = False,
+        kernels: Callable[[Problem[Any]], Kernels] = Geometry,
+    ) -> None:
         self.problem = problem
         inner, self.support = restrict(problem)
-        self.geometry = Geometry(inner)
-        self.f, self.g = start(inner)
+        self.geometry = kernels(inner)
+        self.f, self.g = self.geometry.split(*start(inner))
         self.momentum = Momentum() if momentum else None
         self.before = self.f
         self.depth = 0
@@ -122,13 +134,23 @@ class ReferenceLane:
     def measure(self) -> None:
         """Measure the next f-leg, and with it the residual of the rows."""
         self.pending = self.geometry.log_row_ratio(self.f, self.g)
-        self.error = _residual(self.geometry.a, self.pending)
+        self.error = self._row_residual(self.pending)
         self.stale = self.error + self.geometry.band(self.f, self.g)
+
+    def _row_residual(self, log_ratio: Vector) -> float:
+        return self.geometry.over_rows(_errors(self.geometry.a, log_ratio))
+
+    def _col_residual(self, log_ratio: Vector) -> float:
+        return self.geometry.over_cols(_errors(self.geometry.b, log_ratio))
+
+    def _rounded(self) -> Rounded:
+        """The state of all rows as it will be emitted."""
+        return rounded(self.problem, self.geometry.join(self.f), self.g)
 
     def _stride(self) -> Stride:
         if self.momentum is None:
             return PLAIN
-        along = -float(np.sum(self.geometry.a * self.pending * (self.f - self.before)))
+        along = -self.geometry.over_rows(self.geometry.a * self.pending * (self.f - self.before))
         return self.momentum.stride(self.error, along)
 
     def _proposed(self, stride: Stride) -> tuple[Vector, Vector, Vector]:
@@ -137,14 +159,14 @@ class ReferenceLane:
         f = x + stride.beta * (x - self.before) if stride.beta else x
         ratio = self.geometry.log_col_ratio(f, self.g)
         if self.momentum is not None and self.momentum.rows_exact:
-            self.momentum.measured_columns(_residual(self.geometry.b, ratio))
+            self.momentum.measured_columns(self._col_residual(ratio))
         return f, self.g - eps * ratio, x
 
     def cycle(self) -> None:
         """Apply the pending f-leg, run the g-leg, measure the next f-leg. A state that is not finite is not entered."""
         f, g, x = self._proposed(self._stride())
         self.depth += 1
-        if np.isfinite(f).all() and np.isfinite(g).all():
+        if self.geometry.finite(f, g):
             self.f, self.g, self.before = f, g, x
             self.measure()
         else:
@@ -161,21 +183,21 @@ class ReferenceLane:
         if math.isnan(self.stale):
             return math.nan
         ratio = self.geometry.log_row_ratio(self.f, self.g)
-        return _residual(self.geometry.a, ratio) + self.geometry.band(self.f, self.g)
+        return self._row_residual(ratio) + self.geometry.band(self.f, self.g)
 
     def verify(self, *, exact: bool) -> Residual:
         """Both marginals of the potentials as they will be emitted; always in float64, so `exact` changes nothing."""
         if math.isnan(self.stale):
             return Residual(math.nan, math.nan, math.nan)
-        f, g, _ = rounded(self.problem, self.f, self.g)
-        geometry = self.geometry
-        row = _residual(geometry.a, geometry.log_row_ratio(f, g))
-        col = _residual(geometry.b, geometry.log_col_ratio(f, g))
+        state, geometry = self._rounded(), self.geometry
+        f, g = geometry.split(state.f, state.g)
+        row = self._row_residual(geometry.log_row_ratio(f, g))
+        col = self._col_residual(geometry.log_col_ratio(f, g))
         return Residual(row, col, geometry.band(f, g))
 
     def emit(self) -> Emission:
         """Copies for the caller."""
-        return emission(self.problem, rounded(self.problem, self.f, self.g), self.support)
+        return emission(self.problem, self._rounded(), self.support)
 
 
 class ReferencePack(LanePack[ReferenceLane]):

@@ -39,9 +39,9 @@ class Support:
         )
         a, b = to_numpy(whole.a)[self.rows], to_numpy(whole.b)[self.cols]
         if idle_rows.size:
-            full_f[idle_rows] = c_transform(cost_matrix(_part(whole, idle_rows, self.cols))[0], b, g, whole.eps)
+            full_f[idle_rows] = c_transform(cost_matrix(part(whole, idle_rows, self.cols))[0], b, g, whole.eps)
         if idle_cols.size:
-            full_g[idle_cols] = c_transform(cost_matrix(_part(whole, self.rows, idle_cols))[0].T, a, f, whole.eps)
+            full_g[idle_cols] = c_transform(cost_matrix(part(whole, self.rows, idle_cols))[0].T, a, f, whole.eps)
         return full_f, full_g
 
 
@@ -58,17 +58,18 @@ def restrict(problem: Problem[Any], full: dict[int, bool] | None = None) -> tupl
     if full[id(a)] and full[id(b)]:
         return problem, None
     support = Support(problem, np.flatnonzero(a), np.flatnonzero(b))
-    return _part(problem, support.rows, support.cols), support
+    return part(problem, support.rows, support.cols), support
 
 
-def _part(problem: Problem[Any], rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Problem[Any]:
+def part(problem: Problem[Any], rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Problem[Any]:
+    """The problem on some of its rows and columns."""
     init = problem.init
     if isinstance(init, Potentials):
         init = Potentials(to_numpy(init.f)[rows], to_numpy(init.g)[cols])
-    part = replace(problem, a=to_numpy(problem.a)[rows], b=to_numpy(problem.b)[cols], init=init)
+    some = replace(problem, a=to_numpy(problem.a)[rows], b=to_numpy(problem.b)[cols], init=init)
     if isinstance(problem.cost, Cost):
-        return replace(part, x=to_numpy(problem.x)[rows], y=to_numpy(problem.y)[cols])
-    return replace(part, cost=to_numpy(problem.cost)[np.ix_(rows, cols)])
+        return replace(some, x=to_numpy(problem.x)[rows], y=to_numpy(problem.y)[cols])
+    return replace(some, cost=to_numpy(problem.cost)[np.ix_(rows, cols)])
 
 
 @np.errstate(all="ignore")

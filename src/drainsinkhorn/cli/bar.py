@@ -10,7 +10,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from drainsinkhorn.core.events import Advanced, Event, Finished, Opened, Rescuing, Retired
+from drainsinkhorn.core.events import Advanced, Event, Finished, Lost, Opened, Reported, Rescuing, Retired
 from drainsinkhorn.core.forecast import Forecasts
 from drainsinkhorn.core.ledger import Ledger
 
@@ -88,6 +88,8 @@ class Bar:
         self._left = TimeLeft(total, clock)
         self._clock = clock
         self._live = 0
+        # Live lanes of each worker of a fleet.
+        self._lanes: dict[int, int] = {}
         self._shown = -math.inf
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -117,6 +119,11 @@ class Bar:
             self._left(event)
         if isinstance(event, Advanced):
             self._live = event.live
+        elif isinstance(event, Reported):
+            self._lanes[event.worker] = event.live
+            self._live = sum(self._lanes.values())
+        elif isinstance(event, Lost):
+            self._lanes.pop(event.worker, None)
         elif isinstance(event, Finished):
             self._progress.advance(self._task)
         elif isinstance(event, Rescuing):
@@ -129,5 +136,6 @@ class Bar:
         self._shown = self._clock()
         removed, left = max(0, self._ledger.removed_slots), self._left.seconds()
         shown = UNKNOWN if left is None else str(timedelta(seconds=round(left)))
-        facts = f"{self._live} lanes live, {removed:,} slots removed, {shown} left"
+        where = f" on {len(self._lanes)} workers" if self._lanes else f", {removed:,} slots removed"
+        facts = f"{self._live} lanes live{where}, {shown} left"
         self._progress.update(self._task, facts=facts)

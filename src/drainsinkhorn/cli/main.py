@@ -9,6 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -25,10 +26,12 @@ from drainsinkhorn.cli import explain as explaining
 from drainsinkhorn.cli import files, show
 from drainsinkhorn.cli.bar import Bar
 from drainsinkhorn.core.errors import BackendUnavailable, DrainError
+from drainsinkhorn.core.events import Event, Lost, Resumed, fan_out
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, STARTS, Options
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.result import Result
+from drainsinkhorn.parallel import Fleet, LocalFleet, RayFleet
 from drainsinkhorn.workloads import WORKLOADS
 from drainsinkhorn.workloads import load as load_workload
 
@@ -64,13 +67,55 @@ def _writable(path: Path | None, *, unlike: Path | None = None) -> None:
         _fail(f"{path} holds the problems; write the solution to another file")
 
 
+def _run_on(fleet: Fleet, problems: list[Problem[Any]], **how: Any) -> tuple[list[Result[Any]], Ledger]:
+    """Solve on a fleet."""
+    run = fleet.stream(problems, **how)
+    results: dict[int, Result[Any]] = {}
+    try:
+        for result in run:
+            results[result.ticket] = result
+    except KeyboardInterrupt:
+        raise Interrupted(results, len(problems), run.ledger) from None
+    return [results[ticket] for ticket in sorted(results)], run.ledger
+
+
+def _fleet(workers: int | None, ray: str | None) -> AbstractContextManager[Fleet | None]:
+    """Where to solve: here, in processes of this machine, or on a Ray cluster."""
+    if ray is not None:
+        return RayFleet(ray, workers)
+    return nullcontext() if workers is None else LocalFleet(workers)
+
+
+def _say_faults(event: Event) -> None:
+    """Say what an earlier run left and whether its journal was whole, and which workers were lost."""
+    if isinstance(event, Lost):
+        _warn(f"worker {event.worker} was lost ({event.reason}); {len(event.tickets)} problems run again")
+    if isinstance(event, Resumed) and event.known:
+        _warn(f"{event.known} problems are in {event.path} already and are not solved again")
+    if isinstance(event, Resumed) and event.torn:
+        _warn(f"the end of {event.path} was torn: {event.torn} bytes of unfinished writing are left out")
+    if isinstance(event, Resumed) and event.salvaged is not None:
+        _warn(
+            f"{event.path} was damaged: {event.salvaged} whole problems are saved, the rest is in {event.path}.damaged"
+        )
+
+
 def _run(
-    problems: list[Problem[Any]], options: Options, backend: str, *, quiet: bool
+    problems: list[Problem[Any]],
+    options: Options,
+    backend: str,
+    *,
+    quiet: bool,
+    journal: Path | None = None,
+    fleet: Fleet | None = None,
 ) -> tuple[list[Result[Any]], Ledger]:
     """Solve under a live bar."""
     with Bar(Console(stderr=True), len(problems), quiet=quiet) as bar:
+        observe = fan_out(bar, _say_faults)
+        if fleet is not None:
+            return _run_on(fleet, problems, options=options, backend=backend, observe=observe, journal=journal)
         start = time.perf_counter()
-        solution = solve(problems, backend=backend, options=options, observe=bar)
+        solution = solve(problems, backend=backend, options=options, observe=observe, journal=journal)
         ledger, whole = solution.ledger, time.perf_counter() - start
     rescue = ledger.rescue.seconds.values() if ledger.rescue else ()
     ledger.seconds["outside"] = max(0.0, whole - sum(ledger.seconds.values()) - sum(rescue))
@@ -171,6 +216,13 @@ def solve_file(
     accelerate: Annotated[str, typer.Option(help="auto, none (plain Sinkhorn), or what the backend offers.")] = "auto",
     init: Annotated[str, typer.Option(help=f"{', '.join(STARTS)}: where problems without a start begin.")] = "auto",
     rescue: Annotated[bool, typer.Option(help="Run unconverged problems once more, alone.")] = True,
+    journal: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Keep what is finished here; go on from it when run again.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Solve in so many processes, or actors with --ray.")] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Solve on a Ray cluster; local starts one, auto finds one.")
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Solve the problems of an .npz file. Exit code 0 only if every problem converged."""
@@ -180,8 +232,10 @@ def solve_file(
             tol=tol, mode=mode, width=width, max_depth=max_depth, accelerate=accelerate, init=init, rescue=rescue
         )
         _writable(out, unlike=source)
+        _writable(journal, unlike=source)
         problems = files.read_problems(source)
-        results, ledger = _run(problems, options, backend, quiet=as_json)
+        with _fleet(workers, ray) as fleet:
+            results, ledger = _run(problems, options, backend, quiet=as_json, journal=journal, fleet=fleet)
         files.write_solution(out, results, ledger, tol)
     except Interrupted as stopped:
         finished = [stopped.results[ticket] for ticket in sorted(stopped.results)]
@@ -261,7 +315,7 @@ def env(as_json: JSON = False) -> None:
         "platform": platform.platform(),
         "cores": os.cpu_count(),
     }
-    for package in ("numpy", "rich", "typer", "matplotlib", "scikit-learn", "torch", "jax"):
+    for package in ("numpy", "rich", "typer", "matplotlib", "scikit-learn", "torch", "jax", "ray"):
         try:
             facts[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -273,6 +327,34 @@ def env(as_json: JSON = False) -> None:
     for name, value in facts.items():
         table.add_row(name, "not installed" if value is None else str(value))
     Console().print(table)
+
+
+@app.command()
+def tune(as_json: JSON = False) -> None:
+    """Measure which tiles are fastest on this GPU (a few minutes), and keep them for later runs."""
+    try:
+        load_backend("triton")
+        from drainsinkhorn.backends.triton import tiles, tuning
+    except (BackendUnavailable, ImportError) as error:
+        _fail(str(error))
+    best: dict[tuple[int, int], Any] = {}
+    table = Table(box=None)
+    for column in ("scores", "padded to", "tile", "us together", "us alone"):
+        table.add_column(column)
+    for trial in tuning.trials():
+        best_so_far = best.get((trial.kind, trial.dp))
+        if best_so_far is None or trial.cost < best_so_far.cost:
+            best[trial.kind, trial.dp] = trial
+    found = {key: trial.tile for key, trial in best.items()}
+    path = tiles.keep(tuning.gpu(), found)
+    if as_json:
+        print(json.dumps({"gpu": tuning.gpu(), "file": str(path), "tiles": [t._asdict() for t in best.values()]}))  # noqa: T201
+        return
+    for trial in best.values():
+        size = f"{trial.tile['bm']} x {trial.tile['bn']}, {trial.tile['warps']} warps"
+        table.add_row(tiles.KINDS[trial.kind], str(trial.dp), size, f"{trial.together:.1f}", f"{trial.alone:.1f}")
+    Console().print(table)
+    Console().print(f"kept in {path}", highlight=False)
 
 
 @app.command()

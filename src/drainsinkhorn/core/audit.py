@@ -138,7 +138,7 @@ def judge(
         pack: The pack.
         progress: What the last advance said, by lane.
         due: Lanes whose audit it is.
-        final: Lanes at their depth limit; verified whatever the screen says, since this is their last state.
+        final: Lanes at their depth limit or deadline; verified whatever the screen says: it is their last state.
         stops: What the residual must not exceed, by lane.
         holds: What the screen must not exceed, by lane; -inf where lanes are not held.
         audit: The rules.

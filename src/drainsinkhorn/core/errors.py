@@ -29,3 +29,27 @@ class NotConverged(DrainError, RuntimeError):
 
 class FileError(DrainError, ValueError):
     """A file that cannot be read as problems or as a solution; the text says what was expected."""
+
+
+class FeedClosed(DrainError, RuntimeError):
+    """A problem was pushed to a feed that was closed, or whose stream has ended."""
+
+
+class FeedFull(DrainError, TimeoutError):
+    """There was no room in a feed within the time given."""
+
+
+class DeadlineError(DrainError, TimeoutError):
+    """A problem's deadline came before its result.
+
+    Attributes:
+        result: What there was of it when its lane left, with status EXPIRED; None if it never ran.
+    """
+
+    def __init__(self, message: str, result: object) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class FleetError(DrainError, RuntimeError):
+    """A fleet that cannot work: its workers do not start, or it is used in a way that cannot be."""

@@ -106,12 +106,55 @@ class Finished:
     status: Status
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A journal was opened: problems it has, bytes of a torn tail left out, rows saved if damaged (else None)."""
+
+    path: str
+    known: int
+    torn: int
+    salvaged: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A worker of a fleet says where it stands: lanes live, problems it has, and slots it has spent."""
+
+    worker: int
+    live: int
+    has: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker of a fleet died, hung or failed; these problems, which it had not answered, run again."""
+
+    worker: int
+    reason: str
+    tickets: Sequence[int]
+
+
 def refused(ticket: int, problem: Problem[Any], detail: str) -> Retired:
     """The record of a problem that never ran."""
     return Retired(ticket, problem, None, UNKNOWN, Status.INVALID, 0, detail=detail)
 
 
-Event = Chosen | Opened | Advanced | Audited | Retired | Repacked | Frozen | Narrowed | Rescuing | Finished
+Event = (
+    Chosen
+    | Opened
+    | Advanced
+    | Audited
+    | Retired
+    | Repacked
+    | Frozen
+    | Narrowed
+    | Rescuing
+    | Finished
+    | Resumed
+    | Reported
+    | Lost
+)
 Observer = Callable[[Event], None]
 
 

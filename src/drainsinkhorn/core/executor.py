@@ -83,7 +83,7 @@ class _Window:
     def _audit(self) -> dict[int, Retired]:
         """Judge the lanes that are due and emit those that leave, by lane number."""
         retired, plan = dict[int, Retired](), self.plan
-        final = [number for number in self.live if self.progress[number].depth >= plan.max_depth]
+        final = [k for k, (t, _) in self.live.items() if self.progress[k].depth >= plan.max_depth or t in plan.expired]
         due = list(self.live) if self.on_grid else final
         decided, counts = judge(self.pack, self.progress, due, final, self.stops, self.holds, plan.audit, plan.exact)
         self.observe(Audited(counts, self._newly_spent()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from drainsinkhorn.core.events import (
     Advanced,
@@ -12,10 +13,13 @@ from drainsinkhorn.core.events import (
     Event,
     Finished,
     Frozen,
+    Lost,
     Narrowed,
     Opened,
     Repacked,
+    Reported,
     Rescuing,
+    Resumed,
     Retired,
 )
 
@@ -30,6 +34,22 @@ def survival(depths: Sequence[int]) -> list[int]:
         curve[k] += curve[k + 1]
     return curve
 
+
+COUNTED = (
+    "slots",
+    "legs",
+    "audits",
+    "screened",
+    "verified",
+    "rejected",
+    "shadowed",
+    "shadow_ready",
+    "repacks",
+    "refills",
+    "frozen",
+    "narrowed",
+)
+"""Fields of a ledger that add up."""
 
 _Queue = tuple[int, Callable[[int], int], list[int]]
 """Capacity of a pack, physical width of so many lanes, and tickets in the order of admission."""
@@ -100,8 +120,33 @@ class Ledger:
                 self.narrowed += 1
             case Chosen():
                 self.choices.append(event)
-            case Rescuing() | Finished():
+            case Rescuing() | Finished() | Resumed() | Reported() | Lost():
                 pass
+
+    def account(self) -> dict[str, Any]:
+        """This ledger as plain numbers, for `add` in another process."""
+        return {
+            **{name: getattr(self, name) for name in COUNTED},
+            "widths": self.widths,
+            "seconds": self.seconds,
+            "queues": [(capacity, tickets) for capacity, _, tickets in self._queues],
+            "choices": [(choice.what, choice.picked, choice.reason) for choice in self.choices],
+            "rescue": None if self.rescue is None else self.rescue.account(),
+        }
+
+    def add(self, account: dict[str, Any], width_for: Callable[[int], int]) -> None:
+        """Add the account of a worker, whose ticket t is `account["tickets"][t]` here."""
+        tickets: Sequence[int] = account["tickets"]
+        for name in COUNTED:
+            setattr(self, name, getattr(self, name) + account[name])
+        self.widths += [(width, cycles) for width, cycles in account["widths"]]
+        for verb, seconds in account["seconds"].items():
+            self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
+        self._queues += [(capacity, width_for, [tickets[t] for t in local]) for capacity, local in account["queues"]]
+        self.choices += [choice for row in account["choices"] if (choice := Chosen(*row)) not in self.choices]
+        if account["rescue"] is not None:
+            self.rescue = self.rescue or Ledger()
+            self.rescue.add({**account["rescue"], "tickets": tickets}, width_for)
 
     @property
     def static_slots(self) -> int:

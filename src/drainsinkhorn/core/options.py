@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, cast
 
@@ -64,6 +64,8 @@ MODES: dict[str, Mode] = {
 }
 
 
+ORDERS = ("given", "grouped", "mixed")
+"""Orders of work by name."""
 STARTS = ("auto", "gaussian", "zero")
 """Starts by name; "auto" is gaussian for sqeuclidean where that moves the potentials enough, and zero elsewhere."""
 
@@ -97,7 +99,10 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Options made definite for one run: what the executor reads, and why it was chosen."""
+    """Options made definite for one run: what the executor reads, and why it was chosen.
+
+    `expired` are tickets whose time is up: their lanes leave at the next audit.
+    """
 
     mode: Mode
     width: int
@@ -105,6 +110,7 @@ class Plan:
     max_depth: int
     exact: bool
     reason: str
+    expired: Container[int] = ()
 
     def stop(self, problem: Problem[Any]) -> float:
         """What the residual of an admitted problem must not exceed."""
@@ -125,6 +131,7 @@ class Settings(TypedDict, total=False):
     lookahead: int
     strict: bool
     profile: Profile | None
+    order: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +151,8 @@ class Options:
         lookahead: Problems that `stream` may read ahead to group them by signature.
         strict: Raise on the first INVALID problem instead of reporting it.
         profile: What is known of the problems, for mode "auto"; None: nothing.
+        order: "given", or by predicted depth among what may be read ahead: "grouped" runs deep problems first, with
+            others of their depth; "mixed" gives every window some of each. It changes no result.
     """
 
     tol: float = 1e-3
@@ -158,6 +167,7 @@ class Options:
     lookahead: int = 1024
     strict: bool = False
     profile: Profile | None = None
+    order: str = "given"
 
     def __post_init__(self) -> None:
         if not is_positive(self.tol):
@@ -174,6 +184,8 @@ class Options:
             raise OptionsError(f'certify must be "auto" or "always", got {self.certify!r}')
         if self.init not in STARTS:
             raise OptionsError(f"init must be one of {list(STARTS)} for all problems, got {self.init!r}")
+        if self.order not in ORDERS:
+            raise OptionsError(f"order must be one of {list(ORDERS)}, got {self.order!r}")
         if not isinstance(cast(object, self.profile), Profile | None):
             raise OptionsError(f"profile must be a Profile or None, got {self.profile!r}; Profile(depths=...) is one")
         self.plan(None)

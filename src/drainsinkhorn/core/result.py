@@ -62,6 +62,8 @@ class Status(enum.Enum):
         "a number left the range of floating point: costs are too large for eps; rescale the points or raise eps"
     )
     INVALID = "the problem cannot be solved as given"
+    EXPIRED = "its deadline came before tol: give it more time, raise eps or tol, or start from better potentials"
+    QUARANTINED = "workers died while they had it, and nothing else: look at its size, or solve it alone"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -71,7 +73,7 @@ class Result(Generic[A]):
     Attributes:
         ticket: The problem's number in the order of submission.
         problem: The problem as given; not copied.
-        emitted: Last finite potentials, in the caller's library, device and dtype; None only if INVALID.
+        emitted: Last finite potentials, in the caller's library, device and dtype; None only if INVALID or QUARANTINED.
         residual: Residual of exactly those potentials.
         status: How it ended.
         depth: Cycles run, rescue included.

@@ -46,6 +46,15 @@ class Batch:
         self._waiting.extendleft(reversed(admissions))
 
 
+def ordered(
+    line: Sequence[Admission], depth: Callable[[Problem[Any]], float], order: str, width: int
+) -> list[Admission]:
+    """A line by predicted depth: deepest first ("grouped"), or so that every window is a cross-section ("mixed")."""
+    deepest = sorted(line, key=lambda admission: -depth(admission.problem))
+    windows = -(-len(deepest) // width)
+    return deepest if order == "grouped" else [lane for start in range(windows) for lane in deepest[start::windows]]
+
+
 class Sorter(Generic[A]):
     """Reads problems in order, turns bad ones away, and forms one line per signature.
 
@@ -60,6 +69,11 @@ class Sorter(Generic[A]):
         carry: Turns a problem into one that starts where its predecessor in the chain ended.
         lookahead: See above; `inf` reads everything at once.
         paused: While it says True nothing more is handed out, so that packs run empty.
+        ready: Says whether the next problem can be read without waiting for it; else only an idle sorter reads.
+        overdue: Says of a ticket whether it has waited so long that no other line may be served before it.
+        order: One of ORDERS. Any but "given" reads ahead and orders what was read, block after block, within each line.
+        depth: Predicts the depth of an admitted problem, for that.
+        recall: Says how a problem ended in an earlier run, which is not run again; None: it did not.
 
     Attributes:
         error: What the iterable raised, if it did: nothing more is read, and what was read is still served.
@@ -75,6 +89,11 @@ class Sorter(Generic[A]):
         lookahead: float,
         carry: Callable[[Retired, Problem[A]], Problem[A]] = lambda _, problem: problem,
         paused: Callable[[], bool] = lambda: False,
+        ready: Callable[[], bool] = lambda: True,
+        overdue: Callable[[int], bool] = lambda ticket: False,
+        order: str = "given",
+        depth: Callable[[Problem[A]], float] = lambda problem: 1.0,
+        recall: Callable[[int, Problem[A]], Retired | None] = lambda ticket, problem: None,
     ) -> None:
         self._problems = iter(problems)
         self._admit = admit
@@ -83,9 +102,18 @@ class Sorter(Generic[A]):
         self._lookahead = lookahead
         self._carry = carry
         self._paused = paused
+        self._ready = ready
+        self._overdue = overdue
+        self._order = order
+        self._depth = depth
+        self._recall = recall
+        # Problems at the front of each line that are in order already.
+        self._in_order: dict[Hashable, int] = {}
         self._lines: dict[Hashable, deque[Admission]] = {}
         # Successors of the problem of each chain that is under way.
         self._chains: dict[Hashable, deque[Admission]] = {}
+        # How chains ended of which no successor is known yet, the latest ones.
+        self._ended: dict[Hashable, Retired] = {}
         self._next = 0
         self.error: Exception | None = None
         self._exhausted = False
@@ -103,9 +131,15 @@ class Sorter(Generic[A]):
 
     def finished(self, retired: Retired) -> None:
         """Let the successor of a problem in its chain go."""
-        successors = self._chains.get(retired.problem.chain)
+        chain = retired.problem.chain
+        if chain is None:
+            return
+        successors = self._chains.get(chain)
         if not successors:
-            self._chains.pop(retired.problem.chain, None)
+            self._chains.pop(chain, None)
+            self._ended[chain] = retired
+            if len(self._ended) > self._lookahead:
+                del self._ended[next(iter(self._ended))]
             return
         ticket, problem = successors.popleft()
         problem = self._carry(retired, problem)
@@ -114,9 +148,12 @@ class Sorter(Generic[A]):
     def lines(self) -> Iterator[tuple[Problem[A] | None, Source]]:
         """One Source after another, with its first problem, always for the signature that has waited longest.
 
-        After a refusal with nobody waiting the Source is empty, so that the caller can hand the refusal on.
+        After a refusal with nobody waiting the Source is empty, so that the caller can hand the refusal on; likewise
+        before the next problem must be waited for.
         """
         while self._lines or not self._exhausted:
+            if self.idle:
+                yield None, Batch([])
             if not self._lines:
                 self._read()
             if self._lines:
@@ -125,26 +162,50 @@ class Sorter(Generic[A]):
             else:
                 yield None, Batch([])
 
+    @property
+    def idle(self) -> bool:
+        """True if nothing is there to be served, and the next problem must be waited for."""
+        return not self._lines and not self._exhausted and not self._ready()
+
     def take(self, signature: Hashable, count: int) -> list[Admission]:
         """Up to `count` problems of a signature."""
         if self._paused():
             return []
+        if self._order != "given":
+            self._put_in_order(signature, count)
         # A refusal ends the reading, so that the caller can hand it on.
-        while len(self._lines.get(signature, ())) < count and self._may_read() and self._read():
+        while len(self._lines.get(signature, ())) < count and self._may_read() and self._ready() and self._read():
             pass
-        others = (line[0].ticket for other, line in self._lines.items() if other != signature)
-        horizon = min(others, default=self._next) + self._lookahead
+        others = [line[0].ticket for other, line in self._lines.items() if other != signature]
+        oldest = min(others, default=self._next)
+        if others and self._overdue(oldest):
+            # Unless this line has the oldest of all.
+            count = sum(admission.ticket < oldest for admission in list(self._lines.get(signature, ()))[:count])
+        horizon = oldest + self._lookahead
         line = self._lines.get(signature, deque[Admission]())
         taken: list[Admission] = []
         while line and len(taken) < count and line[0].ticket <= horizon:
             taken.append(line.popleft())
         if not line:
             self._lines.pop(signature, None)
+        self._in_order[signature] = self._in_order.get(signature, 0) - len(taken)
         return taken
+
+    def _put_in_order(self, signature: Hashable, width: int) -> None:
+        """Read the next block and order it, once the last one has gone."""
+        if self._in_order.get(signature, 0) > 0:
+            return
+        while self._may_read() and self._ready():
+            self._read()
+        line = self._lines.get(signature)
+        if line:
+            self._lines[signature] = deque(ordered(line, self._depth, self._order, width))
+            self._in_order[signature] = len(line)
 
     def give_back(self, signature: Hashable, admissions: Sequence[Admission]) -> None:
         """Put these back in front of their line."""
         self._lines.setdefault(signature, deque()).extendleft(reversed(admissions))
+        self._in_order[signature] = self._in_order.get(signature, 0) + len(admissions)
 
     def _may_read(self) -> bool:
         return not self._exhausted and (
@@ -153,7 +214,7 @@ class Sorter(Generic[A]):
         )
 
     def _read(self) -> bool:
-        """Read one problem; False if it was refused or there is none."""
+        """Read one problem; False if it was refused or recalled, or there is none."""
         try:
             problem = next(self._problems)
         except StopIteration:
@@ -165,6 +226,11 @@ class Sorter(Generic[A]):
             return False
         ticket = self._next
         self._next += 1
+        known = self._recall(ticket, problem)
+        if known is not None:
+            if known.problem.chain not in self._chains:
+                self.finished(known)
+            return False
         try:
             admitted = self._admit(problem)
             signature = self._signature(admitted)
@@ -177,6 +243,9 @@ class Sorter(Generic[A]):
             return True
         if chain is not None:
             self._chains[chain] = deque()
+            if chain in self._ended:
+                admitted = self._carry(self._ended.pop(chain), admitted)
+                signature = self._signature(admitted)
         self._line(signature).append(Admission(ticket, admitted))
         return True
 

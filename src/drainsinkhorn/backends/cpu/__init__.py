@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from drainsinkhorn.backends.costs import refuse_callers_cost
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import type_band
@@ -45,6 +46,7 @@ class CpuBackend:
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """Problems of one representation and precision share packs, whatever their sizes and costs."""
+        refuse_callers_cost(problem, self.name)
         return self.describe(problem)
 
     def width_for(self, lanes: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 import triton  # noqa: F401  without it there are no kernels, and the loader says what to install
 
+from drainsinkhorn.backends.costs import refuse_callers_cost
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
@@ -57,6 +58,7 @@ class TritonBackend:
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """Lanes whose scores are computed alike share packs, whatever their sizes."""
+        refuse_callers_cost(problem, self.name)
         return self._how(problem)
 
     def width_for(self, lanes: int) -> int:

@@ -95,6 +95,10 @@ APART = _Constant(80.0)
 """Bits by which a sum may leave 1 before it is done again with its largest term taken out."""
 
 
+AT_ONCE = _Constant(8)
+"""Coordinates of a sampled row that are loaded together."""
+
+
 @triton.jit
 def _padded(size):
     """The distance of coordinates, or of rows of a matrix, in memory."""
@@ -405,11 +409,23 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, halt
                 place = others[None, :].to(tl.int64) * size + rows[:, None]
             acc = -tl.load(exact + tl.load(lane_table + EXACT) + place, mask=inside[:, None] & near[None, :], other=0.0)
         else:
-            for k in range(dim):
-                x = tl.load(mine + k * size + rows, mask=inside, other=0.0)
-                y = tl.load(theirs + k * other_size + others, mask=near, other=0.0)
-                apart = x[:, None] - y[None, :]
-                acc -= apart * apart
+            if ROLE == SAMPLED:
+                # One row: several coordinates at once, since a program waits for every load.
+                for first_k in range(0, dim, AT_ONCE):
+                    ks = first_k + tl.arange(0, AT_ONCE)
+                    x = tl.load(
+                        mine + ks[None, :].to(tl.int64) * size + rows[:, None], mask=ks[None, :] < dim, other=0.0
+                    )
+                    y = tl.load(theirs + ks[:, None].to(tl.int64) * other_size + others[None, :],
+                                mask=(ks[:, None] < dim) & near[None, :], other=0.0)  # fmt: skip
+                    apart = x[:, :, None] - y[None, :, :]
+                    acc -= tl.sum(apart * apart, axis=1)
+            else:
+                for k in range(dim):
+                    x = tl.load(mine + k * size + rows, mask=inside, other=0.0)
+                    y = tl.load(theirs + k * other_size + others, mask=near, other=0.0)
+                    apart = x[:, None] - y[None, :]
+                    acc -= apart * apart
             if ROOTED:
                 acc = -tl.sqrt(-acc)
         h = tl.load(other_potential + others, mask=near, other=-float("inf"))

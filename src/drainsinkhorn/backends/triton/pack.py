@@ -23,7 +23,7 @@ from drainsinkhorn.core.result import Residual
 
 ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 32, 3.0
 """Rows of a program of `apply`, partial sums added at once, rows compared with float64, and the factor on that."""
-WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN = 16, 64, 4, 1024
+WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN = 16, 64, 4, 512
 NARROW = {k.DIRECT.value: 16, k.ROOT.value: 16, k.PRODUCT.value: 32, k.STORED.value: 32}
 """Columns of a tile where the largest term is taken out: few, so that registers stay free, by kind of scores."""
 SINGLE = 3e-7
@@ -65,7 +65,7 @@ class TritonPack:
         self._vacant: list[int] = []
         self._halted = torch.zeros(1, dtype=torch.int32, device=device)
         self._parity = self._slots = self._legs = 0
-        self._graphs: dict[tuple[bool, int], Any] = {}
+        self._graphs: dict[tuple[bool, bool, int], Any] = {}
         self.repack([], problems)
 
     @property
@@ -270,19 +270,19 @@ class TritonPack:
             if any(self._wide):
                 self._exact(live, lanes, side, role)
 
-    def _cycles(self, cycles: int) -> None:
+    def _cycles(self, cycles: int, *, lockstep: bool) -> None:
         """Run some cycles; those of few small lanes by replaying a graph of a few of them."""
         for done in range(0, cycles, GRAPH_CYCLES):
             count = min(GRAPH_CYCLES, cycles - done)
             # A pack that is repacked at once would never get the first graph back.
             if self._graphed and count == GRAPH_CYCLES and (done or self._settled):
-                self._replay(first=done == 0)
+                self._replay(first=done == 0, lockstep=lockstep)
             else:
-                self._launch(count, first=done == 0)
+                self._launch(count, first=done == 0, lockstep=lockstep)
         self._settled = True
 
-    def _replay(self, *, first: bool) -> None:
-        key = (first, self._parity)
+    def _replay(self, *, first: bool, lockstep: bool) -> None:
+        key = (first, lockstep, self._parity)
         if key not in self._graphs:
             self._graphs[key] = graph = torch.cuda.CUDAGraph()
             # By hand: torch's context manager collects garbage and empties its cache.
@@ -290,14 +290,16 @@ class TritonPack:
             stream.wait_stream(here)
             with torch.cuda.stream(stream):
                 graph.capture_begin(capture_error_mode="thread_local")
-                self._launch(GRAPH_CYCLES, first=first)
+                self._launch(GRAPH_CYCLES, first=first, lockstep=lockstep)
                 graph.capture_end()
             here.wait_stream(stream)
         self._graphs[key].replay()
 
-    def _launch(self, cycles: int, *, first: bool) -> None:
+    def _launch(self, cycles: int, *, first: bool, lockstep: bool) -> None:
         for cycle in range(cycles):
             self._cycle(first=first and cycle == 0)
+            if lockstep:
+                self._look(self._live, self._report, lock=True)
 
     def _look(self, live: Any, report: Any, *, lock: bool = False) -> None:
         """Depth and stale residual of lanes into `report`."""
@@ -315,12 +317,8 @@ class TritonPack:
         self._halted.zero_()
         before = self._states[self._parity][self._live, k.DEPTH.value]
         moving = not all(lane.frozen for lane in self._lanes)
-        if lockstep:
-            for cycle in range(cycles if moving else 0):
-                self._cycle(first=cycle == 0)
-                self._look(self._live, self._report, lock=True)
-        elif moving:
-            self._cycles(cycles)
+        if moving:
+            self._cycles(cycles, lockstep=lockstep)
         self._look(self._live, self._report)
         told = torch.cat([before[:, None], self._report], dim=1).cpu().tolist()
         ran = [int(now - then) for then, now, _ in told]

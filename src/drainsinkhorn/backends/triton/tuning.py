@@ -54,6 +54,11 @@ class Trial(NamedTuple):
         return (2 * self.together + self.alone) / 3
 
 
+def gpu() -> str:
+    """The name of the GPU at hand."""
+    return str(torch.cuda.get_device_name())
+
+
 def trials(kinds: list[tuple[int, int]] | None = None) -> Iterator[Trial]:
     """Run every candidate of every kind; one that does not fit the GPU is left out."""
     for kind, dp in kinds or list(SHAPES):

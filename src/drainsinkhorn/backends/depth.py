@@ -1,0 +1,69 @@
+"""How deep a problem will go, predicted from its points before it runs: for order and shares of work, not for results.
+
+Between Gaussians the entropic coupling is Gaussian, and plain Sinkhorn contracts by the square of its largest
+correlation. In one dimension with variances A, B and cost |x - y|^2 the covariance of the coupling is
+
+    c = sqrt(4 A B + (eps / 2)^2) / 2 - eps / 4,    rate = c^2 / (A B)
+
+(Janati, Muzellec, Peyre, Cuturi: Entropic optimal transport between unbalanced Gaussian measures has a closed form,
+2020). A and B are the largest variances of the two clouds; for other costs half the spread of the costs takes the place
+of sqrt(A B). With momentum the depth is the root of the plain one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.costs import cost_matrix
+from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.support import part
+from drainsinkhorn.core.problem import Cost, Problem
+
+SAMPLE = 64
+"""Points of each side that are looked at."""
+FULL_DIM = 64
+"""Above this dimension the largest variance of a coordinate stands for the largest of all directions."""
+
+
+@np.errstate(all="ignore")
+def predicted_depth(problem: Problem[Any], *, momentum: bool) -> float:
+    """Cycles an admitted problem will need, roughly; 1 where nothing can be said."""
+    squares = isinstance(problem.cost, Cost) and problem.cost.kind == "sqeuclidean"
+    spread = _scale(problem) * math.sqrt(_variance(problem.x) * _variance(problem.y)) if squares else _costs(problem)
+    strength = problem.eps / 4
+    if not 0 < spread < math.inf:
+        return 1.0
+    correlation = (math.hypot(spread, strength) - strength) / spread
+    rate = -2 * math.log(correlation) if correlation > 0 else math.inf
+    assert problem.tol is not None, "the door sets tol"
+    plain = max(1.0, math.log(max(math.e, 1 / problem.tol)) / max(rate, 1e-12))
+    return math.sqrt(plain) if momentum else plain
+
+
+def _scale(problem: Problem[Any]) -> float:
+    return problem.cost.scale if isinstance(problem.cost, Cost) else 1.0
+
+
+def _some(count: int) -> Any:
+    """Places spread evenly over so many."""
+    return np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(np.intp))
+
+
+def _variance(points: Any) -> float:
+    """The largest variance of a cloud in any direction, from some of its points."""
+    some = to_numpy(points[:: -(-len(points) // SAMPLE)]).astype(np.float64)
+    around = some - np.add.reduce(some) / len(some)
+    if around.shape[1] > FULL_DIM:
+        return float((around**2).mean(axis=0).max())
+    spread = around.T @ around / len(around)
+    return float(np.linalg.eigvalsh(spread)[-1]) if np.isfinite(spread).all() else math.nan
+
+
+def _costs(problem: Problem[Any]) -> float:
+    """Half the standard deviation of the costs, from some of them."""
+    n, m = sizes(problem)
+    return float(cost_matrix(part(problem, _some(n), _some(m)))[0].std()) / 2

@@ -1,0 +1,188 @@
+"""Problems and records as plain numbers and arrays, for the way between processes."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.arrays import float_dtype, is_array, library, to_numpy
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.core.result import Residual, Result, Status
+from drainsinkhorn.solution import Record
+
+Array = NDArray[Any]
+ALIGNMENT = 64
+PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+class Unsendable(TypeError):
+    """A problem that the door would turn away, or that holds what is neither number nor array."""
+
+
+class Parcel(NamedTuple):
+    """Problems on their way to a worker: what JSON can hold, and arrays that the former refer to by number."""
+
+    tickets: list[int]
+    problems: list[dict[str, Any]]
+    arrays: list[Array]
+
+
+def send(tickets: Sequence[int], problems: Sequence[Problem[Any]]) -> Parcel:
+    """Problems as a parcel. Arrays that problems share are sent once, and shared again at the other end."""
+    arrays: list[Array] = []
+    places: dict[int, int] = {}
+
+    def place(value: Any) -> int:
+        if id(value) not in places:
+            places[id(value)] = len(arrays)
+            arrays.append(plain(value))
+        return places[id(value)]
+
+    return Parcel(list(tickets), [_sent(problem, place) for problem in problems], arrays)
+
+
+def plain(value: Any) -> Array:
+    """An array of numbers that a worker reads as its caller meant it."""
+    if isinstance(value, (np.ma.MaskedArray, str, bytes)):
+        raise Unsendable(f"{type(value).__name__} is no plain array")
+    array = to_numpy(value)
+    if array.dtype.kind not in "fiub":
+        raise Unsendable(f"{array.dtype} is no dtype of real numbers")
+    if array.dtype == np.float32 and is_array(value) and float_dtype(value) is None:
+        # bfloat16: potentials come back in float64, as they would without the journey.
+        array = array.astype(np.float64)
+    return np.ascontiguousarray(array)
+
+
+def plain_problem(problem: Any) -> Problem[Any]:
+    """The same problem in NumPy; raises for what cannot be sent."""
+    if _is_plain(problem):
+        return problem
+    (received,) = receive(send([0], [problem]))
+    return replace(received, chain=problem.chain)
+
+
+def _is_plain(problem: Any) -> bool:
+    """True for the common case, in which nothing is to be done: float arrays of NumPy, and a cost by name."""
+    return (
+        type(problem) is Problem
+        and type(problem.eps) is float
+        and (problem.tol is None or type(problem.tol) is float)
+        and (problem.init is None or type(problem.init) is str)
+        and type(problem.cost) is str
+        and all(
+            (part is None or type(part) is np.ndarray) and (part is None or part.dtype in PLAIN)
+            for part in (problem.x, problem.y, problem.a, problem.b)
+        )
+        and type(problem.x) is type(problem.y)
+    )
+
+
+def pairs(problem: Problem[Any]) -> float:
+    """Pairs of points of a problem that can be sent; 1 for one that makes no sense and will be refused."""
+    cost: Any = problem.cost
+    try:
+        n, m = cost.shape if is_array(cost) else (len(side) for side in (problem.x, problem.y))  # type: ignore[arg-type]
+        return float(max(1, n * m))
+    except (TypeError, ValueError):
+        return 1.0
+
+
+def _sent(problem: Any, place: Any) -> dict[str, Any]:
+    if not isinstance(problem, Problem):
+        raise Unsendable(f"{type(problem).__name__} is no Problem")
+    if library(problem.x) != library(problem.y):
+        raise Unsendable("x and y belong to different libraries")
+    sent: dict[str, Any] = {"eps": _number(problem.eps)}
+    for name in ("x", "y", "a", "b"):
+        if getattr(problem, name) is not None:
+            sent[name] = place(getattr(problem, name))
+    if problem.tol is not None:
+        sent["tol"] = _number(problem.tol)
+    cost: Any = problem.cost
+    if isinstance(cost, Cost):
+        sent["cost"] = [cost.kind, _number(cost.scale)]
+    else:
+        sent["cost"] = cost if isinstance(cost, str) else place(cost)
+    if isinstance(problem.init, (tuple, list)):
+        sent["init"] = [place(part) for part in problem.init]
+    elif problem.init is not None:
+        sent["init"] = problem.init
+    return sent
+
+
+def _number(value: Any) -> float:
+    if is_array(value) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise Unsendable(f"{type(value).__name__} is no number")
+    return float(value)
+
+
+def receive(parcel: Parcel) -> list[Problem[Any]]:
+    """The problems of a parcel."""
+    return [_received(sent, parcel.arrays) for sent in parcel.problems]
+
+
+def _received(sent: dict[str, Any], arrays: Sequence[Array]) -> Problem[Any]:
+    parts: dict[str, Any] = {name: arrays[sent[name]] for name in ("x", "y", "a", "b") if name in sent}
+    cost, init = sent["cost"], sent.get("init")
+    if isinstance(cost, list):
+        cost = Cost(*cost)
+    elif isinstance(cost, int):
+        cost = arrays[cost]
+    if isinstance(init, list):
+        init = Potentials(*(arrays[place] for place in init))
+    return Problem(eps=sent["eps"], tol=sent.get("tol"), cost=cost, init=init, **parts)
+
+
+def layout(arrays: Sequence[Array]) -> tuple[list[list[Any]], int]:
+    """Dtype, shape and place of each array in one block of memory, and the size of the block."""
+    rows: list[list[Any]] = []
+    end = 0
+    for array in arrays:
+        rows.append([array.dtype.str, list(array.shape), end])
+        end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    return rows, max(end, 1)
+
+
+def fill(block: Any, rows: Sequence[Sequence[Any]], arrays: Sequence[Array]) -> None:
+    """Copy arrays to their places in a block."""
+    for view, array in zip(views(block, rows), arrays, strict=True):
+        view[...] = array
+
+
+def views(block: Any, rows: Sequence[Sequence[Any]]) -> list[Array]:
+    """Arrays that lie in a block; nothing is copied."""
+    return [
+        np.frombuffer(block, dtype=dtype, count=math.prod(shape), offset=start).reshape(shape)
+        for dtype, shape, start in rows
+    ]
+
+
+def from_result(ticket: int, result: Result[Any]) -> tuple[list[Any], bytes]:
+    """A result on its way back: what JSON can hold, and the bytes of its potentials."""
+    raw, kinds = b"", list[Any]()
+    if result.emitted is not None:
+        for potential in map(to_numpy, result.emitted):
+            kinds += [potential.dtype.str, potential.nbytes]
+            raw += potential.tobytes()
+    facts = [ticket, result.status.name, result.depth, *result.residual, result.widened, result.rescued]
+    return [*facts, result.arithmetic, result.detail, kinds], raw
+
+
+def to_record(facts: Sequence[Any], raw: Any) -> tuple[Record, bool]:
+    """The record of a result that came back, its potentials in NumPy, and whether it was rescued."""
+    ticket, status, depth, row, col, band, widened, rescued, arithmetic, detail, kinds = facts
+    potentials = None
+    if kinds:
+        dtype, size, other, _ = kinds
+        potentials = Potentials(np.frombuffer(raw[:size], dtype=dtype), np.frombuffer(raw[size:], dtype=other))
+    residual = Residual(row, col, band)
+    return Record(ticket, potentials, residual, Status[status], depth, widened, arithmetic, detail), rescued
