@@ -1,6 +1,8 @@
 """The GPU backend against FlashSinkhorn and OTT-JAX on the same problems, one float64 auditor for everyone.
 
     python benchmarks/gpu_peers.py --workloads w15 w3 --arms default plain flash --seconds 20 --json out.json
+    python benchmarks/gpu_peers.py --data DIR --workloads lidar umap pbmc      # real windows from .npz files
+    python benchmarks/gpu_peers.py --json out.json --workloads --markdown out.md    # a table of what stands in the file
 
 Arms are warm and interleaved; times are medians of repeats. A peer is given the problems of a window one after another
 until its seconds are over, and its time is scaled by their number (marked ~). A peer whose audited residual misses tol
@@ -42,6 +44,58 @@ def mixtures(n: int, d: int, width: int, eps: float, *, equal: bool = False) -> 
     return found
 
 
+def windows(pairs: list[tuple[Any, Any]], share: float) -> list[ds.Problem[Any]]:
+    """Real clouds, centred and scaled so that the mean cost is 1; eps is a share of it."""
+    made = []
+    for x, y in pairs:
+        x, y = (np.asarray(points, dtype=np.float64) for points in (x, y))
+        scale = ((x[::16, None] - y[None, ::16]) ** 2).sum(-1).mean() ** -0.5
+        x, y = ((points - x.mean(0)) * scale for points in (x, y))
+        made.append(ds.Problem(*(torch.tensor(p.astype(np.float32), device="cuda") for p in (x, y)), eps=share))
+    return made
+
+
+def picked(rng: Any, points: Any, n: int) -> Any:
+    return points[rng.choice(len(points), n, replace=False)]
+
+
+def lidar(data: Path) -> list[ds.Problem[Any]]:
+    scans = np.load(data / "kitti_0005_lidar.npz")["xyz"][:, ::2]
+    return windows([(scans[i], scans[i + 1]) for i in range(8)], 0.005)
+
+
+def metropt(data: Path) -> list[ds.Problem[Any]]:
+    rows = np.load(data / "metropt3.npz")["failure_x"]
+    rows = (rows - rows.mean(0)) / rows.std(0)
+    return windows([(rows[:4096], rows[i * 4096 : (i + 1) * 4096]) for i in range(1, 7)], 0.01)
+
+
+def umap(data: Path) -> list[ds.Problem[Any]]:
+    rng, file = np.random.default_rng(0), np.load(data / "packer19.npz")
+    at = {when: file["umap"][file["umap_time"] == when] for when in (300, 400, 500)}
+    pairs = [(300, 400), (400, 500)] * 4
+    return windows([(picked(rng, at[early], 8192), picked(rng, at[late], 8192)) for early, late in pairs], 0.005)
+
+
+def packer(data: Path) -> list[ds.Problem[Any]]:
+    rng, file = np.random.default_rng(0), np.load(data / "packer19.npz")
+    early, late = (file["pca"][file["time_point"] == when] for when in ("400_minutes", "500_minutes"))
+    return windows([(early, picked(rng, late, 700)) for _ in range(8)], 0.02)
+
+
+def pbmc(data: Path) -> list[ds.Problem[Any]]:
+    rng, file = np.random.default_rng(0), np.load(data / "pbmc_ifnb.npz")
+    before, after = (file["pca"][(file["stimulated"] > 0) == side] for side in (False, True))
+    return windows([(picked(rng, before, 4096), picked(rng, after, 4096)) for _ in range(8)], 0.02)
+
+
+def images(data: Path) -> list[ds.Problem[Any]]:
+    rng, file = np.random.default_rng(0), np.load(data / "imagenet200_32px_pca500.npz")
+    scores = file["scores_q"].astype(np.float32) * float(file["step"])
+    scores /= scores.std()
+    return windows([(rng.normal(size=(4096, 500)), picked(rng, scores, 4096)) for _ in range(8)], 0.02)
+
+
 WORKLOADS: dict[str, Callable[[], list[ds.Problem[Any]]]] = {
     "w15": lambda: mixtures(16384, 15, 16, 0.1),
     "w50": lambda: mixtures(16384, 50, 8, 0.1),
@@ -51,6 +105,27 @@ WORKLOADS: dict[str, Callable[[], list[ds.Problem[Any]]]] = {
     "null": lambda: mixtures(4096, 15, 8, 0.1, equal=True),
     "small": lambda: mixtures(128, 16, 4096, 0.5),
 }
+REAL: dict[str, Callable[[Path], list[ds.Problem[Any]]]] = {
+    "lidar": lidar, "metropt": metropt, "umap": umap, "packer": packer, "pbmc": pbmc, "images": images,
+}  # fmt: skip
+
+
+class Meter:
+    """Energy of the GPU by NVML in joules, or None where it cannot be read."""
+
+    def __init__(self) -> None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            device = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+            self._read = lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1000
+            self._read()
+        except Exception:  # noqa: BLE001  no NVML, no energy
+            self._read = lambda: None
+
+    def __call__(self) -> float | None:
+        return self._read()
 
 
 def audit(problem: ds.Problem[Any], f: Any, g: Any) -> float:
@@ -182,18 +257,29 @@ ARMS: dict[str, Callable[[], Any]] = {
 }
 
 
-def timed(run: Any, problems: list[ds.Problem[Any]], seconds: float) -> tuple[float, Found, Any, int]:
+def timed(
+    run: Any, problems: list[ds.Problem[Any]], seconds: float, meter: Meter
+) -> tuple[float, Found, Any, int, float | None]:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
+    held, joules = torch.cuda.memory_allocated(), meter()
     begun = time.perf_counter()
     found, ledger = run(problems, seconds)
     torch.cuda.synchronize()
-    spent = (time.perf_counter() - begun) * len(problems) / len(found)
-    return spent, found, ledger, torch.cuda.max_memory_allocated()
+    scale = len(problems) / len(found)
+    spent, after = (time.perf_counter() - begun) * scale, meter()
+    used = None if joules is None or after is None else (after - joules) * scale
+    return spent, found, ledger, torch.cuda.max_memory_allocated() - held, used
 
 
-def measure(name: str, arms: list[str], seconds: float, repeats: int) -> dict[str, Any]:
-    problems = WORKLOADS[name]()
+def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path | None) -> dict[str, Any]:
+    if name in REAL:
+        if data is None:
+            raise SystemExit(f"workload {name} needs --data DIR, a folder with the .npz files of real windows")
+        problems = REAL[name](data)
+    else:
+        problems = WORKLOADS[name]()
+    meter = Meter()
     rows: dict[str, Any] = {}
     runs: dict[str, Any] = {}
     for arm in arms:
@@ -208,7 +294,7 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int) -> dict[st
     for lap in range(repeats):
         for arm, run in runs.items():
             if lap == 0 or laps[arm][0][0] * 0.5 < seconds:
-                laps[arm].append(timed(run, problems, seconds))
+                laps[arm].append(timed(run, problems, seconds, meter))
     for arm, found in laps.items():
         times = [lap[0] for lap in found]
         results, ledger = found[-1][1], found[-1][2]
@@ -222,6 +308,7 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int) -> dict[st
             "worst_residual": worst,
             "failed": not worst <= (TOL if arm.startswith(("default", "plain", "momentum")) else 1.01 * TOL),
             "peak_bytes": found[-1][3],
+            "joules": found[-1][4],
         }
         if ledger is not None:
             depths = sorted(ledger.depths.values())
@@ -247,13 +334,31 @@ def show(report: dict[str, Any]) -> None:
             else ""
         )
         failed = "FAILED" if row["failed"] else ""
+        more = f"{row['peak_bytes'] / 2**20:.0f} MiB {more}" + (f" {row['joules']:.0f} J" if row["joules"] else "")
         said = f"{mark}{row['seconds']:9.4f} s  x{row['spread']:.2f}  residual {row['worst_residual']:.2e} {failed}"
         print(f"  {arm:<18}{said} {more}", flush=True)
 
 
+def markdown(reports: list[dict[str, Any]]) -> str:
+    """One table: seconds by window and arm, `~` where scaled; in brackets the residual of an arm that missed tol."""
+    arms = list(dict.fromkeys(arm for report in reports for arm in report["arms"]))
+    lines = ["| window | " + " | ".join(arms) + " |", "| --- |" + " --- |" * len(arms)]
+    for report in reports:
+        cells = []
+        for arm in arms:
+            row = report["arms"].get(arm, {})
+            mark = "~" if row.get("ran", 0) < row.get("of", 0) else ""
+            missed = f" ({row['worst_residual']:.2e})" if row.get("failed") else ""
+            cells.append(f"{mark}{row['seconds']:.4f}{missed}" if "seconds" in row else row.get("note", ""))
+        lines.append(f"| `{report['workload']}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=[*WORKLOADS, *REAL])
+    parser.add_argument("--data", type=Path, default=None, help="folder with the .npz files of real windows")
+    parser.add_argument("--markdown", type=Path, default=None, help="write a table of all that was measured")
     parser.add_argument(
         "--arms", nargs="*", default=["default", "plain", "flash", "ott", "ott-momentum"], choices=list(ARMS)
     )
@@ -266,13 +371,15 @@ def main() -> None:
     for name in args.workloads:
         if name in done:
             continue
-        report = measure(name, args.arms, args.seconds, args.repeats)
+        report = measure(name, args.arms, args.seconds, args.repeats, args.data)
         show(report)
         reports.append(
             report | {"command": " ".join(sys.argv), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
         )
         if args.json is not None:
             args.json.write_text(json.dumps(reports, indent=1))
+    if args.markdown is not None:
+        args.markdown.write_text(markdown(reports))
 
 
 if __name__ == "__main__":

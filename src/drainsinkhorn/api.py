@@ -335,14 +335,18 @@ class _Run:
         if problem is not None and problem.chain is not None:
             # Successors come as their predecessors leave.
             count = None
-        plan = options.plan(count) if problem is None else options.plan(count, self._backend.natural_width(problem))
-        if problem is not None:
+        every = options.audit.every
+        if problem is None:
+            plan = options.plan(count)
+        else:
+            plan = options.plan(count, self._backend.natural_width(problem))
+            every = every or self._backend.natural_spacing(refills=plan.mode.refill is not None)
             chosen = Chosen("mode", plan.mode.name, plan.reason)
             if chosen not in self.ledger.choices:
                 self._observe(chosen)
         # Backends see the stop itself as tol, so that precision and rounding are judged against what must be met.
         expired = () if self.feed is None else self.feed.expired
-        return replace(plan, audit=replace(plan.audit, margin=1.0), expired=expired)
+        return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired)
 
     def _in_time(self, retired: Retired) -> Retired:
         """The same, or EXPIRED if its lane left because its deadline had come."""

@@ -121,7 +121,7 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
     init = given.init or init
     if not isinstance(cost, Cost) or init not in STARTS:
         return None
-    start = "zero" if init == "zero" or (init == "auto" and cost.kind != "sqeuclidean") else "gaussian"
+    start = "zero" if init == "auto" and cost.kind != "sqeuclidean" else init
     if start == "gaussian" and cost.kind != "sqeuclidean":
         return None
     if cost.kind not in ("sqeuclidean", "euclidean") or not is_positive(cost.scale) or x.shape[-1] != y.shape[-1]:

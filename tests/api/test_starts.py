@@ -89,6 +89,20 @@ class TestGaussian:
             default, zero = (ds.solve([ds.Problem(x=x, y=y, eps=0.5, cost=cost, init=i)])[0] for i in (None, "zero"))
             assert np.array_equal(default.potentials.f, zero.potentials.f) == (cost == "euclidean")
 
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_auto_leaves_it_where_it_moves_little(self, backend: str) -> None:
+        x, y = cloud(0), 2 * cloud(1, shift=2)
+        taken = list[str]()
+        for eps in (0.5, 50.0):
+            auto, zero, gaussian = (
+                ds.solve([ds.Problem(x=x, y=y, eps=eps, init=i)], max_depth=1, rescue=False, backend=backend)[0]
+                for i in ("auto", "zero", "gaussian")
+            )
+            for name, start in (("zero", zero), ("gaussian", gaussian)):
+                if np.allclose(auto.potentials.f, start.potentials.f, rtol=1e-5):
+                    taken.append(name)
+        assert taken == ["gaussian", "zero"]
+
     def test_problems_over_the_same_points_start_at_zero_and_share(self) -> None:
         a = np.random.default_rng(0).dirichlet(np.ones(60), 3)
         assert {p.init for p in ds.problems(cloud(0), cloud(1), a=a, eps=1.0)} == {"zero"}

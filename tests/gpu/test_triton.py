@@ -16,7 +16,10 @@ if not CUDA:
 needs("triton")
 
 import drainsinkhorn as ds  # noqa: E402
-from drainsinkhorn.backends.triton import TritonBackend  # noqa: E402
+from drainsinkhorn.backends import triton as backend_module  # noqa: E402
+from drainsinkhorn.backends.door import admit  # noqa: E402
+from drainsinkhorn.backends.triton import TritonBackend, tiles  # noqa: E402
+from drainsinkhorn.backends.triton.arena import Arena  # noqa: E402
 from drainsinkhorn.testing import PROMISES, Bench, marginal_errors  # noqa: E402
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
@@ -113,6 +116,89 @@ def test_one_bad_problem_harms_nobody() -> None:
     batch = [*good, ds.Problem(x=1e200 * np.ones((5, 2)), y=np.ones((4, 2)), eps=1.0)]
     counts = ds.solve(batch, backend="triton").counts
     assert counts == {ds.Status.CONVERGED: 2, ds.Status.NONFINITE: 1}
+
+
+def test_programs_that_share_columns_agree_with_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    batch = [
+        ds.Problem(x=on_device(rng.normal(size=(20, d))), y=on_device(1 + rng.normal(size=(40, d))), eps=0.2 * d)
+        for d in (3, 10, 70)
+    ]
+    alone = ds.solve(batch, backend="triton", max_depth=2, rescue=False)
+    small = {key: {**tile, "bn": 16, "least": 1} for key, tile in tiles.TILES.items()}
+    monkeypatch.setattr(tiles, "TILES", small)
+    backend_module._made.cache_clear()
+    try:
+        how = TritonBackend()._how(admit(batch[0], 1e-3))
+        assert max(how.shares((20, 40))) > 1
+        shared = ds.solve([batch[0], *batch], backend="triton", max_depth=2, rescue=False)
+        one = ds.solve(batch[:1], backend="triton", max_depth=2, rescue=False)[0]
+    finally:
+        backend_module._made.cache_clear()
+    for mine, other in zip(list(shared)[1:], alone, strict=True):
+        assert torch.allclose(mine.potentials.f, other.potentials.f, rtol=1e-5, atol=1e-5)
+    assert torch.equal(one.potentials.f, shared[0].potentials.f)
+    assert torch.equal(one.potentials.g, shared[0].potentials.g)
+
+
+def test_out_of_memory_halves_the_width_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    batch = [
+        ds.Problem(x=on_device(rng.normal(size=(9, 2))), y=on_device(rng.normal(size=(8, 2))), eps=1.0)
+        for _ in range(8)
+    ]
+    ds.solve(batch[:1], backend="triton")
+    take, lane = Arena.take, 9 * 64
+
+    def small(self: Arena, count: int) -> int:
+        if self.buffer.dtype == torch.float32 and count > 4 * lane:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate too much.")
+        return take(self, count)
+
+    monkeypatch.setattr(Arena, "take", small)
+    solution = ds.solve(batch, backend="triton", width=8)
+    assert solution.converged
+    assert solution.ledger.narrowed
+
+
+def test_tiles_are_kept_for_a_gpu_and_bad_files_are_ignored(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    mine = tiles.Tile(bm=16, bn=32, warps=2, stages=2, least=4)
+    path = tiles.keep("Some GPU 9000", {(tiles.PRODUCT, 16): mine})
+    assert path == tmp_path / "drainsinkhorn" / "tiles-some-gpu-9000.json"
+    assert tiles.tile(tiles.PRODUCT, 16, "Some GPU 9000") == mine
+    assert tiles.tile(tiles.PRODUCT, 64, "Some GPU 9000") == tiles.TILES[tiles.PRODUCT, 64]
+    assert tiles.tile(tiles.PRODUCT, 16, "Another") == tiles.TILES[tiles.PRODUCT, 16]
+    for bad in ("{", "[]", path.read_text().replace("32", "33"), path.read_text().replace('"bm": 16', '"bm": -1')):
+        path.write_text(bad)
+        tiles.tuned.cache_clear()
+        assert tiles.tile(tiles.PRODUCT, 16, "Some GPU 9000") == tiles.TILES[tiles.PRODUCT, 16]
+    tiles.tuned.cache_clear()
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_a_million_points_run_in_linear_memory() -> None:
+    rng = np.random.default_rng(6)
+    x, y = (on_device(rng.normal(size=(1_000_000, 3))) for _ in range(2))
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    result = ds.solve([ds.Problem(x=x, y=y, eps=1.0)], backend="triton", max_depth=1, rescue=False)[0]
+    assert result.depth == 1
+    assert torch.cuda.max_memory_allocated() - held < 2e9
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_jax_arrays_on_the_device() -> None:
+    jax = needs("jax")
+    if jax.default_backend() != "gpu":
+        pytest.skip("this JAX has no CUDA device")
+    rng = np.random.default_rng(7)
+    x, y = (jax.numpy.asarray(rng.normal(size=(50, 4)), dtype="float32") for _ in range(2))
+    result = ds.solve([ds.Problem(x=x, y=y, eps=1.0)], backend="triton")[0]
+    assert result.converged
+    assert isinstance(result.potentials.f, jax.Array)
+    host = ds.Problem(x=np.asarray(x), y=np.asarray(y), eps=1.0)
+    assert max(marginal_errors(host, ds.Potentials(*map(np.asarray, result.potentials)))) <= 1e-3
 
 
 @pytest.mark.skipif(CUDA, reason="there is a CUDA device")

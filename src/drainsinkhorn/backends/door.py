@@ -25,8 +25,8 @@ def admit(problem: Any, tol: float, margin: float = 1.0, init: str = "auto") -> 
     """The problem in normal form, or ProblemError; whatever else an odd object raises becomes a ProblemError too.
 
     Normal form: eps is a float; tol is the stop, `margin` times what was asked for; cost is a Cost or a matrix; a and b
-    are float64 NumPy vectors of mass 1; init is Potentials, "gaussian" or "zero"; x, y and a dense cost are the
-    caller's own arrays, or NumPy's where they were none.
+    are float64 NumPy vectors of mass 1; init is Potentials, "gaussian", "zero" or, for sqeuclidean, "auto"; x, y and a
+    dense cost are the caller's own arrays, or NumPy's where they were none.
     """
     try:
         return _admit(problem, tol, margin, init)
@@ -206,7 +206,7 @@ def _same_mass(problem: Problem[Any], a: Array, b: Array) -> None:
 
 
 def _init(init: Any, cost: Any, n: int, m: int) -> Potentials[Any] | str:
-    """The start in normal form: Potentials, "gaussian" or "zero"."""
+    """The start in normal form: Potentials, "gaussian", "zero", or "auto" where there is a choice."""
     squares = isinstance(cost, Cost) and cost.kind == "sqeuclidean"
     if isinstance(init, str):
         if init not in STARTS:
@@ -214,7 +214,7 @@ def _init(init: Any, cost: Any, n: int, m: int) -> Potentials[Any] | str:
         if init == "gaussian" and not squares:
             kind = cost.kind if isinstance(cost, Cost) else "a dense matrix"
             raise ProblemError(f'init "gaussian" needs the cost sqeuclidean, this one is {kind}; use "auto" or "zero"')
-        return "gaussian" if squares and init != "zero" else "zero"
+        return init if squares else "zero"
     if not isinstance(init, (tuple, list)) or len(init) != 2:
         raise ProblemError(f"init must be one of {list(STARTS)} or a pair (f, g) of potentials, got {_shown(init)}")
     for name, value, size in (("init.f", init[0], n), ("init.g", init[1], m)):

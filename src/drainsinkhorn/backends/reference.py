@@ -25,6 +25,7 @@ from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
+from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Emission
@@ -68,6 +69,10 @@ class ReferenceBackend:
     def natural_width(self, problem: Problem[Any]) -> int:
         """Sixteen."""
         return 16
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """A look costs little."""
+        return EVERY
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Nothing to do."""

@@ -31,6 +31,9 @@ FULL_DIM = 64
 """Up to this dimension covariances are used in full, above it only their diagonals."""
 FLOOR = 1e-6
 """Variances are floored at this fraction of the largest one."""
+WORTH = 3.0
+"""A Gaussian start whose potentials spread less than this over y, in nats, is left for zero when init is "auto": there
+it saves a cycle or two at best, and where clusters are shifted differently it can cost several (docs/adr/0008)."""
 CHUNK_PAIRS = 2**22
 
 
@@ -94,7 +97,16 @@ def start(problem: Problem[Any]) -> tuple[Array, Array]:
         return to_numpy(problem.init.f).astype(np.float64), to_numpy(problem.init.g).astype(np.float64)
     if problem.init == "zero":
         return np.zeros(n), np.zeros(m)
-    return np.zeros(n), problem.eps * _gaussian(problem)
+    found = _gaussian(problem)
+    if problem.init == "auto" and not worthwhile(found[None], to_numpy(problem.b)[None])[0]:
+        found = np.zeros(m)
+    return np.zeros(n), problem.eps * found
+
+
+def worthwhile(starts: Any, weights: Any) -> Any:
+    """Which Gaussian starts, (L, m) in nats, NumPy or torch, "auto" takes."""
+    centred = starts - (weights * starts).sum(1)[:, None]
+    return (weights * centred * centred).sum(1) >= WORTH**2
 
 
 @np.errstate(all="ignore")

@@ -330,6 +330,34 @@ def env(as_json: JSON = False) -> None:
 
 
 @app.command()
+def tune(as_json: JSON = False) -> None:
+    """Measure which tiles are fastest on this GPU (a few minutes), and keep them for later runs."""
+    try:
+        load_backend("triton")
+        from drainsinkhorn.backends.triton import tiles, tuning
+    except (BackendUnavailable, ImportError) as error:
+        _fail(str(error))
+    best: dict[tuple[int, int], Any] = {}
+    table = Table(box=None)
+    for column in ("scores", "padded to", "tile", "us together", "us alone"):
+        table.add_column(column)
+    for trial in tuning.trials():
+        best_so_far = best.get((trial.kind, trial.dp))
+        if best_so_far is None or trial.cost < best_so_far.cost:
+            best[trial.kind, trial.dp] = trial
+    found = {key: trial.tile for key, trial in best.items()}
+    path = tiles.keep(tuning.gpu(), found)
+    if as_json:
+        print(json.dumps({"gpu": tuning.gpu(), "file": str(path), "tiles": [t._asdict() for t in best.values()]}))  # noqa: T201
+        return
+    for trial in best.values():
+        size = f"{trial.tile['bm']} x {trial.tile['bn']}, {trial.tile['warps']} warps"
+        table.add_row(tiles.KINDS[trial.kind], str(trial.dp), size, f"{trial.together:.1f}", f"{trial.alone:.1f}")
+    Console().print(table)
+    Console().print(f"kept in {path}", highlight=False)
+
+
+@app.command()
 def backends(as_json: JSON = False) -> None:
     """Which backends can run here, and which one auto takes."""
     rows: list[dict[str, str]] = []

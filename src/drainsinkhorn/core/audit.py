@@ -20,6 +20,11 @@ def is_count(value: object) -> bool:
 
 Screen = Literal["free", "row", "none"]
 
+EVERY = 8
+"""Cycles between audits where neither the caller nor the backend says otherwise."""
+BACK_OFF = 0.95
+"""A rejected lane is held again at this fraction of its last hold at the latest: what verify found may pass."""
+
 
 @dataclass(frozen=True, slots=True)
 class Geometric:
@@ -45,7 +50,7 @@ class Audit:
     """When and how lanes are checked. Data, so that two arms of an experiment differ in one line.
 
     Attributes:
-        every: Cycles between audits, or a `Geometric` grid.
+        every: Cycles between audits, or a `Geometric` grid. None: what suits the backend, 8 where a look costs little.
         first_passage: True: a lane is held at its first state whose screen passes, so audit times change no result.
             False: a lane runs on and may leave only on the audit grid (the paper's depth).
         screen: "free" reads the residual that the last leg measured anyway; "row" pays a separate row pass;
@@ -55,7 +60,7 @@ class Audit:
         shadow: Also verify lanes the screen turned down, count what would have passed, act on nothing.
     """
 
-    every: int | Geometric = 8
+    every: int | Geometric | None = None
     first_passage: bool = True
     screen: Screen = "free"
     batched: bool = True
@@ -63,11 +68,11 @@ class Audit:
     shadow: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every, Geometric) and not is_count(self.every):
-            raise OptionsError(
-                f"audit every must be a whole number of at least 1 cycle, got {self.every!r}; 8 is the default"
-            )
-        if not isinstance(self.every, Geometric):
+        if self.every is not None and not isinstance(self.every, Geometric):
+            if not is_count(self.every):
+                raise OptionsError(
+                    f"audit every must be a whole number of at least 1 cycle, got {self.every!r}; 8 is usual"
+                )
             object.__setattr__(self, "every", int(self.every))
         if self.screen not in ("free", "row", "none"):
             raise OptionsError(f'audit screen must be "free", "row" or "none", got {self.screen!r}')
@@ -79,7 +84,8 @@ class Audit:
     def following(self, clock: int) -> int:
         """The first audit after `clock` cycles of a pack."""
         if not isinstance(self.every, Geometric):
-            return (clock // self.every + 1) * self.every
+            every = self.every or EVERY
+            return (clock // every + 1) * every
         when = self.every.first
         while when <= clock:
             when = math.ceil(when * self.every.ratio)
@@ -119,13 +125,14 @@ def judge(
     due: Sequence[int],
     final: Sequence[int],
     stops: Sequence[float],
+    holds: list[float],
     audit: Audit,
-    *,
     exact: bool,
 ) -> tuple[dict[int, Verdict], Counts]:
     """Screen the lanes that are due, verify the candidates, and return those that are decided.
 
-    Only verify can pass a lane. A lane that is verified and not decided was rejected, and goes on.
+    Only verify can pass a lane. A lane that is verified and not decided was rejected, and goes on; if it had been held,
+    it is held again only when its screen has fallen by as much as verify found missing, or a little.
 
     Args:
         pack: The pack.
@@ -133,6 +140,7 @@ def judge(
         due: Lanes whose audit it is.
         final: Lanes at their depth limit or deadline; verified whatever the screen says: it is their last state.
         stops: What the residual must not exceed, by lane.
+        holds: What the screen must not exceed, by lane; -inf where lanes are not held.
         audit: The rules.
         exact: Ask verify for its most careful arithmetic.
     """
@@ -141,7 +149,8 @@ def judge(
     else:
         values = pack.screen(due) if audit.screen == "row" else [progress[lane].stale for lane in due]
         # Written so that NaN asks for a verify.
-        candidates = [lane for lane, value in zip(due, values, strict=True) if not value > stops[lane]]
+        bars = [stops[lane] if holds[lane] == -math.inf else holds[lane] for lane in due]
+        candidates = [lane for lane, value, bar in zip(due, values, bars, strict=True) if not value > bar]
     turned_down = sorted(set(due) - set(candidates) - set(final)) if audit.shadow else []
     candidates = sorted({*candidates, *final})
 
@@ -164,6 +173,8 @@ def judge(
         status = status_of(lane, residual.worst)
         if status is not None:
             decided[lane] = Verdict(residual, status)
+        elif progress[lane].stale <= holds[lane] and residual.worst < math.inf:
+            holds[lane] = max(stops[lane] - (residual.worst - progress[lane].stale), BACK_OFF * holds[lane])
     ready = sum(r.worst <= stops[lane] for lane, r in zip(turned_down, verify(turned_down), strict=True))
     passed = sum(verdict.status is Status.CONVERGED for verdict in decided.values())
     rejected = len(candidates) - len(decided)

@@ -42,7 +42,7 @@ class _Window:
         self.backend, self.pack, self.plan, self.observe = backend, pack, plan, observe
         self.hold = plan.audit.first_passage and not plan.mode.together
         self.clock, self.on_grid, self.spent = 0, False, Spent(0, 0)
-        self._seat(opening, [FRESH] * len(opening))
+        self._seat(opening, [], [])
         observe(Opened([lane.ticket for lane in opening], plan.width, backend.width_for, self._newly_spent()))
 
     def run(self, source: Source) -> Iterator[Retired]:
@@ -54,10 +54,10 @@ class _Window:
                 yield retired
             self._repack(source, leaving)
 
-    def _seat(self, lanes: Sequence[Admission], progress: Sequence[Progress]) -> None:
-        self.live, self.progress = dict(enumerate(lanes)), progress
+    def _seat(self, lanes: Sequence[Admission], progress: Sequence[Progress], holds: Sequence[float]) -> None:
+        self.live, self.progress = dict(enumerate(lanes)), [*progress, *[FRESH] * (len(lanes) - len(progress))]
         self.stops = [self.plan.stop(lane.problem) for lane in lanes]
-        self.holds = list(self.stops) if self.hold else [-math.inf] * len(lanes)
+        self.holds = [*holds, *(stop if self.hold else -math.inf for stop in self.stops[len(holds) :])]
 
     def _standings(self) -> Iterator[Standing]:
         for number, (ticket, _) in self.live.items():
@@ -85,7 +85,7 @@ class _Window:
         retired, plan = dict[int, Retired](), self.plan
         final = [k for k, (t, _) in self.live.items() if self.progress[k].depth >= plan.max_depth or t in plan.expired]
         due = list(self.live) if self.on_grid else final
-        decided, counts = judge(self.pack, self.progress, due, final, self.stops, plan.audit, exact=plan.exact)
+        decided, counts = judge(self.pack, self.progress, due, final, self.stops, self.holds, plan.audit, plan.exact)
         self.observe(Audited(counts, self._newly_spent()))
         leaving = [] if plan.mode.together and len(decided) < len(self.live) else list(decided)
         for number, (potentials, widened) in zip(leaving, self.pack.emit(leaving), strict=True):
@@ -114,7 +114,7 @@ class _Window:
         return None
 
     def _reseat(self, new: Sequence[Admission]) -> None:
-        keep = list(self.live)
+        keep, lanes = list(self.live), [*self.live.values(), *new]
         self.pack.repack(keep, [admission.problem for admission in new])
-        self._seat([*self.live.values(), *new], [self.progress[number] for number in keep] + [FRESH] * len(new))
+        self._seat(lanes, [self.progress[number] for number in keep], [self.holds[number] for number in keep])
         self.observe(Repacked(len(keep), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))

@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, cast
 
-from drainsinkhorn.core.audit import Audit, Geometric, is_count
+from drainsinkhorn.core.audit import EVERY, Audit, Geometric, is_count
 from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.problem import Problem
 
@@ -67,7 +67,7 @@ MODES: dict[str, Mode] = {
 ORDERS = ("given", "grouped", "mixed")
 """Orders of work by name."""
 STARTS = ("auto", "gaussian", "zero")
-"""Starts by name; "auto" is gaussian for sqeuclidean and zero elsewhere."""
+"""Starts by name; "auto" is gaussian for sqeuclidean where that moves the potentials enough, and zero elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Profile:
         if not self.depths:
             return False
         shallow, deep = min(self.depths), max(self.depths)
-        every = audit.every
+        every = audit.every or EVERY
         return deep - shallow < every if isinstance(every, int) else deep <= shallow * every.ratio
 
 

@@ -152,6 +152,10 @@ class Backend(Protocol[A]):
         """Lanes of a pack of such problems, if the caller names no width."""
         ...
 
+    def natural_spacing(self, *, refills: bool) -> int:
+        """Cycles between audits, if the caller names none; where lanes are refilled, a vacancy waits for an audit."""
+        ...
+
     def prepare(self, problems: Sequence[Problem[A]]) -> None:
         """Compile or load whatever a pack of these will need, so that no timing has it inside."""
         ...

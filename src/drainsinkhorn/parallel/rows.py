@@ -24,6 +24,7 @@ from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.backends.support import part, restrict
+from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.errors import BackendUnavailable, FleetError
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.journal import fingerprint
@@ -240,6 +241,10 @@ class RowShardedBackend:
     def natural_width(self, problem: Problem[Any]) -> int:
         """One: these problems are huge."""
         return 1
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """A look costs little beside a cycle."""
+        return EVERY
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Nothing to do."""

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Coupling, Emission, Progress, Spent, is_held
 from drainsinkhorn.core.result import Residual
@@ -69,6 +70,10 @@ class ScriptedBackend:
     def natural_width(self, problem: Problem[Any]) -> int:
         """Sixteen."""
         return 16
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """A look costs little."""
+        return EVERY
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Nothing to do."""

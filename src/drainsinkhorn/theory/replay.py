@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from drainsinkhorn.core.audit import Audit
+from drainsinkhorn.core.audit import EVERY, Audit
 from drainsinkhorn.core.events import Observer
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
@@ -108,6 +108,10 @@ class _ReplayBackend:
 
     def natural_width(self, problem: Problem[Any]) -> int:
         return 16
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """A look costs little."""
+        return EVERY
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         pass

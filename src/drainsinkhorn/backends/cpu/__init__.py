@@ -15,6 +15,7 @@ from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import default_threads
 from drainsinkhorn.backends.dense import DenseCoupling
 from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 
@@ -79,6 +80,10 @@ class CpuBackend:
         """Lanes that share out well over the threads and keep the host's part small: many, if they are small."""
         n, m = sizes(problem)
         return max(16, min(512, 2**26 // (n * m)))
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """A look costs little."""
+        return EVERY
 
     def precise(self) -> CpuBackend:
         """The same in float64."""

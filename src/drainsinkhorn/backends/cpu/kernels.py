@@ -63,6 +63,9 @@ COLD, FRESH, ABSORBED, HOMELESS, POISONED = range(5)
 DRIFT = 25.0
 """Nats by which u and v may leave 1. What K lost to underflow (below e^-87 in float32) then stays below e^-37."""
 LOW, HIGH = math.exp(-DRIFT), math.exp(DRIFT)
+DEEP = 60.0
+"""Nats by which column sums of a fresh kernel may leave 1 and still be read: what float32 lost is below e^-27."""
+DEEP_LOW, DEEP_HIGH = math.exp(-DEEP), math.exp(DEEP)
 
 GROUP_ROWS, GROUPS = 256, 8
 """A lane's rows form at most GROUPS groups of at least GROUP_ROWS rows, which threads may share."""
@@ -337,7 +340,8 @@ def end_absorb(lane, numbers, one):
     total = 0.0
     for i in range(rows):
         total += a[i] * abs(np.expm1(f[i] - base_f[i]))
-    numbers[STALE] = total + numbers[BAND]
+    # Its columns may have been read off sums in the lane's precision.
+    numbers[STALE] = total + numbers[BAND] + numbers[SUMS]
     if not all_finite(base_f):
         lane[STATE] = POISONED
         numbers[STALE] = np.nan
@@ -376,14 +380,25 @@ def log_columns(lane, numbers, f, out):
 
 
 @ordered
-def log_leg(lane, numbers):
-    """The pending f-leg and an exact g-leg after it, where columns hold less than float can show."""
+def log_leg_to(lane, numbers, f, g, one):
+    """Write the g-leg after f to g: off the column sums of the fresh kernel where they can be read, else anew."""
+    rows, cols, bad = lane[ROWS], lane[COLS], 0
+    c, state_g, a = vector(lane[C], cols, one), double(lane[STATE_G], cols), double(lane[EXACT_A], rows)
+    for j in range(cols):
+        bad += not (c[j] >= DEEP_LOW and c[j] <= DEEP_HIGH)
+    if bad == 0:
+        for j in range(cols):
+            g[j] = state_g[j] - np.log(np.float64(c[j]))
+    else:
+        log_columns(lane, numbers, np.log(a) + f, g)
+
+
+@ordered
+def log_leg(lane, numbers, one):
+    """The pending f-leg and the g-leg after it, where column sums are out of the range of scalings."""
     rows, cols = lane[ROWS], lane[COLS]
-    a, base_f = double(lane[EXACT_A], rows), double(lane[BASE_F], rows)
-    weighted, g = np.empty(rows), np.empty(cols)
-    for i in range(rows):
-        weighted[i] = base_f[i] + np.log(a[i])
-    log_columns(lane, numbers, weighted, g)
+    base_f, g = double(lane[BASE_F], rows), np.empty(cols)
+    log_leg_to(lane, numbers, base_f, g, one)
     if not all_finite(g):
         lane[STATE] = POISONED
         numbers[STALE] = np.nan
@@ -404,7 +419,7 @@ def cycle(lane, numbers, one):
         if end_sweep(lane, numbers, one) or not unfold(lane, one):
             return
     else:
-        log_leg(lane, numbers)
+        log_leg(lane, numbers, one)
     if lane[STATE] != POISONED:
         absorb(lane, numbers, one)
 
@@ -528,7 +543,7 @@ def screen_lane(lane, numbers, one):
             _scores(lane, numbers, i, i + 1, x)
             base = _fresh_row(x[0], g, weight)
             total += a[i] * abs(np.expm1(f[i] - base[0]))
-        return total + numbers[BAND]
+        return total + numbers[BAND] + numbers[SUMS]
     a, w, u = vector(lane[A], rows, one), vector(lane[W], cols, one), vector(lane[U], rows, one)
     r, part, groups = np.empty_like(a), np.empty_like(w), groups_of(rows)
     for group in range(groups):
@@ -609,7 +624,7 @@ def verify_lanes(table, numbers, order, first, last, f, f_at, g, g_at, eps, exac
             found[place] = np.nan
         elif exact or lane[STATE] != ABSORBED:
             found[place, 0], found[place, 1] = verify_exact(lane, mine, fi, gi)
-            found[place, 2] = mine[BAND]
+            found[place, 2] = mine[BAND] if exact else mine[BAND] + mine[SUMS]
         else:
             found[place, 0], found[place, 1] = verify_absorbed(lane, fi, gi, one)
             found[place, 2] = mine[BAND] + mine[SUMS]

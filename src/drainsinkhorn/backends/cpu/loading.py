@@ -18,6 +18,7 @@ from drainsinkhorn.backends.cpu.layout import farthest
 from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.cpu.moments import gaussian_starts
 from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.starts import worthwhile
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 SHARED_BYTES = 2**16
@@ -109,11 +110,14 @@ def _load_starts(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], vie
     if isinstance(starts[0], Potentials):
         for field, side in ((k.STATE_F, 0), (k.STATE_G, 1)):
             views[field][:] = _stack([to_numpy(pair[side]) for pair in starts]) / eps[:, None]  # type: ignore[index]
-    elif starts[0] == "gaussian":
+    elif starts[0] != "zero":
         x, y = _stack([to_numpy(p.x) for p in problems]), _stack([to_numpy(p.y) for p in problems])
         strength = eps / [p.cost.scale for p in problems]  # type: ignore[union-attr]
         a, b = np.ascontiguousarray(views[k.EXACT_A]), np.ascontiguousarray(views[k.EXACT_B])
-        views[k.STATE_G][:] = gaussian_starts(np.ascontiguousarray(x), np.ascontiguousarray(y), a, b, strength)
+        found = gaussian_starts(np.ascontiguousarray(x), np.ascontiguousarray(y), a, b, strength)
+        if starts[0] == "auto":
+            found[~worthwhile(found, b)] = 0.0
+        views[k.STATE_G][:] = found
 
 
 def _same_costs(problems: Sequence[Problem[Any]]) -> bool:

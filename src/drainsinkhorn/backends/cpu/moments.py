@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.cpu.primitives import ordered
+from drainsinkhorn.backends.cpu.primitives import dot, ordered
 from drainsinkhorn.backends.starts import FULL_DIM, between
 
 Array = NDArray[np.float64]
@@ -52,14 +52,8 @@ def quadratic(points, means, matrices, slopes, full, out):
                 around[k] = cloud[j, k] - mean[k]
             total = 0.0
             for k in range(dim):
-                bent = slope[k]
-                if full:
-                    row = matrix[k]
-                    for q in range(dim):
-                        bent += row[q] * around[q]
-                else:
-                    bent += matrix[k, 0] * around[k]
-                total += bent * around[k]
+                bent = dot(matrix[k], around) if full else matrix[k, 0] * around[k]
+                total += (bent + slope[k]) * around[k]
             found[j] = total
             finite &= abs(total) < np.inf
         if not finite:

@@ -240,14 +240,12 @@ def begin_cycle(lane, numbers, one):
 
 
 @ordered
-def log_leg(lane, numbers):
-    """The pending f-leg and an exact g-leg after it, where columns hold less than float can show."""
+def log_leg(lane, numbers, one):
+    """The pending f-leg and the g-leg after it, where column sums are out of the range of scalings."""
     rows, cols = lane[k.ROWS], lane[k.COLS]
-    a, b, next_f = double(lane[k.EXACT_A], rows), double(lane[k.EXACT_B], cols), double(lane[k.NEXT_F], rows)
-    state_g, weighted, g = double(lane[k.STATE_G], cols), np.empty(rows), np.empty(cols)
-    for i in range(rows):
-        weighted[i] = next_f[i] + np.log(a[i])
-    k.log_columns(lane, numbers, weighted, g)
+    b, next_f = double(lane[k.EXACT_B], cols), double(lane[k.NEXT_F], rows)
+    state_g, g = double(lane[k.STATE_G], cols), np.empty(cols)
+    k.log_leg_to(lane, numbers, next_f, g, one)
     if not (all_finite(g) and all_finite(next_f)):
         lane[k.STATE] = k.POISONED
         numbers[k.STALE] = np.nan
@@ -291,7 +289,7 @@ def cycle(lane, numbers, one):
         if todo == DONE or not k.unfold(lane, one):
             return
     else:
-        log_leg(lane, numbers)
+        log_leg(lane, numbers, one)
     if lane[k.STATE] != k.POISONED:
         absorb(lane, numbers, one)
 

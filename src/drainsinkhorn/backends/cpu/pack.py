@@ -140,6 +140,7 @@ class CpuPack:
         full: dict[int, bool] = {}
         lanes = [_Lane(problem, full) for problem in problems]
         inner = [lane.inner for lane in lanes]
+        # On one thread: small decompositions of several threads at once make BLAS libraries wait for one another.
         for places in groups(inner, self._dtype.itemsize):
             rows, floats = table[places], numbers[places]
             kept = load_group([inner[i] for i in places], self._dtype, rows, floats, momentum=self._momentum)
@@ -219,7 +220,7 @@ class CpuPack:
             if not k.unfold(lane, one):
                 return self._house(owner, lane, numbers)
         else:
-            k.log_leg(lane, numbers)
+            k.log_leg(lane, numbers, one)
         if lane[k.STATE] != k.POISONED:
             each(self._threads, lambda group: k.absorb_group(lane, numbers, group, one), groups)
             k.end_absorb(lane, numbers, one)
@@ -243,7 +244,7 @@ class CpuPack:
             if not k.unfold(lane, one):
                 return self._house(owner, lane, numbers)
         else:
-            mk.log_leg(lane, numbers)
+            mk.log_leg(lane, numbers, one)
         if lane[k.STATE] != k.POISONED:
             each(self._threads, lambda group: k.absorb_group(lane, numbers, group, one), groups)
             if mk.end_absorb(lane, numbers, one) == mk.COLUMNS:
@@ -264,7 +265,7 @@ class CpuPack:
             k.unfold(lane, self._one)
             k.absorb_group(lane, numbers, 0, self._one)
             self._kernels.end_absorb(lane, numbers, self._one)
-            self._kernels.log_leg(lane, numbers)
+            self._kernels.log_leg(lane, numbers, self._one)
             self._kernels.absorb(lane, numbers, self._one)
         if self._momentum:
             mk.columns_group(lane, 0, self._one)

@@ -19,11 +19,14 @@ from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.tiles import tile
+from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.errors import BackendUnavailable
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 DIRECT_DIM = 4
 """Up to so many coordinates direct differences are as fast as products, and truer."""
+SPACING = 32
+"""Cycles between audits where no vacancy waits for one."""
 STREAMED_DIM = 64
 """Above so many coordinates a stored matrix is faster, where it fits."""
 
@@ -64,6 +67,10 @@ class TritonBackend:
         """Lanes that fill the device: many, if they are small."""
         n, m = sizes(problem)
         return max(16, min(2048, 2**30 // (n * m)))
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """Lanes hold themselves on the device, where waiting costs nothing; asking them makes the device wait."""
+        return EVERY if refills else SPACING
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Compile the kernels for such problems."""
@@ -121,7 +128,8 @@ def interpreted() -> bool:
 
 @lru_cache(maxsize=256)
 def _made(kind: int, dp: int, chunks: int, dense: bool, rooted: bool) -> How:
-    return How(kind, dp, chunks, dense, rooted, **tile(kind, dp))
+    gpu = "" if interpreted() or not torch.cuda.is_available() else torch.cuda.get_device_name()
+    return How(kind, dp, chunks, dense, rooted, **tile(kind, dp, gpu))
 
 
 @lru_cache(maxsize=64)

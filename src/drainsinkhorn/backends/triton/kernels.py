@@ -8,8 +8,9 @@ h is the potential rounded to a grid on which h_i + h_j is exact in float32, the
 other side, `w_j = b_j 2^l_j`, and into L. Scores c_ij come from direct differences (few coordinates), from three
 products of coordinates split into two float16 numbers (norms are then part of the potential), or from a stored matrix.
 Terms are summed against the lane's own potential; a tile of rows whose sums leave the range of float32 is done again
-with its largest term taken out. Every sum has a fixed order, and tiles depend on the problem alone, so lanes are
-independent to the bit.
+with its largest term taken out. So that one lane can fill the device, several programs share the columns of a tile of
+rows; the last of them adds their sums up. Every sum has a fixed order, and tiles and shares depend on the problem
+alone, so lanes are independent to the bit.
 
 A cycle is three launches for all lanes: `apply` (reduces the measured f-leg, holds the lanes that are done, decides the
 stride, updates f), `leg` on the columns (measures and applies), `leg` on the rows (measures). Lanes are found through a
@@ -29,10 +30,10 @@ from drainsinkhorn.backends import momentum as rules
 
 
 class _Constant(tl.constexpr):
-    """A constexpr that is compared fast with itself, as Triton does for every one of them at every launch."""
+    """A constexpr that is compared fast with a copy of itself, as Triton does for every one of them at every launch."""
 
     def __ne__(self, other):
-        return False if self is other else super().__ne__(other)
+        return self.value != other.value if isinstance(other, _Constant) else super().__ne__(other)
 
     __hash__ = tl.constexpr.__hash__
 
@@ -50,14 +51,15 @@ NORM = _Constant(16)
 MASS = _Constant(18)
 LOGS = _Constant(20)
 ERRORS = _Constant(22)
-BEFORE, ALONG, MATRIX, WIDE, DIM = (
-    tl.constexpr(24),
-    tl.constexpr(25),
-    tl.constexpr(26),
-    tl.constexpr(27),
-    tl.constexpr(28),
-)
-FIELDS = _Constant(32)
+BEFORE = _Constant(24)
+ALONG = _Constant(25)
+MATRIX = _Constant(26)
+WIDE = _Constant(27)
+DIM = _Constant(28)
+SPLITS = _Constant(29)
+PARTIAL = _Constant(31)
+COUNTS = _Constant(32)
+FIELDS = _Constant(40)
 # Columns of the float64 state of a lane.
 DEPTH = _Constant(0)
 BAND = _Constant(1)
@@ -93,6 +95,10 @@ APART = _Constant(80.0)
 """Bits by which a sum may leave 1 before it is done again with its largest term taken out."""
 
 
+AT_ONCE = _Constant(8)
+"""Coordinates of a sampled row that are loaded together."""
+
+
 @triton.jit
 def _padded(size):
     """The distance of coordinates, or of rows of a matrix, in memory."""
@@ -123,17 +129,51 @@ def _own(half, single, points, rows, inside, size, KIND: tl.constexpr, DP: tl.co
 
 
 @triton.jit
-def _apart(single, place, others, near, x):
-    y = tl.load(single + place + others, mask=near, other=0.0)
-    apart = x[:, None] - y[None, :]
-    return apart * apart
+def _theirs(single, points, coarse, weight, others, size, DP: tl.constexpr):
+    """Up to four coordinates of other points, their potentials and their weights."""
+    near, stride = others < size, _padded(size)
+    h = tl.load(coarse + others, mask=near, other=-1e30)
+    w = tl.load(weight + others, mask=near, other=0.0)
+    y0 = tl.load(single + points + others, mask=near, other=0.0)
+    y1, y2, y3 = y0, y0, y0
+    if DP > 1:
+        y1 = tl.load(single + points + stride + others, mask=near, other=0.0)
+    if DP > 2:
+        y2 = tl.load(single + points + 2 * stride + others, mask=near, other=0.0)
+    if DP > 3:
+        y3 = tl.load(single + points + 3 * stride + others, mask=near, other=0.0)
+    return y0, y1, y2, y3, h, w
 
 
 @triton.jit
-def _scores(half, single, points, own, rows, inside, others, near, dim, other_size, size, other_points,
-            KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr,
-            BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Minus the scores of a tile, up to the norms that potentials carry."""
+def _direct(own, level, theirs, DP: tl.constexpr):
+    """`level_i + h_j` minus the scores of a tile by direct differences."""
+    exponent = level[:, None] + theirs[4][None, :]
+    apart = own[0][:, None] - theirs[0][None, :]
+    exponent -= apart * apart
+    if DP > 1:
+        apart = own[1][:, None] - theirs[1][None, :]
+        exponent -= apart * apart
+    if DP > 2:
+        apart = own[2][:, None] - theirs[2][None, :]
+        exponent -= apart * apart
+    if DP > 3:
+        apart = own[3][:, None] - theirs[3][None, :]
+        exponent -= apart * apart
+    return exponent
+
+
+@triton.jit
+def _apart(single, place, others, near, x):
+    y = tl.load(single + place + others, mask=near, other=0.0)
+    return x[:, None] - y[None, :]
+
+
+@triton.jit
+def _exponents(half, single, points, own, rows, inside, others, near, dim, other_size, size, other_points, level, h,
+               KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr,
+               BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """`level_i + h_j` minus the scores of a tile, up to the norms that potentials carry."""
     if KIND == PRODUCT:
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         ks = tl.arange(0, DP)
@@ -154,29 +194,21 @@ def _scores(half, single, points, own, rows, inside, others, near, dim, other_si
             acc = tl.dot(xh, yl, acc)
             acc = tl.dot(xl, yh, acc)
             acc = tl.dot(xh, yh, acc)
-        return acc
+        return acc + level[:, None] + h[None, :]
     elif KIND == STORED:
         if SIDE == 0:
             place = rows[:, None].to(tl.int64) * _padded(other_size) + others[None, :]
         else:
             place = others[None, :].to(tl.int64) * _padded(size) + rows[:, None]
-        return tl.load(single + points + place, mask=inside[:, None] & near[None, :], other=0.0)
-    elif KIND == DIRECT:
-        stride = _padded(other_size)
-        squares = _apart(single, other_points, others, near, own[0])
-        if DP > 1:
-            squares += _apart(single, other_points + stride, others, near, own[1])
-        if DP > 2:
-            squares += _apart(single, other_points + 2 * stride, others, near, own[2])
-        if DP > 3:
-            squares += _apart(single, other_points + 3 * stride, others, near, own[3])
-        return -squares
+        stored = tl.load(single + points + place, mask=inside[:, None] & near[None, :], other=0.0)
+        return stored + level[:, None] + h[None, :]
     else:
         squares = tl.zeros((BM, BN), dtype=tl.float32)
         for k in range(dim):
             x = tl.load(single + points + k * _padded(size) + rows, mask=inside, other=0.0)
-            squares += _apart(single, other_points + k * _padded(other_size), others, near, x)
-        return -tl.sqrt(squares)
+            apart = _apart(single, other_points + k * _padded(other_size), others, near, x)
+            squares += apart * apart
+        return level[:, None] + h[None, :] - tl.sqrt(squares)
 
 
 @triton.jit
@@ -193,14 +225,14 @@ def _split(vectors, wide, lane_table, rows, inside, value, SIDE: tl.constexpr):
 
 
 @triton.jit
-def _finish(wide, vectors, errors, lane_table, rows, inside, own, logs, mass, frozen,
+def _finish(wide, vectors, errors, lane_table, tile, rows, inside, own, logs, mass, frozen,
             SIDE: tl.constexpr, ROLE: tl.constexpr):  # fmt: skip
     """What becomes of a measured tile: its part of the residual, then the leg itself, kept or applied."""
     # Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
     off = tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
     error = tl.sum(tl.where(inside, mass * off, 0.0), axis=0)
     if frozen == 0:
-        tl.store(errors + tl.load(lane_table + ERRORS + SIDE) + tl.program_id(0), error.to(tl.float64))
+        tl.store(errors + tl.load(lane_table + ERRORS + SIDE) + tile, error.to(tl.float64))
         if ROLE == APPLIED:
             value = own - logs.to(tl.float64)
             # What is not finite is not entered; the error above tells.
@@ -212,27 +244,32 @@ def _finish(wide, vectors, errors, lane_table, rows, inside, own, logs, mass, fr
         if ROLE == KEPT:
             before = tl.load(wide + tl.load(lane_table + BEFORE) + rows, mask=inside, other=0.0)
             along = -tl.sum(tl.where(inside, mass * logs * (own - before).to(logs.dtype), 0.0), axis=0)
-            tl.store(wide + tl.load(lane_table + ALONG) + tl.program_id(0), along.to(tl.float64))
+            tl.store(wide + tl.load(lane_table + ALONG) + tile, along.to(tl.float64))
 
 
 @triton.jit
-def leg(table, live, state, half, single, wide, vectors, errors, halted,
+def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
         KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
-        BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Measure one side of every lane that is not WIDE. `vectors` holds h, l and w."""
+        BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr):  # fmt: skip
+    """Measure one side of every lane that is not WIDE. `vectors` holds h, l and w.
+
+    Programs are tiles of BM rows times shares of the columns.
+    """
     lane = tl.load(live + tl.program_id(1))
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
     size, other_size = (
         tl.load(lane_table + SIZES + SIDE).to(tl.int32),
         tl.load(lane_table + SIZES + 1 - SIDE).to(tl.int32),
     )
-    first = tl.program_id(0) * BM
-    skip = (first >= size) | (tl.load(lane_table + WIDE) > 0)
+    splits = tl.load(lane_table + SPLITS + SIDE).to(tl.int32)
+    tile = tl.program_id(0) // splits
+    share = tl.program_id(0) - tile * splits
+    skip = (tile * BM >= size) | (tl.load(lane_table + WIDE) > 0)
     if ROLE != CHECKED:
         skip = skip | (tl.load(halted) > 0) | (tl.load(numbers + HELD) > 0)
     if skip:
         return
-    rows = first + tl.arange(0, BM)
+    rows = tile * BM + tl.arange(0, BM)
     inside = rows < size
     if KIND == STORED:
         points = tl.load(lane_table + MATRIX)
@@ -244,7 +281,6 @@ def leg(table, live, state, half, single, wide, vectors, errors, halted,
     points, other_points = tl.multiple_of(points, 64), tl.multiple_of(other_points, 64)
     dim = tl.load(lane_table + DIM).to(tl.int32)
     coarse = tl.load(vectors + tl.multiple_of(tl.load(lane_table + COARSE + SIDE), 64) + rows, mask=inside, other=0.0)
-    fine = tl.load(vectors + tl.multiple_of(tl.load(lane_table + FINE + SIDE), 64) + rows, mask=inside, other=0.0)
     other_coarse = vectors + tl.multiple_of(tl.load(lane_table + COARSE + 1 - SIDE), 64)
     other_weight = vectors + tl.multiple_of(tl.load(lane_table + WEIGHT + 1 - SIDE), 64)
     own_points = _own(half, single, points, rows, inside, size, KIND, DP, CHUNKS)
@@ -253,43 +289,77 @@ def leg(table, live, state, half, single, wide, vectors, errors, halted,
         total = tl.zeros((BM,), dtype=tl.float32)
     else:
         sums = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, other_size, BN):
-        others = start + tl.arange(0, BN)
-        near = others < other_size
-        acc = _scores(half, single, points, own_points, rows, inside, others, near, dim, other_size, size, other_points,
-                      KIND, DP, CHUNKS, SIDE, BM, BN)  # fmt: skip
-        h = tl.load(other_coarse + others, mask=near, other=-1e30)
-        w = tl.load(other_weight + others, mask=near, other=0.0)
-        terms = tl.exp2(acc + coarse[:, None] + h[None, :]) * w[None, :]
-        if KIND == PRODUCT:
-            total += tl.sum(terms, axis=1)
-        else:
-            sums += terms
-    if KIND != PRODUCT:
-        total = tl.sum(sums, axis=1)
-    logs = tl.log2(total)
-    bad = inside & ((logs < APART) & (logs > -APART) == 0)
-    if tl.sum(bad.to(tl.int32), axis=0) > 0:
-        largest = tl.full((BM,), -float("inf"), dtype=tl.float32)
-        total = tl.zeros((BM,), dtype=tl.float32)
-        for start in range(0, other_size, BN):
+    blocks = (other_size + BN - 1) // BN
+    begin, end = blocks * share // splits * BN, blocks * (share + 1) // splits * BN
+    if KIND == DIRECT:
+        # What the next tile needs is on its way while this one is computed; Triton does that for products alone.
+        theirs = _theirs(single, other_points, other_coarse, other_weight, begin + tl.arange(0, BN), other_size, DP)
+        for start in range(begin, end, BN):
+            ahead = start + BN + tl.arange(0, BN)
+            coming = _theirs(single, other_points, other_coarse, other_weight, ahead, other_size, DP)
+            sums += tl.exp2(_direct(own_points, coarse, theirs, DP)) * theirs[5][None, :]
+            theirs = coming
+    else:
+        for start in range(begin, end, BN):
             others = start + tl.arange(0, BN)
             near = others < other_size
-            acc = _scores(half, single, points, own_points, rows, inside, others, near, dim, other_size, size, other_points,
-                          KIND, DP, CHUNKS, SIDE, BM, BN)  # fmt: skip
+            h = tl.load(other_coarse + others, mask=near, other=-1e30)
+            w = tl.load(other_weight + others, mask=near, other=0.0)
+            exponent = _exponents(half, single, points, own_points, rows, inside, others, near, dim, other_size, size,
+                                  other_points, coarse, h, KIND, DP, CHUNKS, SIDE, BM, BN)  # fmt: skip
+            terms = tl.exp2(exponent) * w[None, :]
+            if KIND == PRODUCT:
+                total += tl.sum(terms, axis=1)
+            else:
+                sums += terms
+    if KIND != PRODUCT:
+        total = tl.sum(sums, axis=1)
+    # Sums go through memory even where nobody shares: in registers every thread would hold whole rows from here on.
+    partial, stride = vectors + tl.load(lane_table + PARTIAL), _padded(size)
+    tl.store(partial + share * stride + rows, total, mask=inside)
+    tl.debug_barrier()
+    arrived = splits - 1
+    count = counts + tl.load(lane_table + COUNTS) + tile
+    if splits > 1:
+        arrived = tl.atomic_add(count, 1)
+    if arrived != splits - 1:
+        return
+    # The last of them. The nearer cache does not see what other multiprocessors wrote.
+    found = tl.load(partial + rows, mask=inside, other=1.0, cache_modifier=".cg")
+    if splits > 1:
+        for other in range(1, splits):
+            found += tl.load(partial + other * stride + rows, mask=inside, other=0.0, cache_modifier=".cg")
+        tl.store(count, 0)
+    logs = tl.log2(found)
+    if tl.sum(((logs < APART) & (logs > -APART) == 0).to(tl.int32), axis=0) > 0:
+        largest = tl.full((BM,), -float("inf"), dtype=tl.float32)
+        total = tl.zeros((BM,), dtype=tl.float32)
+        none = tl.zeros((BM,), dtype=tl.float32)
+        # In narrow tiles, so that this loop does not cost the other one registers.
+        for start in range(0, other_size, NARROW):
+            others = start + tl.arange(0, NARROW)
+            near = others < other_size
             h = tl.load(other_coarse + others, mask=near, other=-1e30)
             w = tl.load(other_weight + others, mask=near, other=0.0)
             # The own potential joins last: only differences of scores matter to what is the largest.
-            exponent = acc + h[None, :]
+            if KIND == DIRECT:
+                these = _theirs(single, other_points, other_coarse, other_weight, others, other_size, DP)
+                exponent = _direct(own_points, none, these, DP)
+            else:
+                exponent = _exponents(half, single, points, own_points, rows, inside, others, near, dim, other_size,
+                                      size, other_points, none, h, KIND, DP, CHUNKS, SIDE, BM, NARROW)  # fmt: skip
             new = tl.maximum(largest, tl.max(exponent, axis=1))
             total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
             largest = new
-        logs = tl.log2(total) + (largest + coarse)
-    logs += fine
+        tl.debug_barrier()
+        tl.store(partial + rows, tl.log2(total) + (largest + coarse), mask=inside)
+        tl.debug_barrier()
+        logs = tl.load(partial + rows, mask=inside, other=0.0, cache_modifier=".cg")
+    logs += tl.load(vectors + tl.multiple_of(tl.load(lane_table + FINE + SIDE), 64) + rows, mask=inside, other=0.0)
     mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0).to(tl.float32)
     own = tl.load(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
     frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
-    _finish(wide, vectors, errors, lane_table, rows, inside, own, logs, mass, frozen, SIDE, ROLE)
+    _finish(wide, vectors, errors, lane_table, tile, rows, inside, own, logs, mass, frozen, SIDE, ROLE)
 
 
 @triton.jit
@@ -339,11 +409,23 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, halt
                 place = others[None, :].to(tl.int64) * size + rows[:, None]
             acc = -tl.load(exact + tl.load(lane_table + EXACT) + place, mask=inside[:, None] & near[None, :], other=0.0)
         else:
-            for k in range(dim):
-                x = tl.load(mine + k * size + rows, mask=inside, other=0.0)
-                y = tl.load(theirs + k * other_size + others, mask=near, other=0.0)
-                apart = x[:, None] - y[None, :]
-                acc -= apart * apart
+            if ROLE == SAMPLED:
+                # One row: several coordinates at once, since a program waits for every load.
+                for first_k in range(0, dim, AT_ONCE):
+                    ks = first_k + tl.arange(0, AT_ONCE)
+                    x = tl.load(
+                        mine + ks[None, :].to(tl.int64) * size + rows[:, None], mask=ks[None, :] < dim, other=0.0
+                    )
+                    y = tl.load(theirs + ks[:, None].to(tl.int64) * other_size + others[None, :],
+                                mask=(ks[:, None] < dim) & near[None, :], other=0.0)  # fmt: skip
+                    apart = x[:, :, None] - y[None, :, :]
+                    acc -= tl.sum(apart * apart, axis=1)
+            else:
+                for k in range(dim):
+                    x = tl.load(mine + k * size + rows, mask=inside, other=0.0)
+                    y = tl.load(theirs + k * other_size + others, mask=near, other=0.0)
+                    apart = x[:, None] - y[None, :]
+                    acc -= apart * apart
             if ROOTED:
                 acc = -tl.sqrt(-acc)
         h = tl.load(other_potential + others, mask=near, other=-float("inf"))
@@ -358,7 +440,7 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, halt
     else:
         mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
         frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
-        _finish(wide, vectors, errors, lane_table, rows, inside, own, logs, mass, frozen, SIDE, ROLE)
+        _finish(wide, vectors, errors, lane_table, tl.program_id(0), rows, inside, own, logs, mass, frozen, SIDE, ROLE)
 
 
 @triton.jit

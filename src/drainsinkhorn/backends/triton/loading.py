@@ -15,9 +15,10 @@ import torch
 
 from drainsinkhorn.backends.arrays import library, to_numpy
 from drainsinkhorn.backends.door import sizes
-from drainsinkhorn.backends.starts import FULL_DIM, between
+from drainsinkhorn.backends.starts import FULL_DIM, between, worthwhile
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena, aligned
+from drainsinkhorn.backends.triton.tiles import splits
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 UNIT = 2.0**-53
@@ -39,6 +40,7 @@ class How:
         bn: Columns of a tile.
         warps: Warps of a program.
         stages: Stages of its pipeline.
+        least: Blocks of columns that are worth a program.
     """
 
     kind: int
@@ -50,6 +52,13 @@ class How:
     bn: int
     warps: int
     stages: int
+    least: int
+
+    def shares(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Programs that share a tile of rows, and one of columns."""
+        n, m = size
+        tile = (self.bm, self.bn, self.warps, self.least)
+        return splits(n, m, *tile), splits(m, n, *tile)
 
 
 @dataclass
@@ -60,6 +69,7 @@ class Loaded:
         pieces: Their piece of every arena: start and size.
         table: Their rows of the table.
         size: Rows and columns.
+        programs: Programs of a leg of either side.
         band: Rounding of what float64 measures, by lane.
         lanes: How many of them are still there.
     """
@@ -67,6 +77,7 @@ class Loaded:
     pieces: dict[str, tuple[int, int]]
     table: Any
     size: tuple[int, int]
+    programs: tuple[int, int]
     band: Any
     lanes: int = field(default=0)
 
@@ -107,10 +118,13 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     lanes, (n, m) = len(problems), sizes(problems[0])
     dim = 0 if how.dense else int(problems[0].x.shape[1])
     tiles, pair = [-(-size // 16) for size in (n, m)], 2 * how.dp * how.chunks
+    shares, whole = how.shares((n, m)), [-(-size // how.bm) for size in (n, m)]
     fields = {
         "wide": [("POTENTIAL", (n, m)), ("NORM", (n, m)), ("MASS", (n, m)), ("BEFORE", (n,)),
                  ("ERRORS", tiles), ("ALONG", (tiles[0],))],
-        "vectors": [("COARSE", (n, m)), ("FINE", (n, m)), ("WEIGHT", (n, m)), ("LOGS", (n, m))],
+        "vectors": [("COARSE", (n, m)), ("FINE", (n, m)), ("WEIGHT", (n, m)), ("LOGS", (n, m)),
+                    ("PARTIAL", (max(shares[0] * aligned(n), shares[1] * aligned(m)),))],
+        "counts": [("COUNTS", (max(whole),))],
         "half": [("SPLIT", (n * pair, m * pair))] if how.kind == k.PRODUCT.value else [],
         "single": [("MATRIX", (n * aligned(m),))] if how.kind == k.STORED.value
         else [("COORDS", (dim * aligned(n), dim * aligned(m)))] if how.kind != k.PRODUCT.value else [],
@@ -138,6 +152,7 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
         piece.zero_()
         views[key] = piece[:, :size]
     table[:, k.SIZES.value], table[:, k.SIZES.value + 1], table[:, k.DIM.value] = n, m, dim
+    table[:, k.SPLITS.value], table[:, k.SPLITS.value + 1] = shares
     views["MASS0"][:] = _stacked([p.a for p in problems], device)
     views["MASS1"][:] = _stacked([p.b for p in problems], device)
     eps = torch.tensor([p.eps for p in problems], dtype=torch.float64, device=device)
@@ -146,7 +161,8 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     views["BEFORE0"][:] = views["POTENTIAL0"]
     # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
     band = 2 * (dim + 40) * UNIT * largest + 8 * UNIT * (n + m)
-    return Loaded(pieces, table, (n, m), torch.where(band.isfinite(), band, math.nan))
+    programs = (whole[0] * shares[0], whole[1] * shares[1])
+    return Loaded(pieces, table, (n, m), programs, torch.where(band.isfinite(), band, math.nan))
 
 
 def _starts(problems: Sequence[Problem[Any]], views: dict[str, Any], bits: Any, device: Any) -> bool:
@@ -187,8 +203,11 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, An
     assert isinstance(cost, Cost)
     x, y = _stacked([p.x for p in problems], device), _stacked([p.y for p in problems], device)
     factor = bits * torch.tensor([p.cost.scale for p in problems], dtype=torch.float64, device=device)  # type: ignore[union-attr]
-    if not _starts(problems, views, bits, device) and problems[0].init == "gaussian":
-        views["POTENTIAL1"][:] = gaussian(x, y, views["MASS0"], views["MASS1"], factor)
+    if not _starts(problems, views, bits, device) and problems[0].init != "zero":
+        found = gaussian(x, y, views["MASS0"], views["MASS1"], factor)
+        if problems[0].init == "auto":
+            found[~worthwhile(found * math.log(2), views["MASS1"])] = 0.0
+        views["POTENTIAL1"][:] = found
     if cost.kind == "cosine":
         x, y, factor = _unit_rows(x), _unit_rows(y), factor / 2
     low = torch.minimum(x.amin(1), y.amin(1))

@@ -23,11 +23,14 @@ from drainsinkhorn.core.result import Residual
 
 ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 32, 3.0
 """Rows of a program of `apply`, partial sums added at once, rows compared with float64, and the factor on that."""
-WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN = 16, 64, 4, 1024
+WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN = 16, 64, 4, 512
+NARROW = {k.DIRECT.value: 16, k.ROOT.value: 16, k.PRODUCT.value: 32, k.STORED.value: 32}
+"""Columns of a tile where the largest term is taken out: few, so that registers stay free, by kind of scores."""
 SINGLE = 3e-7
 """Rounding of sums, exponentials and logarithms in float32, whatever sampled rows say."""
-GRAPH_PAIRS = 2**27
-"""Pairs of a pack up to which its cycles are replayed as a graph."""
+GRAPH_PAIRS, GRAPH_CYCLES = 2**27, 8
+"""Pairs of a pack up to which its cycles are replayed as a graph, and cycles of a graph: even, so that the two copies
+of the state are where they were."""
 
 
 class _Lane:
@@ -54,15 +57,15 @@ class TritonPack:
         self._momentum, self._precision = momentum, precision
         self._lanes: list[_Lane] = []
         dtypes = {"half": torch.float16, "single": torch.float32, "exact": torch.float64}
-        dtypes |= {"wide": torch.float64, "vectors": torch.float32}
+        dtypes |= {"wide": torch.float64, "vectors": torch.float32, "counts": torch.int32}
         self._arenas = {name: Arena(torch, dtype, device) for name, dtype in dtypes.items()}
         self._table = torch.zeros((0, k.FIELDS.value), dtype=torch.int64, device=device)
         self._states = [torch.zeros((0, k.NUMBERS.value), dtype=torch.float64, device=device) for _ in range(2)]
-        self._sizes = np.zeros((0, 2), dtype=np.int64)
+        self._sizes = self._programs = np.zeros((0, 2), dtype=np.int64)
         self._vacant: list[int] = []
         self._halted = torch.zeros(1, dtype=torch.int32, device=device)
         self._parity = self._slots = self._legs = 0
-        self._graphs: dict[tuple[int, int], Any] = {}
+        self._graphs: dict[tuple[bool, bool, int], Any] = {}
         self.repack([], problems)
 
     @property
@@ -92,8 +95,9 @@ class TritonPack:
         """The table of live lanes, and grids for it."""
         self._live = self._places(range(len(self._lanes)))
         self._wide = [lane.wide for lane in self._lanes]
-        sizes = self._sizes[[lane.place for lane in self._lanes]] if self._lanes else np.zeros((1, 2), dtype=np.int64)
-        self._most = (int(sizes[:, 0].max()), int(sizes[:, 1].max()))
+        places = [lane.place for lane in self._lanes]
+        self._most = self._sizes[places].max(axis=0, initial=0).tolist()
+        self._most_programs = self._programs[places].max(axis=0, initial=0).tolist()
         self._graphs.clear()
         self._settled = False
         # A graph is worth its capture where launches would take longer than what they launch.
@@ -120,7 +124,8 @@ class TritonPack:
             more = max(short, rows)
             self._table = torch.cat([self._table, self._table.new_zeros((more, self._table.shape[1]))])
             self._states = [torch.cat([s, s.new_zeros((more, s.shape[1]))]) for s in self._states]
-            self._sizes = np.concatenate([self._sizes, np.zeros((more, 2), dtype=np.int64)])
+            empty = np.zeros((more, 2), dtype=np.int64)
+            self._sizes, self._programs = (np.concatenate([p, empty]) for p in (self._sizes, self._programs))
             self._vacant += range(rows + more - 1, rows - 1, -1)
         for lane in lanes:
             lane.place = self._vacant.pop()
@@ -150,7 +155,7 @@ class TritonPack:
             self._states[self._parity][places] = numbers
             for lane, band in zip(group, part.band.tolist(), strict=True):
                 lane.group, lane.band = part, band
-                self._sizes[lane.place] = part.size
+                self._sizes[lane.place], self._programs[lane.place] = part.size, part.programs
         self._measure_first(lanes)
         return lanes
 
@@ -201,11 +206,16 @@ class TritonPack:
     ) -> None:
         how, arenas = self.how, self._arenas
         wide = arenas["wide"].buffer
-        k.leg[self._grid(lanes, side, how.bm)](
+        if lanes is self._lanes:
+            programs = self._most_programs[side]
+        else:
+            programs = int(self._programs[[lane.place for lane in lanes], side].max())
+        k.leg[programs, len(lanes)](
             self._table, live, self._states[self._parity], arenas["half"].buffer, arenas["single"].buffer, wide,
-            arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors, self._halted,
+            arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
+            arenas["counts"].buffer, self._halted,
             KIND=how.kind, DP=how.dp, CHUNKS=how.chunks, SIDE=side, ROLE=role.value, BM=how.bm, BN=how.bn,
-            num_warps=how.warps, num_stages=how.stages,
+            NARROW=min(NARROW[how.kind], how.bn), num_warps=how.warps, num_stages=how.stages,
         )  # fmt: skip
 
     def _exact(
@@ -260,26 +270,36 @@ class TritonPack:
             if any(self._wide):
                 self._exact(live, lanes, side, role)
 
-    def _cycles(self, cycles: int) -> None:
-        """Run some cycles; few small lanes by replaying a graph of them."""
-        key = (cycles, self._parity)
-        # A pack that is repacked at once would never get its graph back: the first time is not captured.
-        worth = self._graphed and cycles >= 2
-        if not worth or not self._settled:
-            self._settled |= worth
-            self._launch(cycles)
-            return
-        if key not in self._graphs:
-            self._graphs[key] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graphs[key]):
-                self._launch(cycles)
-            self._parity = key[1]
-        self._graphs[key].replay()
-        self._parity = (self._parity + cycles) % 2
+    def _cycles(self, cycles: int, *, lockstep: bool) -> None:
+        """Run some cycles; those of few small lanes by replaying a graph of a few of them."""
+        for done in range(0, cycles, GRAPH_CYCLES):
+            count = min(GRAPH_CYCLES, cycles - done)
+            # A pack that is repacked at once would never get the first graph back.
+            if self._graphed and count == GRAPH_CYCLES and (done or self._settled):
+                self._replay(first=done == 0, lockstep=lockstep)
+            else:
+                self._launch(count, first=done == 0, lockstep=lockstep)
+        self._settled = True
 
-    def _launch(self, cycles: int) -> None:
+    def _replay(self, *, first: bool, lockstep: bool) -> None:
+        key = (first, lockstep, self._parity)
+        if key not in self._graphs:
+            self._graphs[key] = graph = torch.cuda.CUDAGraph()
+            # By hand: torch's context manager collects garbage and empties its cache.
+            stream, here = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                graph.capture_begin(capture_error_mode="thread_local")
+                self._launch(GRAPH_CYCLES, first=first, lockstep=lockstep)
+                graph.capture_end()
+            here.wait_stream(stream)
+        self._graphs[key].replay()
+
+    def _launch(self, cycles: int, *, first: bool, lockstep: bool) -> None:
         for cycle in range(cycles):
-            self._cycle(first=cycle == 0)
+            self._cycle(first=first and cycle == 0)
+            if lockstep:
+                self._look(self._live, self._report, lock=True)
 
     def _look(self, live: Any, report: Any, *, lock: bool = False) -> None:
         """Depth and stale residual of lanes into `report`."""
@@ -297,12 +317,8 @@ class TritonPack:
         self._halted.zero_()
         before = self._states[self._parity][self._live, k.DEPTH.value]
         moving = not all(lane.frozen for lane in self._lanes)
-        if lockstep:
-            for cycle in range(cycles if moving else 0):
-                self._cycle(first=cycle == 0)
-                self._look(self._live, self._report, lock=True)
-        elif moving:
-            self._cycles(cycles)
+        if moving:
+            self._cycles(cycles, lockstep=lockstep)
         self._look(self._live, self._report)
         told = torch.cat([before[:, None], self._report], dim=1).cpu().tolist()
         ran = [int(now - then) for then, now, _ in told]

@@ -1,31 +1,87 @@
-"""Tiles by kind of scores: data, measured once per kind of GPU. They never depend on the width of a pack."""
+"""Tiles by kind of scores: data, measured once per kind of GPU. They never depend on the width of a pack.
+
+The table here was measured on an H200. `drain tune` measures the GPU at hand and keeps what it finds in a file that is
+read from then on.
+"""
 
 from __future__ import annotations
 
-from typing import TypedDict
+import json
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, TypedDict
 
 
 class Tile(TypedDict):
-    """Rows and columns of a tile, warps of a program, stages of its pipeline."""
+    """Rows and columns of a tile, warps of a program, stages of its pipeline, blocks of columns worth a program."""
 
     bm: int
     bn: int
     warps: int
     stages: int
+    least: int
 
 
 DIRECT, ROOT, PRODUCT, STORED = range(4)
+KINDS = {DIRECT: "direct", ROOT: "root", PRODUCT: "product", STORED: "stored"}
 
 TILES: dict[tuple[int, int], Tile] = {
-    **{(DIRECT, dim): {"bm": 32, "bn": 64, "warps": 1, "stages": 2} for dim in range(1, 5)},
-    (ROOT, 16): {"bm": 32, "bn": 128, "warps": 4, "stages": 2},
-    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 3},
-    (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2},
-    (PRODUCT, 64): {"bm": 128, "bn": 64, "warps": 4, "stages": 2},
-    (STORED, 16): {"bm": 16, "bn": 128, "warps": 2, "stages": 3},
+    **{(DIRECT, dim): {"bm": 32, "bn": 64, "warps": 4, "stages": 2, "least": 8} for dim in range(1, 5)},
+    (ROOT, 16): {"bm": 32, "bn": 128, "warps": 4, "stages": 2, "least": 4},
+    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 3, "least": 8},
+    (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "least": 8},
+    (PRODUCT, 64): {"bm": 128, "bn": 64, "warps": 4, "stages": 2, "least": 8},
+    (STORED, 16): {"bm": 32, "bn": 64, "warps": 4, "stages": 3, "least": 4},
 }
 
+LANE_WARPS = 2048
+"""Warps that the programs of one lane should have together, so that a lane that is left alone fills a large GPU."""
 
-def tile(kind: int, dp: int) -> Tile:
-    """The tile for a kind of scores."""
-    return TILES[kind, dp]
+
+def splits(rows: int, cols: int, bm: int, bn: int, warps: int, least: int) -> int:
+    """Among how many programs the columns of a tile of rows are shared: a function of the problem alone."""
+    tiles, blocks = -(-rows // bm), -(-cols // bn)
+    return max(1, min(LANE_WARPS // (tiles * warps), blocks // least))
+
+
+def tile(kind: int, dp: int, gpu: str = "") -> Tile:
+    """The tile for a kind of scores: what was measured on this GPU, or the table's."""
+    return (tuned(gpu) if gpu else {}).get((kind, dp), TILES[kind, dp])
+
+
+def cache_file(gpu: str) -> Path:
+    """Where the tiles of a GPU are kept."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "drainsinkhorn"
+    return folder / f"tiles-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
+
+
+@cache
+def tuned(gpu: str) -> dict[tuple[int, int], Tile]:
+    """What `drain tune` kept for a GPU; nothing if there is no such file, or it is not of this version."""
+    try:
+        rows = json.loads(cache_file(gpu).read_text())["tiles"]
+        return {(int(row["kind"]), int(row["dp"])): _checked(row["tile"]) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def keep(gpu: str, tiles: dict[tuple[int, int], Tile]) -> Path:
+    """Write tiles for a GPU."""
+    path = cache_file(gpu)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"kind": kind, "dp": dp, "tile": dict(found)} for (kind, dp), found in tiles.items()]
+    path.write_text(json.dumps({"gpu": gpu, "tiles": rows}, indent=1) + "\n")
+    tuned.cache_clear()
+    return path
+
+
+def _checked(raw: dict[str, Any]) -> Tile:
+    found = Tile(bm=raw["bm"], bn=raw["bn"], warps=raw["warps"], stages=raw["stages"], least=raw["least"])
+    powers = (found["bm"], found["bn"], found["warps"])
+    if not all(type(value) is int and value > 0 for value in found.values()):
+        raise ValueError(f"a tile is made of positive integers, got {raw}")
+    if any(value & (value - 1) for value in powers):
+        raise ValueError(f"rows, columns and warps of a tile are powers of two, got {raw}")
+    return found

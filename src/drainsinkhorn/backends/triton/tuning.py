@@ -1,0 +1,102 @@
+"""Which tiles are fastest on the GPU at hand: every candidate is run on lanes of its kind, side by side and alone."""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false
+# Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.triton import TritonBackend
+from drainsinkhorn.backends.triton import kernels as k
+from drainsinkhorn.backends.triton.loading import How
+from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED, Tile
+from drainsinkhorn.core.problem import Problem
+
+SHAPES: dict[tuple[int, int], tuple[int, int, int]] = {
+    (DIRECT, 2): (8192, 2, 8),
+    (DIRECT, 3): (8192, 3, 8),
+    (PRODUCT, 16): (16384, 15, 4),
+    (PRODUCT, 32): (8192, 30, 8),
+    (PRODUCT, 64): (8192, 50, 8),
+    (STORED, 16): (1024, 500, 8),
+}
+"""Rows, coordinates and lanes on which a kind is measured."""
+
+CANDIDATES: dict[int, list[tuple[int, int, int, int, int]]] = {
+    DIRECT: [(32, 64, 1, 2, 8), (32, 64, 4, 2, 8), (32, 128, 4, 2, 4), (64, 32, 4, 2, 16), (32, 32, 2, 2, 16)],
+    PRODUCT: [(64, 128, 4, 3, 8), (64, 128, 4, 2, 8), (128, 64, 4, 2, 8), (64, 64, 4, 3, 8), (64, 256, 4, 2, 4)],
+    STORED: [(16, 128, 2, 3, 2), (32, 128, 4, 3, 2), (8, 256, 2, 3, 1), (16, 256, 4, 2, 1), (32, 64, 4, 3, 2)],
+}
+"""Rows, columns, warps, stages, least blocks."""
+
+
+class Trial(NamedTuple):
+    """One tile on one kind: microseconds per lane and leg, with all lanes and for a lane alone."""
+
+    kind: int
+    dp: int
+    tile: Tile
+    together: float
+    alone: float
+
+    @property
+    def cost(self) -> float:
+        """Most legs run side by side; the last lanes of a window run alone."""
+        return (2 * self.together + self.alone) / 3
+
+
+def gpu() -> str:
+    """The name of the GPU at hand."""
+    return str(torch.cuda.get_device_name())
+
+
+def trials(kinds: list[tuple[int, int]] | None = None) -> Iterator[Trial]:
+    """Run every candidate of every kind; one that does not fit the GPU is left out."""
+    for kind, dp in kinds or list(SHAPES):
+        n, d, width = SHAPES[kind, dp]
+        problems = clouds(n, d, width)
+        how = TritonBackend()._how(problems[0])
+        for bm, bn, warps, stages, least in CANDIDATES[kind]:
+            tile = Tile(bm=bm, bn=bn, warps=warps, stages=stages, least=least)
+            try:
+                together, alone = measure(replace(how, **tile), problems)
+            except triton.runtime.errors.OutOfResources:
+                continue
+            yield Trial(kind, dp, tile, together, alone)
+
+
+def measure(how: How, problems: list[Problem[Any]]) -> tuple[float, float]:
+    """Microseconds per lane and leg, the mean of both sides: all lanes, and one alone."""
+    pack = TritonPack(problems, how, torch.device("cuda"), momentum=False, precision="auto")
+    pack.advance(2, [-1.0] * pack.width)
+    found = []
+    for lanes in (range(pack.width), [0]):
+        pack.repack(list(lanes))
+        found.append(sum(_leg(pack, side, role) for side, role in ((0, k.KEPT), (1, k.APPLIED))) / 2)
+    return found[0], found[1]
+
+
+def _leg(pack: TritonPack, side: int, role: Any) -> float:
+    def run() -> None:
+        pack._leg(pack._live, pack._lanes, side, role)
+
+    return 1000 * float(triton.testing.do_bench(run, warmup=10, rep=30, return_mode="median")) / pack.width
+
+
+def clouds(n: int, d: int, width: int) -> list[Any]:
+    """Admitted problems on the device."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(width, n, d)).astype(np.float32) for _ in range(2))
+    return [
+        admit(Problem(x=torch.tensor(p).cuda(), y=torch.tensor(q).cuda(), eps=0.2 * d), 1e-3)
+        for p, q in zip(x, y, strict=True)
+    ]
