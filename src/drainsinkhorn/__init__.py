@@ -3,9 +3,17 @@
 from drainsinkhorn.api import Interrupted as Interrupted
 from drainsinkhorn.api import solve as solve
 from drainsinkhorn.api import stream as stream
+from drainsinkhorn.backends.costs import Formula as Formula
 from drainsinkhorn.backends.starts import extend as extend
 from drainsinkhorn.batch import problems as problems
 from drainsinkhorn.client import Client as Client
+from drainsinkhorn.consumers import apply as apply
+from drainsinkhorn.consumers import barycentric_map as barycentric_map
+from drainsinkhorn.consumers import partners as partners
+from drainsinkhorn.consumers import plan as plan
+from drainsinkhorn.consumers import sample as sample
+from drainsinkhorn.consumers import top_match as top_match
+from drainsinkhorn.consumers import transport_cost as transport_cost
 from drainsinkhorn.core.audit import Audit as Audit
 from drainsinkhorn.core.audit import Geometric as Geometric
 from drainsinkhorn.core.errors import BackendUnavailable as BackendUnavailable
@@ -29,6 +37,9 @@ from drainsinkhorn.core.problem import Problem as Problem
 from drainsinkhorn.core.result import Residual as Residual
 from drainsinkhorn.core.result import Result as Result
 from drainsinkhorn.core.result import Status as Status
+from drainsinkhorn.core.result import TransportCost as TransportCost
+from drainsinkhorn.divergences import Divergences as Divergences
+from drainsinkhorn.divergences import divergence as divergence
 from drainsinkhorn.solution import Solution as Solution
 
 __version__ = "0.1.0"

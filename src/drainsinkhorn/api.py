@@ -12,6 +12,7 @@ from typing import Any, Unpack, cast
 
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array
+from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.starts import extend
@@ -72,7 +73,7 @@ def solve(
         a: Source weights.
         b: Target weights.
         init: Where to start: "auto", "gaussian" or "zero" for every problem without a start of its own, or potentials.
-        cost: A name, a Cost, or dense matrices.
+        cost: A name, a Cost, a Formula, a CostFn of OTT, or dense matrices.
         chain: Keys: problems of one chain run in order, each from its predecessor's potentials.
         tol: Bound on the larger L1 marginal residual: a number, or one per problem.
         backend: "auto", a name, or a Backend.
@@ -152,7 +153,7 @@ def stream(
 
 def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
     """Problems as given, or made from arrays."""
-    dense = not isinstance(cost, (str, Cost))
+    dense = not isinstance(as_cost(cost), Cost)
     if dense or y is not None:
         if columns["eps"] is None:
             raise ProblemError("eps is missing; pass eps=, in units of the cost (for example 0.05 times its median)")
@@ -164,7 +165,7 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
     first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
     if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
         raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
-    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (cost != "sqeuclidean")
+    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (as_cost(cost) != Cost())
     if extra:
         raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
     return x

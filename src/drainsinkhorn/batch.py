@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.backends.arrays import is_array
+from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -41,7 +42,7 @@ def problems(
         tol: A number, or one per problem. None: the solve's.
         init: "gaussian", "zero", or a pair (f, g), each shared, stacked or a list. None: what suits the cost, but zero
             for problems that differ only in weights, eps or tol: over the same points they share one matrix then.
-        cost: A name or Cost, a matrix (n, m) shared, (W, n, m) stacked, or a list of them.
+        cost: A name, Cost, Formula or CostFn of OTT; a matrix (n, m) shared, (W, n, m) stacked, or a list of them.
         chain: A key for all, or a list with one for each: see `Problem`.
 
     Examples:
@@ -53,7 +54,7 @@ def problems(
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ProblemError(f"init must be a name or a pair (f, g) of potentials, got {type(init).__name__}")
     f, g = pair
-    named = isinstance(cost, (str, Cost))
+    named = isinstance(as_cost(cost), Cost)
     columns = {
         "x": _column("x", x, 2),
         "y": _column("y", y, 2),
@@ -113,7 +114,7 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
     if not isinstance(given, Stack) or len(given) != len(given.made) or any(map(operator.is_not, given, given.made)):
         return None
     x, y, eps, tols, cost = (given.columns[name][0] for name in ("x", "y", "eps", "tol", "cost"))
-    cost = Cost(cost) if isinstance(cost, str) else cost
+    cost = as_cost(cost)
     plain = all(_is_plain(p) for p in (x, y))
     uniform = given.columns["a"][0] is None and given.columns["b"][0] is None
     if not plain or not uniform or tols is not None or given.columns["chain"][0] is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
+from tests.conftest import needs
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
@@ -16,9 +17,9 @@ PARTS, EACH = 10, 100
 MAX_DEPTH = 150
 
 
-def hostile(rng: np.random.Generator) -> ds.Problem[Any]:
-    n, m = np.exp(rng.uniform(0, np.log(300), size=2)).round().astype(int)
-    d = int(rng.integers(1, 8))
+def hostile(rng: np.random.Generator, most: int = 300, d: int | None = None) -> ds.Problem[Any]:
+    n, m = np.exp(rng.uniform(0, np.log(most), size=2)).round().astype(int)
+    d = int(rng.integers(1, 8)) if d is None else d
     offset = 10 ** rng.uniform(-1, 4) * rng.normal(size=d) / np.sqrt(d)
     dtype = rng.choice(["float32", "float64"])
     scale = 10 ** rng.uniform(-2, 2)
@@ -62,6 +63,19 @@ def test_every_converged_result_is_within_tol(part: int, backend: Any) -> None:
     rng = np.random.default_rng([11, part])
     batch = [hostile(rng) for _ in range(EACH)]
     solution = ds.solve(batch, backend=backend, max_depth=MAX_DEPTH)
+    assert_true(solution)
+
+
+@pytest.mark.parametrize(("backend", "most"), [("ott", 16), ("keops", 300)])
+def test_every_converged_result_over_other_libraries_is_within_tol(backend: str, most: int) -> None:
+    needs({"ott": "ott", "keops": "pykeops"}[backend])
+    rng = np.random.default_rng(12)
+    # One dimension, and for OTT one size: compilation is what takes time there.
+    batch = [hostile(rng, most=most, d=3) for _ in range(60)]
+    assert_true(ds.solve(batch, backend=backend, max_depth=MAX_DEPTH, accelerate="none"), stride=20)
+
+
+def assert_true(solution: ds.Solution[Any], stride: int = 1) -> None:
     unverifiable = 0
     for result in solution:
         tol = result.problem.tol
@@ -74,12 +88,13 @@ def test_every_converged_result_is_within_tol(part: int, backend: Any) -> None:
             assert truth > tol - 2 * result.residual.band
             hopeless = result.residual.band >= tol
             assert result.rescued or hopeless
-            assert result.depth == (2 if result.rescued else 1) * MAX_DEPTH
+            runs = 2 if result.rescued else 1
+            assert runs * MAX_DEPTH <= result.depth < runs * (MAX_DEPTH + stride)
             unverifiable += hopeless
         # The band bounds the error of a plan entry, so of a residual near convergence.
         slack = result.residual.band * (1 + truth) + 1e-9 * truth
         assert abs(truth - max(result.residual.row, result.residual.col)) <= slack
-    assert sum(r.converged for r in solution) >= EACH // 2, "the batch is meant to be solvable in the main"
+    assert sum(r.converged for r in solution) >= len(solution) // 2, "the batch is meant to be solvable in the main"
     # Nearly parallel vectors far from the origin under the cosine cost: float64 does not hold their angles.
     assert unverifiable <= 3
 

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.conftest import needs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -16,6 +17,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if "from ott" in page.read_text():
+        # What it warns of while it is imported is not ours to mend.
+        needs("ott")
     namespace: dict[str, object] = {}
     for block in re.findall(r"^( *)```python\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
         indent, code = block

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import needs
 
 import drainsinkhorn as ds
+from drainsinkhorn.backends import load
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.theory import Transfer, modal_response
@@ -64,7 +65,7 @@ def test_the_slowest_mode_alone_misses_what_the_spectrum_sees() -> None:
     problem = max(CASES, key=lambda p: modal_response(p).eigenvalues[0])
     optimum = solved(problem)
     modal = modal_response(problem, optimum)
-    plan = ds.backends.dense.DenseCoupling(problem, optimum).plan()
+    plan = load("reference").couple([problem], [optimum]).plan(2**20)[0]
     transfer = Transfer(plan)
     for mode, wrong in ((8, True), (0, False)):
         shape = transfer.backward(modal._vectors[:, mode]) / transfer.root_b

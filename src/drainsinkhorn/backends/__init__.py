@@ -7,7 +7,10 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
+from drainsinkhorn.backends.arrays import library
+from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.core.errors import BackendUnavailable, OptionsError
+from drainsinkhorn.core.problem import Cost
 from drainsinkhorn.core.protocol import Backend
 
 
@@ -24,6 +27,8 @@ class Entry:
 REGISTRY: dict[str, Entry] = {
     "cpu": Entry("drainsinkhorn.backends.cpu", "CpuBackend", "compiled kernels on the CPU (Numba), truly ragged"),
     "triton": Entry("drainsinkhorn.backends.triton", "TritonBackend", "Triton kernels on a CUDA device", "triton"),
+    "ott": Entry("drainsinkhorn.backends.ottjax", "OttBackend", "OTT-JAX by phases, on any device of JAX", "ott"),
+    "keops": Entry("drainsinkhorn.backends.keops", "KeopsBackend", "PyKeOps formulas on the CPU or CUDA", "keops"),
     "reference": Entry("drainsinkhorn.backends.reference", "ReferenceBackend", "dense NumPy float64, the ground truth"),
 }
 
@@ -42,10 +47,34 @@ def load(name: str) -> Backend[Any]:
 
 def choose(first: Any = None) -> tuple[Backend[Any], str]:
     """What backend="auto" takes for problems like the first one, and why."""
+    cost = as_cost(getattr(first, "cost", None))
+    kind: Any = cost.kind if isinstance(cost, Cost) else ""
+    if not isinstance(kind, str) and hasattr(kind, "backend"):
+        return load(kind.backend), f"it computes costs of the caller's own ({kind})"
     given: Any = getattr(first, "x", None)
-    points = given if given is not None else getattr(first, "cost", None)
+    points = given if given is not None else cost
     if getattr(points, "is_cuda", False) and importlib.util.find_spec("triton") is not None:
         return load("triton"), "the points lie on a CUDA device"
-    if importlib.util.find_spec("numba") is None:
-        return load("reference"), "Numba is not installed, so the compiled CPU backend cannot run"
-    return load("cpu"), "the compiled backend for the CPU"
+    platform = _jax_platform(points)
+    if platform not in ("", "cpu"):
+        if platform == "gpu" and _torch_sees_cuda():
+            return load("triton"), "the points lie on a CUDA device"
+        if importlib.util.find_spec("ott") is not None:
+            return load("ott"), f"the points are JAX arrays on a {platform.upper()}"
+    if importlib.util.find_spec("numba") is not None:
+        return load("cpu"), "the compiled backend for the CPU"
+    if platform and importlib.util.find_spec("ott") is not None:
+        return load("ott"), "the points are JAX arrays, and Numba is not installed"
+    return load("reference"), "Numba is not installed, so the compiled CPU backend cannot run"
+
+
+def _jax_platform(points: Any) -> str:
+    """The kind of device a JAX array lies on; "" for other arrays."""
+    return next(iter(points.devices())).platform if library(points) == "jax" else ""
+
+
+def _torch_sees_cuda() -> bool:
+    """Whether Triton's kernels can take over JAX's arrays."""
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
+        return False
+    return importlib.import_module("torch").cuda.is_available()

@@ -71,12 +71,13 @@ def to_caller(array: Array, like: Any) -> Any:
         return sys.modules["torch"].from_numpy(array.copy()).to(like.device)
     if kind == "jax":
         jax = sys.modules["jax"]
-        with _x64(jax) if array.dtype.itemsize == 8 else contextlib.nullcontext():
+        with x64(jax) if array.dtype.itemsize == 8 else contextlib.nullcontext():
             return jax.device_put(jax.numpy.array(array), next(iter(like.devices())))
     return array.copy()
 
 
-def _x64(jax: Any) -> Any:
+def x64(jax: Any) -> Any:
+    """A context in which JAX may compute in float64."""
     # jax.enable_x64 took the place of jax.experimental.enable_x64 in jax 0.9.
     return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Problem
 
 Matrix = NDArray[np.float64]
@@ -20,6 +23,9 @@ UNIT = 2.0**-53
 
 SMALLEST = 2.0**-1022
 """Smallest normal float64: what underflow can cost at most."""
+
+
+_PLAIN = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*|[0-9]+|[-+*/|(),\s])+")
 
 
 def sqeuclidean(x: Matrix, y: Matrix) -> Matrix:
@@ -83,12 +89,78 @@ COSTS: dict[str, PointCost] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A cost of your own as a KeOps formula in x and y, for example `Formula("Sqrt(SqDist(x, y) + IntCst(1))")`.
+
+    The backend "keops" runs it; the reference evaluates it in float64 first. KeOps reads a formula as Python, so only
+    names, whole numbers, brackets, commas and `+ - * / |` are let through.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.text), str) or not _PLAIN.fullmatch(self.text):
+            raise ProblemError(
+                f"a formula is made of names, whole numbers, brackets, commas and + - * / |, got {self.text!r}; "
+                'for example Formula("Sqrt(SqDist(x, y) + IntCst(1))")'
+            )
+
+    @property
+    def backend(self) -> str:
+        """What computes it."""
+        return "keops"
+
+    def __str__(self) -> str:
+        return self.text
+
+    def matrix(self, x: Matrix, y: Matrix) -> Matrix:
+        """All costs in float64."""
+        return importlib.import_module("drainsinkhorn.backends.keops.reduction").formula_matrix(self, x, y)
+
+
+def as_cost(given: Any) -> Any:
+    """A cost between points as a Cost; whatever else, which must be a matrix then, as it is."""
+    if isinstance(given, Cost):
+        kind = given.kind
+        return replace(given, kind=_callers_kind(kind)) if not isinstance(kind, str) else given
+    return Cost(_callers_kind(given)) if isinstance(given, (str, Formula)) or _is_ott(given) else given
+
+
+def _callers_kind(kind: Any) -> Any:
+    if not _is_ott(kind):
+        return kind
+    return importlib.import_module("drainsinkhorn.backends.ottjax.costs").OttCost.of(kind)
+
+
+def _is_ott(value: Any) -> bool:
+    """True for a CostFn of OTT, of which nothing is imported that the caller has not imported."""
+    named = {f"{base.__module__}.{base.__name__}" for base in type(value).__mro__}
+    return "ott.geometry.costs.CostFn" in named
+
+
+def point_cost(cost: Cost) -> PointCost:
+    """What is known of a cost between points; a caller's own is taken for what its float64 evaluation gives."""
+    if isinstance(cost.kind, str):
+        return COSTS[cost.kind]
+    return PointCost(cost.kind.matrix, lambda far: far, _rounded_squares)
+
+
+def refuse_callers_cost(problem: Problem[Any], backend: str) -> None:
+    """Raise ProblemError for a caller's own cost, in backends whose kernels know costs by name."""
+    kind = problem.cost.kind if isinstance(problem.cost, Cost) else ""
+    if not isinstance(kind, str):
+        raise ProblemError(
+            f'backend {backend!r} cannot compute the cost {kind}; use backend="{kind.backend}" or "auto"'
+        )
+
+
 def cost_matrix(problem: Problem[Any]) -> tuple[Matrix, float]:
     """Costs of an admitted problem in float64 by direct differences, and a bound on their absolute error."""
     if not isinstance(problem.cost, Cost):
         return np.ascontiguousarray(to_numpy(problem.cost), dtype=np.float64), 0.0
     x, y = to_numpy(problem.x).astype(np.float64), to_numpy(problem.y).astype(np.float64)
-    kind, scale = COSTS[problem.cost.kind], problem.cost.scale
+    kind, scale = point_cost(problem.cost), problem.cost.scale
     with np.errstate(over="ignore", invalid="ignore"):
         cost = kind.matrix(x, y)
         return scale * cost, scale * kind.rounding(x.shape[1], float(cost.max()))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from drainsinkhorn.backends.arrays import Array, is_array, library, to_numpy
-from drainsinkhorn.backends.costs import COSTS
+from drainsinkhorn.backends.costs import COSTS, as_cost
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -49,6 +50,29 @@ def _admit(problem: Any, tol: float, margin: float, init: Any) -> Problem[Any]:
     _chain(problem.chain)
     x, y, cost = (_array(value) for value in (problem.x, problem.y, cost))
     return replace(problem, x=x, y=y, eps=eps, tol=margin * tol, cost=cost, a=a / a.sum(), b=b / b.sum(), init=init)
+
+
+def normal(problem: Problem[Any]) -> Problem[Any]:
+    """The normal form of a problem that has passed the door before: nothing is looked at again."""
+    cost = _array(Cost(problem.cost) if isinstance(problem.cost, str) else problem.cost)
+    if isinstance(cost, Cost):
+        cost = replace(cost, scale=float(cost.scale))
+    problem = replace(problem, x=_array(problem.x), y=_array(problem.y), eps=float(problem.eps), cost=cost)
+    a, b = (_normalised(w, size) for w, size in zip((problem.a, problem.b), sizes(problem), strict=True))
+    return replace(problem, a=a, b=b)
+
+
+def _normalised(weights: Any, size: int) -> Array:
+    if weights is None:
+        return _uniform(size)
+    weights = to_numpy(weights).astype(np.float64)
+    return weights / weights.sum()
+
+
+@lru_cache(maxsize=16)
+def _uniform(size: int) -> Array:
+    """Shared by many problems; nobody writes to weights in normal form."""
+    return np.full(size, 1.0 / size)
 
 
 def sizes(problem: Problem[Any]) -> tuple[int, int]:
@@ -144,13 +168,15 @@ def _survives_float64(array: Array) -> bool:
 
 
 def _cost(problem: Problem[Any]) -> Cost | Any:
-    cost = problem.cost
-    if isinstance(cost, str):
-        cost = Cost(cost)
+    cost = as_cost(problem.cost)
     if not isinstance(cost, Cost):
         return cost
-    if not isinstance(cost.kind, str) or cost.kind not in COSTS:
-        raise ProblemError(f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix")
+    known = cost.kind in COSTS if isinstance(cost.kind, str) else hasattr(cost.kind, "matrix")
+    if not known:
+        raise ProblemError(
+            f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix, "
+            "or for a cost of your own a Formula or a CostFn of OTT"
+        )
     return replace(cost, scale=_positive("the scale of the cost", cost.scale, "1.0 is the default"))
 
 

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.dense import DenseCoupling, Geometry, Kernels
+from drainsinkhorn.backends.couplings import BlockCouplings
+from drainsinkhorn.backends.dense import Geometry, Kernels
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
+from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
@@ -81,9 +83,9 @@ class ReferenceBackend:
         """Build cost matrices and measure every lane's first f-leg."""
         return ReferencePack(problems, self.max_bytes, momentum=self.acceleration == "momentum")
 
-    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
-        """The dense plan of a problem."""
-        return DenseCoupling(problem, potentials)
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+        """Plans in plain NumPy, some rows at a time."""
+        return plain_couplings(problems, potentials)
 
     def precise(self) -> ReferenceBackend:
         """Itself: it knows nothing but float64."""

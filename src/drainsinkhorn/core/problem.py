@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 A = TypeVar("A")
 """The caller's array type. The core never looks inside one."""
@@ -19,12 +19,13 @@ class Potentials(NamedTuple, Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A cost between points, by name: `scale * kind(x, y)`.
+    """A cost between points: `scale * kind(x, y)`.
 
-    Kinds are `sqeuclidean` (`|x-y|^2`, no half), `euclidean` (`|x-y|`) and `cosine` (`1 - cos(x, y)`).
+    Kinds by name are `sqeuclidean` (`|x-y|^2`, no half), `euclidean` (`|x-y|`) and `cosine` (`1 - cos(x, y)`). A kind
+    of your own is a `Formula`, or an OTT `CostFn`.
     """
 
-    kind: str = "sqeuclidean"
+    kind: Any = "sqeuclidean"
     scale: float = 1.0
 
 
@@ -45,7 +46,7 @@ class Problem(Generic[A]):
         init: Where to start: "gaussian" (the closed form between Gaussians, for sqeuclidean), "zero", or Potentials.
             None: the solve's, which is gaussian for sqeuclidean and zero elsewhere. A start changes only the depth.
         chain: Problems with equal keys run in the order of submission, each from its predecessor's potentials.
-        cost: A cost by name, a `Cost` with a scale, or a dense (n, m) matrix.
+        cost: A cost by name, a `Cost` with a scale, a `Formula`, an OTT `CostFn`, or a dense (n, m) matrix.
     """
 
     eps: float

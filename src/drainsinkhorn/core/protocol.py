@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from drainsinkhorn.core.problem import A, Potentials, Problem
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.core.result import Residual, TransportCost
 
 
 class Progress(NamedTuple):
@@ -45,27 +45,50 @@ class Emission(NamedTuple):
     widened: bool
 
 
-class Coupling(Protocol[A]):
-    """A finished plan."""
+class Couplings(Protocol[A]):
+    """Finished plans of some problems, consumed together, in their order. Nothing of size n x m is kept but by `plan`.
 
-    def plan(self) -> A:
-        """The dense plan."""
+    A side is "row" (the points of x) or "col" (the points of y). What comes back lies where the problem's arrays lie.
+    """
+
+    def log_ratios(self, side: str = "row") -> list[A]:
+        """`log (P 1)_i / a_i` for every point of the side."""
         ...
 
-    def apply(self, values: A, side: str = "row") -> A:
-        """`P @ values` ("row") or `P.T @ values` ("col")."""
+    def apply(self, values: Sequence[A], side: str = "row") -> list[A]:
+        """`P @ values` ("row") or `P.T @ values` ("col"); values are (m,) or (m, ...), one array for each problem."""
         ...
 
-    def barycentric_map(self, side: str = "row") -> A:
-        """Conditional mean of the other cloud for every point of this side."""
+    def average(self, values: Sequence[A], side: str = "row") -> list[A]:
+        """Means of values under the conditional law of every point of the side, whatever its own weight."""
         ...
 
-    def sample(self, count: int, *, seed: int) -> tuple[A, A]:
-        """Index pairs drawn from the plan."""
+    def barycentric_map(self, side: str = "row") -> list[A]:
+        """Conditional mean of the other cloud for every point of the side."""
         ...
 
-    def transport_cost(self) -> float:
-        """`sum_ij P_ij C_ij`."""
+    def top_match(self, side: str = "row") -> list[A]:
+        """The point of the other side to which each point sends most mass; the first of equals."""
+        ...
+
+    def sample(self, count: int, seeds: Sequence[Any]) -> list[tuple[A, A]]:
+        """Independent index pairs drawn from each plan."""
+        ...
+
+    def partners(self, rows: Sequence[A], seeds: Sequence[Any]) -> list[A]:
+        """For given points of x, a point of y each, drawn independently from their laws."""
+        ...
+
+    def transport_cost(self) -> list[TransportCost]:
+        """What each plan costs."""
+        ...
+
+    def slopes(self, side: str = "row", weights: Sequence[A] | None = None) -> list[A]:
+        """`sum_j P_ij w_j dC(x_i, y_j)/dx_i`, shaped like the points of the side; weights of one if there are none."""
+        ...
+
+    def plan(self, max_pairs: int) -> list[A]:
+        """Dense plans; refused above `max_pairs` entries in all."""
         ...
 
 
@@ -164,8 +187,8 @@ class Backend(Protocol[A]):
         """Build the state of these lanes and measure their first f-leg."""
         ...
 
-    def couple(self, problem: Problem[A], potentials: Potentials[A]) -> Coupling[A]:
-        """The finished plan of a problem."""
+    def couple(self, problems: Sequence[Problem[A]], potentials: Sequence[Potentials[A]]) -> Couplings[A]:
+        """The finished plans of some problems, as given, with these potentials."""
         ...
 
     def using(self, acceleration: str) -> Backend[A]:

@@ -11,7 +11,11 @@ from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import A, Potentials, Problem
 
 if TYPE_CHECKING:
-    from drainsinkhorn.core.protocol import Backend, Coupling
+    from drainsinkhorn.core.protocol import Backend, Couplings
+
+
+MAX_PAIRS = 2**26
+"""Entries of dense plans that nobody has to ask for twice: half a gigabyte in float64."""
 
 
 class Residual(NamedTuple):
@@ -27,6 +31,23 @@ class Residual(NamedTuple):
         if math.isnan(self.row) or math.isnan(self.col):
             return math.nan
         return max(self.row, self.col) + self.band
+
+
+class TransportCost(NamedTuple):
+    """What a plan costs.
+
+    Attributes:
+        transport: `sum_ij P_ij C_ij`.
+        kl: `KL(P | a b') = sum_ij P_ij log(P_ij / (a_i b_j)) - P_ij + a_i b_j`.
+        entropic: `transport + eps * kl`, what the problem minimises.
+        dual: `sum_i a_i f_i + sum_j b_j g_j - eps (sum_ij P_ij - 1)`: never above the minimum, and off by a
+            term of second order in the residual, so of all numbers here the one closest to it.
+    """
+
+    transport: float
+    kl: float
+    entropic: float
+    dual: float
 
 
 UNKNOWN = Residual(math.nan, math.nan, math.nan)
@@ -95,29 +116,33 @@ class Result(Generic[A]):
         return f"{self.status.name}: {self.detail or self.status.value}"
 
     @property
-    def coupling(self) -> Coupling[A]:
-        """The finished plan, to be used without storing it in the result."""
-        return self.backend.couple(self.problem, self.potentials)
+    def couplings(self) -> Couplings[A]:
+        """The finished plan, as a batch of one."""
+        return self.backend.couple([self.problem], [self.potentials])
 
-    def plan(self) -> A:
-        """The dense (n, m) plan."""
-        return self.coupling.plan()
+    def plan(self, *, max_pairs: int = MAX_PAIRS) -> A:
+        """The dense (n, m) plan; refused above `max_pairs` entries."""
+        return self.couplings.plan(max_pairs)[0]
 
     def apply(self, values: A, side: str = "row") -> A:
         """`P @ values` for side "row" (values over y), `P.T @ values` for "col" (values over x)."""
-        return self.coupling.apply(values, side)
+        return self.couplings.apply([values], side)[0]
 
     def barycentric_map(self, side: str = "row") -> A:
         """Where each point goes on average: (n, d) images of x for "row", (m, d) images of y for "col"."""
-        return self.coupling.barycentric_map(side)
+        return self.couplings.barycentric_map(side)[0]
+
+    def top_match(self, side: str = "row") -> A:
+        """The point of the other side to which each point sends most mass."""
+        return self.couplings.top_match(side)[0]
 
     def sample(self, count: int, *, seed: int) -> tuple[A, A]:
-        """Index pairs (i, j), each of shape (count,), drawn from the plan."""
-        return self.coupling.sample(count, seed=seed)
+        """Index pairs (i, j), each of shape (count,), drawn from the plan; the ticket is part of the seed."""
+        return self.couplings.sample(count, [(seed, self.ticket)])[0]
 
-    def transport_cost(self) -> float:
-        """`sum_ij P_ij C_ij`."""
-        return self.coupling.transport_cost()
+    def transport_cost(self) -> TransportCost:
+        """Transport cost, KL, entropic value and dual value of the plan."""
+        return self.couplings.transport_cost()[0]
 
     def __repr__(self) -> str:
         extra = ", rescued" if self.rescued else ""

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Generic
 
 from drainsinkhorn.core.problem import A, Potentials, Problem
-from drainsinkhorn.core.protocol import Backend, Coupling, Emission, Pack, Progress, Spent
+from drainsinkhorn.core.protocol import Backend, Couplings, Emission, Pack, Progress, Spent
 from drainsinkhorn.core.result import Residual
 
 
@@ -48,8 +48,8 @@ class Timed(Generic[A]):
         with _Lap(self._seconds, "pack"):
             return _TimedPack(self._backend.pack(problems), self._seconds)
 
-    def couple(self, problem: Problem[A], potentials: Potentials[A]) -> Coupling[A]:
-        return self._backend.couple(problem, potentials)
+    def couple(self, problems: Sequence[Problem[A]], potentials: Sequence[Potentials[A]]) -> Couplings[A]:
+        return self._backend.couple(problems, potentials)
 
     def using(self, acceleration: str) -> Backend[A]:
         return Timed(self._backend.using(acceleration), self._seconds)

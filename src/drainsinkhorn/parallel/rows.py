@@ -19,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.costs import UNIT
-from drainsinkhorn.backends.dense import SAFETY, DenseCoupling, Geometry, Kernels
+from drainsinkhorn.backends.couplings import BlockCouplings
+from drainsinkhorn.backends.dense import SAFETY, Geometry, Kernels
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.lanes import LanePack
+from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.backends.support import part, restrict
 from drainsinkhorn.core.audit import EVERY
@@ -255,9 +257,9 @@ class RowShardedBackend:
         make = self._streaming(ranks) if self._streams(problems[0], ranks) else Geometry
         return RowShardedPack(problems, make, ranks, momentum=self.acceleration == "momentum")
 
-    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
-        """The dense plan of a problem."""
-        return DenseCoupling(problem, potentials)
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+        """Plans in plain NumPy, some rows at a time, on every rank."""
+        return plain_couplings(problems, potentials)
 
     def precise(self) -> RowShardedBackend:
         """Itself: it knows nothing but float64."""

@@ -24,6 +24,9 @@ from drainsinkhorn.testing.auditor import marginal_errors
 NEVER, ALWAYS = -math.inf, math.inf
 """Stops that hold no lane, and every lane."""
 
+CLOSE = 1e-5
+"""How far a backend that is not bitwise may miss, as part of the largest of the numbers compared (1 at least)."""
+
 Promise = Callable[["Bench"], None]
 PROMISES: dict[str, Promise] = {}
 
@@ -59,7 +62,16 @@ class Bench:
         self.shape = shape
 
     def problem(self, seed: int, *, spread: float = 1.0, eps: float = 0.5, tol: float = 1e-3) -> Problem[Any]:
-        """An admitted problem of the bench's shape; spread and eps decide how deep it is."""
+        """An admitted problem that may share a pack with the bench's others; spread and eps decide how deep it is."""
+        found = self._made(seed, spread, eps, tol)
+        first = self.backend.signature(self._made(1, 1.0, 0.5, tol))
+        # A larger eps asks for less precision, on which a signature may depend.
+        while self.backend.signature(found) != first and eps < 100:
+            eps *= 1.5
+            found = self._made(seed, spread, eps, tol)
+        return found
+
+    def _made(self, seed: int, spread: float, eps: float, tol: float) -> Problem[Any]:
         n, m, d = self.shape
         rng = np.random.default_rng(seed)
         x, y = rng.normal(size=(n, d)), spread * rng.normal(size=(m, d)) + 0.5
@@ -82,13 +94,14 @@ class Bench:
         return admit(Problem(x=self.like(np.full((n, d), 1e30)), y=problem.y, eps=1e-300, tol=1e-3), 1e-3)
 
     def same(self, ours: Sequence[Any], theirs: Sequence[Any], what: str) -> None:
-        """Equal to the bit where the backend says so, close otherwise."""
+        """Equal to the bit where the backend says so, else close: potentials are in units of about eps here."""
         for one, other in zip(ours, theirs, strict=True):
             one, other = to_numpy(one), to_numpy(other)
             if self.backend.bitwise:
                 assert np.array_equal(one, other, equal_nan=True), f"{what} differ: {one} and {other}"
             else:
-                assert np.allclose(one, other, rtol=1e-5, atol=1e-5, equal_nan=True), f"{what} differ: {one}, {other}"
+                slack = CLOSE * max(1.0, float(np.nan_to_num(np.abs(other)).max()))
+                assert np.allclose(one, other, rtol=0, atol=slack, equal_nan=True), f"{what} differ: {one}, {other}"
 
     def open(self, problems: Sequence[Problem[Any]]) -> Ride:
         """A pack of these problems."""
@@ -195,7 +208,8 @@ def _a_held_lane_rests(bench: Bench) -> None:
     progress = ride.pack.advance(4 * ride.stride, stops)
     assert [p.depth // ride.stride for p in progress] == [1, 4, 4], "a lane below its stop is held after one stride"
     bench.same(ride.state(0), bench.alone(problems[0], 1), "a held lane and its state when it was held")
-    assert ride.pack.spent.slots == 9 * ride.stride + _padding(bench, 3) * 4 * ride.stride, "a held lane costs no slot"
+    slots = (bench.backend.width_for(3) + 3 * bench.backend.width_for(2)) * ride.stride
+    assert ride.pack.spent.slots == slots, "a held lane costs no slot: the kernel is as wide as what moves"
 
 
 @_promise
@@ -240,9 +254,14 @@ def _first_passage_does_not_depend_on_the_calls(bench: Bench) -> None:
             live = [live[lane] for lane in keep]
             if live:
                 ride.repack(keep)
-        outcomes.append([value for i in range(3) for value in passed[i]])
+        outcomes.append([passed[i] for i in range(3)])
     for outcome in outcomes[1:]:
-        bench.same(outcome, outcomes[0], "first passages with different call lengths")
+        for (depth, *state), (first_depth, *first) in zip(outcome, outcomes[0], strict=True):
+            # Where sums change with the width, a residual at the very stop may fall on either side of it.
+            late = 0 if bench.backend.bitwise else bench.backend.stride
+            assert abs(depth - first_depth) <= late, f"first passages at {depth} and {first_depth} in other calls"
+            if depth == first_depth:
+                bench.same(state, first, "first passages with different call lengths")
 
 
 @_promise
@@ -394,7 +413,7 @@ def _backends_say_how_they_run(bench: Bench) -> None:
     precise = bench.backend.precise()
     ride = Ride(precise, precise.pack([problem]), 1)
     ride.go(2)
-    plan = to_numpy(precise.couple(problem, ride.potentials(0)).plan())
+    plan = to_numpy(precise.couple([problem], [ride.potentials(0)]).plan(2**20)[0])
     row = float(np.abs(plan.sum(axis=1) - to_numpy(problem.a)).sum())
     said = ride.pack.verify([0])[0]
     assert abs(said.row - row) <= said.band + 1e-5, f"the coupling's row error is {row}, verify said {said.row}"
@@ -428,7 +447,7 @@ def _answers_agree_with_the_reference(bench: Bench) -> None:
         for _ in range(2000):
             if not theirs.go(1, 1e-6)[0].stale > 1e-6:
                 break
-        plans = [to_numpy(truth.couple(problem, ride.potentials(0)).plan()) for ride in (ours, theirs)]
+        plans = [to_numpy(truth.couple([problem], [ride.potentials(0)]).plan(2**20)[0]) for ride in (ours, theirs)]
         gap = float(np.abs(plans[0] - plans[1]).sum())
         assert gap <= 0.1, f"plans at tol 5e-4 and 1e-6 differ by {gap} in L1"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.problem import Potentials, Problem
-from drainsinkhorn.core.protocol import Coupling, Emission, Progress, Spent, is_held
+from drainsinkhorn.core.protocol import Couplings, Emission, Progress, Spent, is_held
 from drainsinkhorn.core.result import Residual
 
 
@@ -82,7 +82,7 @@ class ScriptedBackend:
         """Lanes at depth zero."""
         return ScriptedPack(self, problems)
 
-    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> Coupling[Any]:
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> Couplings[Any]:
         """Scripts have no plan."""
         raise NotImplementedError("a scripted problem has no plan")
 

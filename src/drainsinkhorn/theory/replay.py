@@ -119,7 +119,7 @@ class _ReplayBackend:
     def pack(self, problems: Sequence[Problem[Any]]) -> _ReplayPack:
         return _ReplayPack(self.meter, problems)
 
-    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> Any:
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> Any:
         raise NotImplementedError("a replayed problem has no plan")
 
     def using(self, acceleration: str) -> _ReplayBackend:

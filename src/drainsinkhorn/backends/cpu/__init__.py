@@ -9,11 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from drainsinkhorn.backends.costs import refuse_callers_cost
+from drainsinkhorn.backends.couplings import BlockCouplings
+from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import type_band
 from drainsinkhorn.backends.cpu.pack import CpuPack, compile_kernels
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import default_threads
-from drainsinkhorn.backends.dense import DenseCoupling
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -44,6 +46,7 @@ class CpuBackend:
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """Problems of one representation and precision share packs, whatever their sizes and costs."""
+        refuse_callers_cost(problem, self.name)
         return self.describe(problem)
 
     def width_for(self, lanes: int) -> int:
@@ -59,9 +62,9 @@ class CpuBackend:
             return StreamingPack(problems, threads, self.precision, momentum=momentum)
         return CpuPack(problems, dtype, threads, momentum=momentum)
 
-    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
-        """The dense plan of a problem."""
-        return DenseCoupling(problem, potentials)
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+        """Plans in float64, some rows at a time, shared by the threads."""
+        return compiled_couplings(problems, potentials, self.threads or default_threads())
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Compile the kernels, or load them from disk; said once if it takes a while."""

@@ -15,7 +15,8 @@ def default_threads() -> int:
 
 
 @lru_cache(maxsize=8)
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """Threads of this process: a fork has none of its parent's."""
     return ThreadPoolExecutor(threads, thread_name_prefix="drainsinkhorn")
 
 
@@ -28,7 +29,7 @@ def each(threads: int, work: Callable[[int], None], count: int) -> None:
         while (ticket := next(tickets)) < count:
             work(ticket)
 
-    waiting = [_pool(threads).submit(take) for _ in range(helpers)]
+    waiting = [_pool(threads, os.getpid()).submit(take) for _ in range(helpers)]
     try:
         take()
     finally:

@@ -13,9 +13,10 @@ from typing import Any, Literal
 import torch
 import triton  # noqa: F401  without it there are no kernels, and the loader says what to install
 
-from drainsinkhorn.backends.dense import DenseCoupling
+from drainsinkhorn.backends.costs import refuse_callers_cost
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.triton import kernels as k
+from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.tiles import tile
@@ -57,6 +58,7 @@ class TritonBackend:
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """Lanes whose scores are computed alike share packs, whatever their sizes."""
+        refuse_callers_cost(problem, self.name)
         return self._how(problem)
 
     def width_for(self, lanes: int) -> int:
@@ -81,9 +83,10 @@ class TritonBackend:
         momentum = self.acceleration == "momentum"
         return TritonPack(problems, self._how(problems[0]), self._device(), momentum=momentum, precision=self.precision)
 
-    def couple(self, problem: Problem[Any], potentials: Potentials[Any]) -> DenseCoupling:
-        """The dense plan of a problem."""
-        return DenseCoupling(problem, potentials)
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> TritonCouplings:
+        """Plans on the device, streamed whatever the representation was."""
+        streaming = replace(self, stored_pairs=0)
+        return TritonCouplings(problems, potentials, streaming._how, self._device())
 
     def using(self, acceleration: str) -> TritonBackend:
         """Plain Sinkhorn, or with momentum."""

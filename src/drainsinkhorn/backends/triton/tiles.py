@@ -85,3 +85,19 @@ def _checked(raw: dict[str, Any]) -> Tile:
     if any(value & (value - 1) for value in powers):
         raise ValueError(f"rows, columns and warps of a tile are powers of two, got {raw}")
     return found
+
+
+CONSUMER_TILES: dict[tuple[int, int], Tile] = {
+    **TILES,
+    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "least": 8},
+    (PRODUCT, 64): {"bm": 64, "bn": 64, "warps": 4, "stages": 2, "least": 8},
+}
+
+
+def consumer_tile(kind: int, dp: int, channels: int) -> Tile:
+    """The tile for consuming plans with so many channels: products of terms and values want at least 16 x 16."""
+    found = CONSUMER_TILES[kind, dp]
+    if channels > 16:
+        # Sums of many channels take the registers of half a tile.
+        return {**found, "bm": min(found["bm"], 64), "bn": 64, "warps": max(found["warps"], 4)}
+    return found

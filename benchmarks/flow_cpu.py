@@ -1,0 +1,108 @@
+"""The OT stage of flow matching on one core: drained couplings against torchcfm's sampler with POT, interleaved.
+
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/flow_cpu.py               # generated clouds
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/flow_cpu.py --data DIR    # leading components of images
+
+torchcfm runs in float64 (in float32 POT's kernel underflows), as it is shipped (threshold 1e-9, at most 1,000
+iterations) and with the loosest threshold whose plans have an audited residual of at most tol. Couplings and draws are
+timed together; times are the best of `--repeats`, per minibatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ot
+import torch
+from torchcfm.optimal_transport import OTPlanSampler
+
+import drainsinkhorn as ds
+from drainsinkhorn.backends.cpu import CpuBackend
+from drainsinkhorn.flow import couple_minibatches
+from drainsinkhorn.testing import marginal_errors
+
+TOL = 1e-3
+SHAPES = [(256, 2), (512, 2), (1024, 2), (256, 8), (1024, 8), (256, 500), (1024, 500)]
+
+
+def minibatches(n: int, d: int, count: int, data: Path | None) -> list[Any]:
+    rng = np.random.default_rng([n, d])
+    if data is None:
+        centres = 2 * rng.normal(size=(8, d))
+        target = [centres[rng.integers(8, size=n)] + rng.normal(size=(n, d)) for _ in range(count)]
+    else:
+        with np.load(data / "imagenet200_32px_pca500.npz") as stored:
+            whole = stored["scores_q"][:, :d].astype(np.float64)
+        target = [whole[rng.choice(len(whole), n, replace=False)] / whole.std(0) for _ in range(count)]
+    return [(torch.randn(n, d), torch.tensor(y, dtype=torch.float32)) for y in target]
+
+
+def drawn(sampler: Any, batches: list[Any]) -> float:
+    """Draw pairs of every minibatch; the worst audited residual of the plans."""
+    worst = 0.0
+    for x0, x1 in batches:
+        plan = sampler.get_map(x0.double(), x1.double())
+        sampler.sample_map(plan, len(x0))
+        errors = np.abs(plan.sum(0) - 1 / plan.shape[1]).sum(), np.abs(plan.sum(1) - 1 / plan.shape[0]).sum()
+        worst = max(worst, float(np.nan_to_num(max(errors), nan=np.inf)))
+    return worst
+
+
+def tuned(eps: float, batches: list[Any]) -> Any:
+    sampler = OTPlanSampler("sinkhorn", reg=eps, warn=False)
+    for loose in (16, 8, 4, 2, 1, 0.5, 0.25):
+        threshold = loose * TOL / len(batches[0][0]) ** 0.5
+        sampler.ot_fn = partial(ot.sinkhorn, reg=eps, stopThr=threshold, numItermax=100_000)
+        if drawn(sampler, batches) <= TOL:
+            break
+    return sampler
+
+
+def measure(n: int, d: int, share: float, args: Any) -> dict[str, Any]:
+    batches = minibatches(n, d, max(4, min(32, 2**22 // (n * n))), args.data)
+    eps = share * float(np.mean([torch.cdist(*pair).square().mean() for pair in batches]))
+    few, backend = batches[:3], CpuBackend(threads=1)
+    samplers = {"tuned": tuned(eps, few), "shipped": OTPlanSampler("sinkhorn", reg=eps, warn=False)}
+    best = dict.fromkeys(["ours", *samplers], np.inf)
+    residuals: dict[str, float] = {}
+    for _ in range(args.repeats):
+        begun = time.perf_counter()
+        couple_minibatches(batches, eps=eps, tol=TOL, backend=backend)
+        best["ours"] = min(best["ours"], (time.perf_counter() - begun) / len(batches))
+        for name, sampler in samplers.items():
+            begun = time.perf_counter()
+            residuals[name] = drawn(sampler, few)
+            best[name] = min(best[name], (time.perf_counter() - begun) / len(few))
+    problems = [ds.Problem(x=x0, y=x1, eps=eps) for x0, x1 in few]
+    results = ds.solve(problems, tol=TOL, backend=backend)
+    residuals["ours"] = max(max(marginal_errors(p, r.potentials)) for p, r in zip(problems, results, strict=True))
+    found: dict[str, Any] = {"n": n, "d": d, "eps": share}
+    found |= {f"{name}_ms": round(1000 * seconds, 2) for name, seconds in best.items()}
+    found |= {f"{name}_residual": float(f"{residual:.2g}") for name, residual in residuals.items()}
+    return found | {f"over_{name}": round(best[name] / best["ours"], 1) for name in samplers}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=None)
+    parser.add_argument("--eps", type=float, nargs="*", default=[0.01, 0.005, 0.002], help="shares of the mean cost")
+    parser.add_argument("--shapes", type=int, nargs="*", default=list(range(len(SHAPES))))
+    parser.add_argument("--repeats", type=int, default=2)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    couple_minibatches(minibatches(64, 2, 2, None), eps=1.0, backend=CpuBackend(threads=1))
+    for shape in args.shapes:
+        for share in args.eps:
+            print(json.dumps(measure(*SHAPES[shape], share, args)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Compiled kernels of conditional laws: scores of some rows, their laws, and means under them. See `couplings`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drainsinkhorn.backends.cpu.primitives import dot, exp, maximum, ordered
+
+
+@ordered
+def scores(x, y, root, rows, out):
+    """Squared distances (or distances) of some rows of x, (n, d), to all columns of y, (d, m)."""
+    for k in range(rows.size):
+        o = out[k]
+        o[:] = 0.0
+        for c in range(x.shape[1]):
+            xc, yc = x[rows[k], c], y[c]
+            for j in range(o.size):
+                o[j] += (xc - yc[j]) * (xc - yc[j])
+        if root:
+            for j in range(o.size):
+                o[j] = np.sqrt(o[j])
+
+
+@ordered
+def soften(scores, g, b, law, logs):
+    """`law_kj ~ b_j exp(g_j - s_kj)`, each row summing to one, and the logarithms of the sums."""
+    for k in range(logs.size):
+        s, p = scores[k], law[k]
+        for j in range(g.size):
+            p[j] = g[j] - s[j]
+        largest = maximum(p)
+        for j in range(g.size):
+            p[j] = exp(p[j] - largest)
+        total = dot(p, b)
+        for j in range(g.size):
+            p[j] *= b[j] / total
+        logs[k] = np.log(total) + largest
+
+
+@ordered
+def mean(weights, values, out):
+    """`out = weights @ values.T`; values are (c, m)."""
+    for c in range(values.shape[0]):
+        v = values[c]
+        for k in range(weights.shape[0]):
+            out[k, c] = dot(weights[k], v)
+
+
+@ordered
+def draw(law, rows, numbers, out):
+    """The first column at which the cumulative sum of a row passes its number times the row's sum."""
+    cols = law.shape[1]
+    for k in range(rows.size):
+        p = law[rows[k]]
+        total = 0.0
+        for j in range(cols):
+            total += p[j]
+        target, passed, found = numbers[k] * total, 0.0, -1
+        for j in range(cols):
+            passed += p[j]
+            if passed > target:
+                found = j
+                break
+        if found < 0:
+            # Rounding left the number at the very end: the last column that has any mass.
+            found = cols - 1
+            while found > 0 and p[found] == 0:
+                found -= 1
+        out[k] = found

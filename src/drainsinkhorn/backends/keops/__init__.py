@@ -1,0 +1,119 @@
+"""The drain over PyKeOps: lanes end to end, one symbolic reduction for all of them, no matrix anywhere."""
+
+# pyright: basic
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from drainsinkhorn.backends.arrays import library
+from drainsinkhorn.backends.costs import Formula
+from drainsinkhorn.backends.couplings import BlockCouplings
+from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.keops.pack import How, KeopsPack
+from drainsinkhorn.backends.keops.probe import require
+from drainsinkhorn.backends.laws import plain_couplings
+from drainsinkhorn.backends.scores import scores
+from drainsinkhorn.core.audit import EVERY
+from drainsinkhorn.core.errors import OptionsError, ProblemError
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+ROUNDING = 2.0**-23
+"""What float32 costs a score, as part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeopsBackend:
+    """PyKeOps on the CPU or a CUDA device.
+
+    Attributes:
+        precision: "auto" takes float32 where the scores allow it, else float64.
+        device: "auto" is where the caller's tensors lie, the CPU for other arrays; else a torch device.
+        acceleration: "momentum" or "none"; `solve` sets it.
+    """
+
+    precision: Literal["auto", "float32", "float64"] = "auto"
+    device: str = "auto"
+    acceleration: str = "none"
+    name: str = field(default="keops", init=False)
+    stride: int = field(default=1, init=False)
+    bitwise: bool = field(default=True, init=False)
+    accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("auto", "float32", "float64"):
+            raise OptionsError(f'precision must be "auto", "float32" or "float64", got {self.precision!r}')
+        require("cuda" if self.device.startswith("cuda") else "cpu")
+
+    def signature(self, problem: Problem[Any]) -> Hashable:
+        """Lanes of one cost, dimension and precision share packs, whatever their sizes."""
+        return self._how(problem)
+
+    def width_for(self, lanes: int) -> int:
+        """A pack is as wide as its lanes are many."""
+        return lanes
+
+    def natural_width(self, problem: Problem[Any]) -> int:
+        """Sixteen, more where they are small."""
+        n, m = sizes(problem)
+        return max(16, min(256, 2**24 // (n * m)))
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """A look costs little beside a reduction."""
+        return EVERY
+
+    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+        """Compile the formulas for such problems, or load them from disk; said once if it takes a while."""
+        how = self._how(problems[0])
+        tiny = KeopsPack([_tiny(how)], how)
+        tiny.advance(1, [0.0])
+        tiny.verify([0])
+
+    def pack(self, problems: Sequence[Problem[Any]]) -> KeopsPack:
+        """Lay the lanes end to end and measure their first f-leg."""
+        return KeopsPack(problems, self._how(problems[0]), momentum=self.acceleration == "momentum")
+
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+        """Plans in plain NumPy, some rows at a time."""
+        return plain_couplings(problems, potentials)
+
+    def using(self, acceleration: str) -> KeopsBackend:
+        """Plain Sinkhorn, or with momentum."""
+        return replace(self, acceleration=acceleration)
+
+    def precise(self) -> KeopsBackend:
+        """The same in float64."""
+        return replace(self, precision="float64")
+
+    def describe(self, problem: Problem[Any]) -> str:
+        """Precision and representation."""
+        how = self._how(problem)
+        return f"{'float32' if how.single else 'float64'}, streaming by KeOps on {how.device}"
+
+    def _how(self, problem: Problem[Any]) -> How:
+        cost = problem.cost
+        if not isinstance(cost, Cost):
+            raise ProblemError("backend 'keops' computes costs from points; for a dense matrix use another backend")
+        if not isinstance(cost.kind, (str, Formula)):
+            raise ProblemError(f"backend 'keops' cannot compute the cost {cost.kind}; use backend=\"auto\"")
+        assert problem.tol is not None
+        single = self.precision == "float32"
+        if self.precision == "auto":
+            single = ROUNDING * scores(problem).typical <= problem.tol / 10
+        return How(cost.kind, int(problem.x.shape[1]), single, self._device(problem))  # type: ignore[union-attr]
+
+    def _device(self, problem: Problem[Any]) -> str:
+        device = self.device
+        if device == "auto":
+            device = str(problem.x.device) if library(problem.x) == "torch" else "cpu"  # type: ignore[union-attr]
+        require(device.partition(":")[0])
+        return device
+
+
+def _tiny(how: How) -> Problem[Any]:
+    import numpy as np
+
+    points, weights = np.eye(2, how.dim) + 1.0, np.array([0.5, 0.5])
+    return Problem(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(how.kind), init="zero")

@@ -1,0 +1,114 @@
+"""One reduction for all lanes: blocks of a block-diagonal log-sum-exp, so that unequal lanes need no padding.
+
+    out_i = logsumexp_j (h_j - s_j C(x_i, y_j))        # over the j of i's own lane
+
+PyKeOps is imported here, when the first reduction is asked for, and not before `probe.require` has let it.
+"""
+
+# pyright: basic
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from drainsinkhorn.backends.keops.probe import require
+from drainsinkhorn.core.errors import ProblemError
+
+_log = logging.getLogger("drainsinkhorn")
+
+NAMED = {"sqeuclidean": "SqDist(x, y)", "cosine": "SqDist(x, y)", "euclidean": "Norm2(x - y)"}
+"""Formulas of the costs by name, over coordinates that are scaled so that costs come in units of eps."""
+
+
+SILENT = {"KEOPS_VERBOSE": "0", "PYKEOPS_VERBOSE": "0"}
+
+
+@lru_cache(maxsize=1)
+def _genred() -> Any:
+    """PyKeOps, without what it prints, unless the caller has asked for that."""
+    unset = {name: value for name, value in SILENT.items() if name not in os.environ}
+    os.environ.update(unset)
+    try:
+        from pykeops.torch import Genred
+    finally:
+        for name in unset:
+            os.environ.pop(name, None)
+    return Genred
+
+
+@lru_cache(maxsize=256)
+def _reducer(formula: str, dim: int, axis: int, weighted: bool, device: str, dtype: Any) -> Any:
+    """A compiled reduction over j (axis 1) or i (axis 0), by what PyKeOps compiles one for."""
+    require(device)
+    over = "Vj" if axis == 1 else "Vi"
+    variables = [f"x = Vi({dim})", f"y = Vj({dim})", f"h = {over}(1)", *([f"s = {over}(1)"] if weighted else [])]
+    text = f"h - s * ({formula})" if weighted else f"h - ({formula})"
+    reducer = _genred()(text, variables, reduction_op="LogSumExp", axis=axis)
+    said = threading.Timer(2.0, _log.warning, ["PyKeOps compiles %s (%s), once for this machine", formula, dtype])
+    said.daemon = True
+    said.start()
+    try:
+        one = torch.zeros((1, dim), device=device, dtype=dtype)
+        block = blocks([(0, 1)], [(0, 1)], one.device)
+        reducer(one, one, *[one[:, :1].contiguous()] * (1 + weighted), ranges=block, backend=_backend(one))
+    except Exception as error:  # KeOps reads a formula as Python, which may raise anything.
+        if not weighted:
+            raise
+        raise ProblemError(f"the formula {formula!r} is none that KeOps knows: {error}") from None
+    finally:
+        said.cancel()
+    return reducer
+
+
+def _backend(array: Any) -> str:
+    return "GPU_1D" if array.is_cuda else "CPU"
+
+
+def blocks(rows: list[tuple[int, int]], cols: list[tuple[int, int]], device: Any) -> tuple[Any, ...]:
+    """Ranges of a block-diagonal reduction: rows of block k meet columns of block k."""
+    over, under = (torch.tensor(part, dtype=torch.int32, device=device) for part in (rows, cols))
+    ends = torch.arange(1, len(rows) + 1, dtype=torch.int32, device=device)
+    return over, ends, under, under, ends, over
+
+
+def reduce(kind: Any, x: Any, y: Any, h: Any, s: Any, axis: int, ranges: tuple[Any, ...]) -> Any:
+    """The log-sum-exp of every row (axis 1) or column (axis 0) in float64; what no block covers is not to be read.
+
+    Args:
+        kind: A name in NAMED, whose coordinates hold eps, or a Formula.
+        x: Rows' points.
+        y: Columns' points.
+        h: Log weights and potentials of the side that is summed over, in nats.
+        s: What a Formula's costs are multiplied by, on the side that is summed over; None for a name.
+        axis: 1 for rows, 0 for columns.
+        ranges: From `blocks`, rows first.
+    """
+    dim, device = x.shape[1], x.device.type
+    weights = [h.to(x.dtype)[:, None].contiguous(), *([] if s is None else [s.to(x.dtype)[:, None].contiguous()])]
+    if isinstance(kind, str):
+        # Costs by name are symmetric: columns are rows of the transposed problem, and one formula serves both.
+        reducer = _reducer(NAMED[kind], dim, 1, False, device, x.dtype)
+        if axis == 0:
+            x, y, ranges = y, x, (*ranges[3:], *ranges[:3])
+    else:
+        reducer = _reducer(kind.text, dim, axis, True, device, x.dtype)
+    return reducer(x, y, *weights, ranges=ranges, backend=_backend(x))[:, 0].double()
+
+
+def formula_matrix(formula: Any, x: Any, y: Any) -> Any:
+    """All costs of a formula in float64: a log-sum-exp over one column at a time is that column."""
+    rows, cols = (torch.as_tensor(np.ascontiguousarray(p, dtype=np.float64)) for p in (x, y))
+    n, m = len(rows), len(cols)
+    zero, one = torch.zeros(m, dtype=torch.float64), torch.ones(m, dtype=torch.float64)
+    found = np.empty((n, m))
+    for j in range(m):
+        span = blocks([(0, n)], [(j, j + 1)], rows.device)
+        found[:, j] = -reduce(formula, rows, cols, zero, one, 1, span).numpy()
+    return found

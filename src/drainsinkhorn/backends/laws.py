@@ -1,0 +1,57 @@
+"""Conditional laws in plain NumPy: the reference, and what is used where nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.costs import cost_matrix
+from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector, invert
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+
+class PlainLaws:
+    """Laws from costs by direct differences, in float64."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        problem = side.problem
+        if isinstance(problem.cost, Cost):
+            self._x = to_numpy(problem.x)
+            self._problem = replace(problem, y=side.others)
+        else:
+            self._dense = to_numpy(problem.cost)
+
+    def block(self, rows: Places) -> Block:
+        """Laws of some rows."""
+        side = self._side
+        if isinstance(side.problem.cost, Cost):
+            scores = cost_matrix(replace(self._problem, x=self._x[rows]))[0] / side.problem.eps
+        else:
+            scores = self._dense[np.ix_(rows, side.cols)].astype(np.float64) / side.problem.eps
+        exponents = side.g - scores
+        largest = exponents.max(axis=1, keepdims=True)
+        law = side.b * np.exp(exponents - largest)
+        total = law.sum(axis=1, keepdims=True)
+        return Block(law / total, side.f[rows] + (np.log(total) + largest)[:, 0], scores)
+
+    def mean(self, weights: Matrix, values: Matrix) -> Matrix:
+        """`weights @ values`."""
+        return weights @ values
+
+    def draw(self, law: Matrix, rows: Places, numbers: Vector) -> Places:
+        """Columns, row by row."""
+        found = np.empty(rows.size, dtype=np.int64)
+        for row in np.unique(rows):
+            mine = rows == row
+            found[mine] = invert(law[row], numbers[mine])
+        return found
+
+
+def plain_couplings(problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+    """Finished plans in plain NumPy."""
+    return BlockCouplings(problems, potentials, PlainLaws)

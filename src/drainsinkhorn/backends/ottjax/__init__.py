@@ -1,0 +1,124 @@
+"""The drain over OTT-JAX: stacked OTT problems, advanced by phases of OTT's own updates."""
+
+# pyright: basic
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import jax
+import ott
+
+from drainsinkhorn.backends.arrays import library
+from drainsinkhorn.backends.couplings import BlockCouplings
+from drainsinkhorn.backends.door import caller_array, sizes
+from drainsinkhorn.backends.laws import plain_couplings
+from drainsinkhorn.backends.ottjax.kernels import How
+from drainsinkhorn.backends.ottjax.loading import filled_size
+from drainsinkhorn.backends.ottjax.pack import OttPack, rung
+from drainsinkhorn.backends.scores import scores
+from drainsinkhorn.core.audit import EVERY
+from drainsinkhorn.core.errors import BackendUnavailable, OptionsError, ProblemError
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+OLDEST = (0, 6)
+ROUNDING = 2.0**-23
+"""What float32 costs a score, as part of it: products, norms and sums together."""
+
+
+@dataclass(frozen=True, slots=True)
+class OttBackend:
+    """OTT-JAX on whatever device JAX has.
+
+    Attributes:
+        stride: Updates of a phase: lanes are looked at, and leave, at its end.
+        precision: "auto" takes float32 where the scores allow it, else float64.
+        kept_pairs: Pairs up to which a lane keeps its cost matrix; above, OTT's online point cloud computes it anew.
+        batch_size: Rows at a time of an online point cloud; set, it is used whatever the size. None: by memory.
+        device: "auto" is where the caller's JAX arrays lie, else JAX's default; "cpu", "gpu" or "tpu" its first one.
+    """
+
+    stride: int = 20
+    precision: Literal["auto", "float32", "float64"] = "auto"
+    kept_pairs: int = 2**24
+    batch_size: int | None = None
+    device: str = "auto"
+    name: str = field(default="ott", init=False)
+    bitwise: bool = field(default=False, init=False)
+    accelerations: tuple[str, ...] = field(default=("none",), init=False)
+
+    def __post_init__(self) -> None:
+        version = str(vars(ott)["__version__"])
+        if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST:
+            raise BackendUnavailable(
+                f"backend 'ott' needs ott-jax 0.6 or newer, found {version}; pip install -U 'drainsinkhorn[ott]'"
+            )
+        for name in ("stride", "kept_pairs", "batch_size"):
+            value = getattr(self, name)
+            if (value is not None or name != "batch_size") and (type(value) is not int or value < 1):
+                raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
+
+    def signature(self, problem: Problem[Any]) -> Hashable:
+        """Lanes of one size (filled up), cost and precision share packs."""
+        return self._how(problem), str(self._device(problem))
+
+    def width_for(self, lanes: int) -> int:
+        """The next power of two."""
+        return rung(lanes)
+
+    def natural_width(self, problem: Problem[Any]) -> int:
+        """Sixteen, fewer where their matrices would fill the memory; on a CPU, what its cache holds."""
+        (n, m), cpu = sizes(problem), self._device(problem).platform == "cpu"
+        return max(1, min(16, rung((2**18 if cpu else 2**28) // (n * m) or 1)))
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """A look costs little beside a reduction."""
+        return EVERY
+
+    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+        """Nothing: jax compiles a width when it meets it, and keeps it for the process."""
+
+    def pack(self, problems: Sequence[Problem[Any]]) -> OttPack:
+        """Stack the lanes on the device and measure their first f-leg."""
+        return OttPack(problems, self._how(problems[0]), self._device(problems[0]))
+
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+        """Plans in plain NumPy, some rows at a time."""
+        return plain_couplings(problems, potentials)
+
+    def using(self, acceleration: str) -> OttBackend:
+        """Itself: plain Sinkhorn is all it has."""
+        return self
+
+    def precise(self) -> OttBackend:
+        """The same in float64."""
+        return replace(self, precision="float64")
+
+    def describe(self, problem: Problem[Any]) -> str:
+        """Precision and representation."""
+        how = self._how(problem)
+        kept = "kept costs" if how.kept else f"online costs, {how.batch} rows at a time"
+        return f"{'float32' if how.single else 'float64'}, {kept}, phases of {how.stride}"
+
+    def _how(self, problem: Problem[Any]) -> How:
+        (n, m), cost = (filled_size(size) for size in sizes(problem)), problem.cost
+        kind = cost.kind if isinstance(cost, Cost) else "dense"
+        if not isinstance(kind, str) and not hasattr(kind, "fn"):
+            raise ProblemError(f"backend 'ott' cannot compute the cost {kind!r}; use backend=\"auto\"")
+        kind = "sqeuclidean" if kind == "cosine" else kind
+        d = 0 if kind == "dense" else int(problem.x.shape[1])  # type: ignore[union-attr]
+        assert problem.tol is not None
+        single = self.precision == "float32"
+        if self.precision == "auto":
+            single = ROUNDING * scores(problem).typical <= problem.tol / 10
+        online = kind != "dense" and (self.batch_size is not None or n * m > self.kept_pairs)
+        batch = (self.batch_size or max(1, 2**23 // max(n, m))) if online else 0
+        return How(kind, n, m, d, single, batch, self.stride)
+
+    def _device(self, problem: Problem[Any]) -> Any:
+        like = caller_array(problem)
+        if self.device != "auto":
+            return jax.devices(self.device)[0]
+        return next(iter(like.devices())) if library(like) == "jax" else jax.devices()[0]

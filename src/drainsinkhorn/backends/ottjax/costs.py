@@ -1,0 +1,43 @@
+"""A cost function of OTT as a kind of cost."""
+
+# pyright: basic
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from drainsinkhorn.backends.arrays import x64
+
+
+@dataclass(frozen=True, slots=True)
+class OttCost:
+    """Any `CostFn` of OTT. Equal where type and parameters are, so that problems with equal costs share packs."""
+
+    fn: Any = field(compare=False)
+    key: Hashable
+
+    @classmethod
+    def of(cls, fn: Any) -> OttCost:
+        """A kind from a cost function."""
+        leaves, tree = jax.tree.flatten(fn)
+        plain = all(hasattr(leaf, "dtype") or isinstance(leaf, (int, float)) for leaf in leaves)
+        values = tuple((np.shape(leaf), np.asarray(leaf).tobytes()) for leaf in leaves) if plain else id(fn)
+        return cls(fn, (type(fn), str(tree), values))
+
+    @property
+    def backend(self) -> str:
+        """What computes it."""
+        return "ott"
+
+    def matrix(self, x: Any, y: Any) -> Any:
+        """All costs in float64."""
+        with x64(jax), jax.default_matmul_precision("highest"):
+            return np.asarray(self.fn.all_pairs(jax.numpy.asarray(x), jax.numpy.asarray(y)), dtype=np.float64)
+
+    def __str__(self) -> str:
+        return type(self.fn).__name__

@@ -1,0 +1,120 @@
+"""From a problem to the float64 arrays of a lane, filled up to the sizes of its How."""
+
+# pyright: basic
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.costs import unit_rows
+from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.ottjax.kernels import SAMPLES, UNIT, How
+from drainsinkhorn.backends.scores import samples, scores
+from drainsinkhorn.backends.starts import start
+from drainsinkhorn.backends.support import Support
+from drainsinkhorn.core.problem import Cost, Problem
+
+Vector = NDArray[np.float64]
+
+
+def filled_size(size: int) -> int:
+    """Points of a lane: filled up by an eighth at most, and to a multiple of 16, so that unequal clouds share packs."""
+    step = max(16, (1 << (size.bit_length() - 1)) // 8)
+    return -(-size // step) * step
+
+
+@dataclass
+class Loaded:
+    """A lane on the host.
+
+    Attributes:
+        problem: The admitted problem.
+        arrays: What `Kernels.load` takes; empty once it is on the device.
+        how: How it is computed.
+        unit: One unit of the lane's potentials in units of the cost.
+        eps: eps in units of the lane.
+        rows: Points of positive weight.
+        cols: Likewise.
+        support: Set if there are points without weight.
+        depth: Cycles run.
+        stale: Residual of the rows, band included.
+        frozen: Whether it changes no more.
+    """
+
+    problem: Problem[Any]
+    arrays: dict[str, Any]
+    how: How
+    unit: float
+    eps: float
+    rows: NDArray[np.intp]
+    cols: NDArray[np.intp]
+    support: Support | None
+    depth: int = 0
+    stale: float = math.inf
+    frozen: bool = False
+
+    def emptied(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
+        """From OTT's convention and the lane's sizes and unit to ours, on the support, in units of the cost."""
+        a, b = to_numpy(self.problem.a)[self.rows], to_numpy(self.problem.b)[self.cols]
+        return (
+            self.unit * (f[self.rows] - self.eps * np.log(a)),
+            self.unit * (g[self.cols] - self.eps * np.log(b)),
+        )
+
+    def filled(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
+        """Potentials on the support, in units of the cost, as long as the lane and in its unit."""
+        long_f, long_g = np.zeros(self.how.n), np.zeros(self.how.m)
+        long_f[self.rows], long_g[self.cols] = f / self.unit, g / self.unit
+        return long_f, long_g
+
+
+@np.errstate(all="ignore")
+def load(problem: Problem[Any], how: How) -> Loaded:
+    """A lane's arrays."""
+    (n, m), cost = sizes(problem), problem.cost
+    a, b = to_numpy(problem.a), to_numpy(problem.b)
+    rows, cols = np.flatnonzero(a), np.flatnonzero(b)
+    support = Support(problem, rows, cols) if len(rows) < n or len(cols) < m else None
+    eps, unit, arrays = 1.0, problem.eps, dict[str, Any]()
+    if not isinstance(cost, Cost):
+        arrays["cost"] = _filled(to_numpy(cost) / problem.eps, how.n, how.m)
+    else:
+        x, y = (to_numpy(points).astype(np.float64) for points in (problem.x, problem.y))
+        if isinstance(cost.kind, str):
+            ratio = cost.scale / problem.eps
+            if cost.kind == "cosine":
+                x, y, ratio = unit_rows(x), unit_rows(y), ratio / 2
+            factor = ratio if cost.kind == "euclidean" else math.sqrt(ratio)
+            # One vector for both clouds, so that differences stay what they are.
+            centre = (a @ x + b @ y) / 2
+            x, y = factor * (x - centre), factor * (y - centre)
+        else:
+            eps, unit = problem.eps / cost.scale, cost.scale
+        # Filled up with a point of the cloud itself, where any cost is defined.
+        arrays |= {"x": _repeated(x, how.n), "y": _repeated(y, how.m)}
+    f, g = (side / unit for side in start(problem))
+    _, largest, rounding = scores(problem)
+    rounding = 2 * (rounding + UNIT * (8 * largest + n + m))
+    arrays |= {
+        "a": _filled(a, how.n), "b": _filled(b, how.m), "f": _filled(f, how.n), "g": _filled(g, how.m),
+        "eps": np.float64(eps), "rounding": np.float64(rounding),
+        "rows": samples(a, SAMPLES), "cols": samples(b, SAMPLES),
+        "broken": np.bool_(not math.isfinite(largest) or not math.isfinite(1 / eps)),
+    }  # fmt: skip
+    return Loaded(problem, arrays, how, unit, eps, rows, cols, support)
+
+
+def _filled(array: Any, *shape: int) -> Any:
+    full = np.zeros(shape)
+    full[tuple(slice(size) for size in array.shape)] = array
+    return full
+
+
+def _repeated(points: Any, size: int) -> Any:
+    return points[np.minimum(np.arange(size), len(points) - 1)]

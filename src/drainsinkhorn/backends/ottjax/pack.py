@@ -1,0 +1,190 @@
+"""A pack of stacked OTT problems: what the kernels run is as wide as the next rung of the ladder."""
+
+# pyright: basic
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.arrays import x64
+from drainsinkhorn.backends.emission import Rounded, emission, rounded
+from drainsinkhorn.backends.ottjax.kernels import STATE, How, Kernels, Lane, kernels
+from drainsinkhorn.backends.ottjax.loading import Loaded, load
+from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.core.result import Residual
+
+Vector = NDArray[np.float64]
+
+
+def rung(lanes: int) -> int:
+    """The next power of two: widths are few, so that what is compiled is little."""
+    return 0 if lanes == 0 else 1 << (lanes - 1).bit_length()
+
+
+@contextmanager
+def careful(device: Any) -> Iterator[None]:
+    """float64 is allowed, products are in full precision (a GPU would take TF32), and no memory is a MemoryError."""
+    with x64(jax), jax.default_matmul_precision("highest"), jax.default_device(device):
+        try:
+            yield
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" in str(error):
+                raise MemoryError(f"the device has no memory left: {error}") from None
+            raise
+
+
+class OttPack:
+    """Lanes of one How.
+
+    Args:
+        problems: What to open with.
+        how: How they are computed.
+        device: Where.
+    """
+
+    def __init__(self, problems: Sequence[Problem[Any]], how: How, device: Any) -> None:
+        self._how, self._device = how, device
+        self._kernels = kernels(how)
+        self._lanes: list[Loaded] = []
+        self._stack: Lane = {}
+        self._width = 0
+        self._slots = 0
+        self._legs = 0
+        self.repack([], problems)
+
+    @property
+    def width(self) -> int:
+        """The rung the lanes stand on."""
+        return self._width
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs so far, those of lanes that only fill a rung included."""
+        return Spent(self._slots, self._legs)
+
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+        """Phase after phase; when lanes are held, those that are left go on at the width of their own rung."""
+        moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
+        frozen = [i for i, lane in enumerate(self._lanes) if lane.frozen]
+        with careful(self._device):
+            seats, stack = list(range(len(self._lanes))), self._stack
+            for _ in range(-(-cycles // self._how.stride)):
+                if not moving:
+                    break
+                seats, stack = self._narrowed(seats, stack, [*moving, *frozen])
+                stack = self._run_phase(seats, stack, set(moving))
+                held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
+                moving = [] if lockstep and held else [i for i in moving if i not in held]
+            self._settle(seats, stack)
+        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
+
+    def _run_phase(self, seats: Sequence[int], stack: Lane, moving: set[int]) -> Lane:
+        """One phase on a stack whose places are taken by the lanes `seats`; what lanes report is noted."""
+        width, stride = len(stack["a"]), self._how.stride
+        moves = np.array([i in moving for i in seats] + [False] * (width - len(seats)))
+        new = self._kernels.phase(stack, moves)
+        self._slots += width * stride
+        self._legs += 2 * width * stride
+        errors, bands = (np.asarray(new[key]) for key in ("error", "band"))
+        for place, i in enumerate(seats):
+            if i in moving:
+                self._lanes[i].depth += stride
+                self._lanes[i].stale = float(errors[place] + bands[place])
+        return stack | new
+
+    def _narrowed(self, seats: list[int], stack: Lane, wanted: Sequence[int]) -> tuple[list[int], Lane]:
+        """A stack of the lanes wanted only, if that is on a lower rung."""
+        if rung(len(wanted)) == len(stack["a"]):
+            return seats, stack
+        self._settle(seats, stack)
+        return list(wanted), self._kernels.take(self._stack, _padded(wanted))
+
+    def _settle(self, seats: Sequence[int], stack: Lane) -> None:
+        """Write the state of a stack back to the lanes of the pack."""
+        if not seats or stack is self._stack:
+            return
+        if len(stack["a"]) == self._width:
+            self._stack = stack
+            return
+        # Places beyond the pack are dropped: what only fills a rung is written nowhere.
+        places = _padded(seats)
+        places[len(seats) :] = self._width
+        state, part = ({key: lanes[key] for key in STATE} for lanes in (self._stack, stack))
+        self._stack = self._stack | self._kernels.put(state, places, part)
+
+    def screen(self, lanes: Sequence[int]) -> list[float]:
+        """The row residual of the state in a pass of its own, band included."""
+        self._legs += len(lanes)
+        with careful(self._device):
+            found = [self._kernels.screen(self._stack, i) for i in lanes]
+            return [float(one["error"]) + float(one["band"]) for one in found]
+
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+        """Both sides of the states as they will be emitted; `exact` computes them in float64."""
+        self._legs += 2 * len(lanes)
+        return [self._verify_one(i, exact=exact) for i in lanes]
+
+    def _verify_one(self, i: int, *, exact: bool) -> Residual:
+        lane = self._lanes[i]
+        if math.isnan(lane.stale):
+            return Residual(math.nan, math.nan, math.nan)
+        state = self._rounded(i)
+        with careful(self._device):
+            if exact and self._how.single:
+                how = self._how.in_double()
+                run: Kernels = kernels(how)
+                arrays = run.load(load(lane.problem, how).arrays)
+            else:
+                run, arrays = self._kernels, self._kernels.pick(self._stack, i)
+            row, col, band = run.check(arrays, *lane.filled(state.f, state.g))
+            return Residual(float(row), float(col), float(band))
+
+    def _rounded(self, i: int) -> Rounded:
+        """A lane's potentials on its support, in our convention and in units of the cost, as they will be emitted."""
+        with careful(self._device):
+            f, g = (np.asarray(self._stack[key][i]).astype(np.float64) for key in ("f", "g"))
+        lane = self._lanes[i]
+        return rounded(lane.problem, *lane.emptied(f, g))
+
+    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+        """Copies for the caller."""
+        return [emission(self._lanes[i].problem, self._rounded(i), self._lanes[i].support) for i in lanes]
+
+    def freeze(self, lanes: Sequence[int]) -> None:
+        """These lanes no longer change."""
+        for i in lanes:
+            self._lanes[i].frozen = True
+
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        """Keep these lanes, in this order, append the admitted, and stand on the rung of so many."""
+        admitted = [load(problem, self._how) for problem in admit]
+        lanes = [self._lanes[i] for i in keep] + admitted
+        with careful(self._device):
+            stack = self._stack
+            if lanes and not admitted:
+                stack = self._kernels.take(self._stack, _padded(keep))
+            elif lanes:
+                fresh = [self._kernels.load(lane.arrays) for lane in admitted]
+                stack = self._kernels.stack([fresh[i] for i in _padded(range(len(fresh)))])
+                if keep:
+                    places = [*keep, *(self._width + i for i in range(len(fresh)))]
+                    stack = self._kernels.join(self._stack, stack, _padded(places))
+            jax.block_until_ready(stack)
+        for place, lane in enumerate(admitted, len(keep)):
+            lane.arrays = {}
+            lane.stale = float(stack["error"][place] + stack["band"][place])
+        self._lanes, self._stack, self._width = lanes, stack, rung(len(lanes))
+        self._legs += len(admitted)
+
+
+def _padded(places: Sequence[int]) -> NDArray[np.int32]:
+    """Places of lanes, filled up to a rung with the first: lanes that run and are never looked at."""
+    return np.array([*places, *[places[0]] * (rung(len(places)) - len(places))], dtype=np.int32)

@@ -1,0 +1,62 @@
+"""How large the scores of a problem are, and which of its points to look at: from this, precision is chosen."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.costs import point_cost, unit_rows
+from drainsinkhorn.core.problem import Cost, Problem
+
+Vector = NDArray[np.float64]
+
+LIGHT = 1e-3
+"""Points lighter than this part of the mean weight are not sampled: together they hold no more of the mass."""
+
+
+class Scores(NamedTuple):
+    """How large costs are, in units of eps: a typical one, a bound on all, and one on their rounding in float64."""
+
+    typical: float
+    largest: float
+    rounding: float
+
+
+@np.errstate(all="ignore")
+def scores(problem: Problem[Any]) -> Scores:
+    """How large the costs of a problem are; of a caller's own cost, judged by a sample and twice its largest."""
+    cost = problem.cost
+    if not isinstance(cost, Cost):
+        found = np.abs(to_numpy(cost))
+        return Scores(float(found.mean()) / problem.eps, float(found.max()) / problem.eps, 0.0)
+    factor, (x, y) = cost.scale / problem.eps, (to_numpy(points) for points in (problem.x, problem.y))
+    if not isinstance(cost.kind, str):
+        some = [p[np.linspace(0, len(p) - 1, min(len(p), 64)).astype(int)].astype(np.float64) for p in (x, y)]
+        found = np.abs(cost.kind.matrix(*some))
+        far = 2 * float(found.max())
+        return Scores(factor * float(found.mean()), factor * far, factor * point_cost(cost).rounding(x.shape[1], far))
+    a, b = to_numpy(problem.a), to_numpy(problem.b)
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    if cost.kind == "cosine":
+        x, y = unit_rows(x), unit_rows(y)
+    centre = (a @ x + b @ y) / 2
+    from_x, from_y = (_lengths(points - centre) for points in (x, y))
+    known = point_cost(cost)
+    far = float(known.largest(float(from_x.max()) + float(from_y.max())))
+    typical = float(a @ known.largest(from_x) + b @ known.largest(from_y))
+    return Scores(factor * typical, factor * far, factor * float(known.rounding(x.shape[1], far)))
+
+
+def _lengths(points: Any) -> Vector:
+    """Lengths of vectors whose squares may overflow."""
+    extent = np.abs(points).max(axis=1, keepdims=True)
+    return np.where(extent[:, 0] > 0, extent[:, 0] * np.sqrt(((points / extent) ** 2).sum(axis=1)), 0.0)
+
+
+def samples(weights: Vector, count: int) -> NDArray[np.int32]:
+    """Places of points, evenly spread over those that are not light; some twice if there are fewer."""
+    heavy = np.flatnonzero(weights >= LIGHT / len(weights))
+    return heavy[np.linspace(0, len(heavy) - 1, count).astype(int)].astype(np.int32)

@@ -1,0 +1,339 @@
+"""Finished plans on the device: lanes of like size stacked and consumed by one launch.
+
+Precision follows the caller: problems in float32 are consumed in float32 from split scores, if some rows show that this
+is right to ACCURACY, and in float64 elsewhere.
+"""
+
+# pyright: basic, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+# Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from drainsinkhorn.backends.arrays import is_single, library, to_caller, to_numpy
+from drainsinkhorn.backends.couplings import (
+    check_pairs,
+    checked_count,
+    checked_rows,
+    checked_side,
+    checked_values,
+    costs,
+    pulled,
+    uniforms,
+)
+from drainsinkhorn.backends.door import caller_array, normal, sizes
+from drainsinkhorn.backends.triton.arena import ALIGN
+from drainsinkhorn.backends.triton.stacks import Stack, stack_lanes, stacked, unit_rows
+from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.core.result import TransportCost
+
+ACCURACY, PROBES = 1e-5, 32
+"""Largest error of probed rows of a lane that is consumed in float32, and how many rows are probed."""
+RANGE = 2.0**-60, 100.0
+"""Sums of a row outside are not trusted in float32."""
+LN2 = math.log(2.0)
+
+
+class TritonCouplings:
+    """Finished plans of some problems on one device."""
+
+    def __init__(
+        self,
+        problems: Sequence[Problem[Any]],
+        potentials: Sequence[Potentials[Any]],
+        how: Callable[[Any], Any],
+        device: Any,
+    ) -> None:
+        self._given, self._potentials, self._device = list(problems), list(potentials), device
+        self._problems = [normal(problem) for problem in problems]
+        self._stacks: list[Stack] = []
+        for lanes, kind in self._alike(how):
+            some = [self._problems[i] for i in lanes], [self._potentials[i] for i in lanes]
+            uniform = all(self._given[i].a is None and self._given[i].b is None for i in lanes)
+            narrow = all(is_single(caller_array(problem)) for problem in some[0])
+            self._stacks += self._sorted(stack_lanes(lanes, *some, kind, device, uniform=uniform), narrow)
+
+    def _alike(self, how: Callable[[Any], Any]) -> list[tuple[list[int], Any]]:
+        """Lanes that are stacked: one kind of scores, one dimension, sizes within a factor of two."""
+        found: dict[Any, tuple[list[int], Any]] = {}
+        for lane, problem in enumerate(self._problems):
+            n, m = sizes(problem)
+            if isinstance(problem.cost, Cost):
+                kind = how(problem)
+                size = tuple(max(ALIGN.bit_length(), side.bit_length()) for side in (n, m))
+                key = (kind, problem.cost.kind, problem.x.shape[1], size, is_single(problem.x))
+            else:
+                # The caller's own matrix is read where it lies.
+                kind, key = None, lane
+            found.setdefault(key, ([], kind))[0].append(lane)
+        return list(found.values())
+
+    def _sorted(self, stack: Stack, narrow: bool) -> list[Stack]:
+        """The lanes that may be consumed in float32, and the others."""
+        if not narrow or stack.dense:
+            return [stack.part(range(len(stack.lanes)), exact=True)]
+        off = torch.maximum(*(self._probe(stack, side) for side in (0, 1)))
+        right = (off <= ACCURACY).tolist()
+        parts = [[k for k, fine in enumerate(right) if fine is wanted] for wanted in (True, False)]
+        return [stack.part(some, exact=exact) for some, exact in zip(parts, (False, True), strict=True) if some]
+
+    def _probe(self, stack: Stack, side: int) -> Any:
+        """Error of ratios and of means of random signs in some rows: in the mean, or a third of the largest.
+
+        A row alone may be off by more than the mean, if few rows carry what is costly; NaN where one is not finite.
+        """
+        size = stack.sizes[:, side : side + 1].long()
+        rows = (torch.arange(PROBES, device=self._device)[None, :] * size // PROBES).int().contiguous()
+        signs = _signs(stack.pads[1 - side], self._device).expand(len(stack.lanes), -1, -1)
+        sums, means = stack.averages(side, signs, rows=rows)
+        logs, truth, _ = stack.exact_averages(side, signs, rows=rows)
+        fine, own = (stack.at(vector, side, rows) for vector in ("fine", "potential"))
+        ratio = torch.exp2(logs + own)
+        off = (sums.double() * torch.exp2(fine.double()) - ratio).abs() + ratio * (means - truth)[:, :, 0].abs()
+        return torch.maximum(off.mean(1), off.amax(1) / 3)
+
+    def _each(
+        self, verb: Callable[[Stack], tuple[Any, Any]], exact_verb: Callable[[Stack], Any]
+    ) -> list[tuple[Stack, Any]]:
+        """Outcomes of stacks; lanes whose float32 sums left their range are done again in float64.
+
+        `verb` returns sums of rows and its outcome.
+        """
+        found: list[tuple[Stack, Any]] = []
+        for stack in self._stacks:
+            if stack.exact:
+                found.append((stack, exact_verb(stack)))
+                continue
+            sums, outcome = verb(stack)
+            bad = (~((sums > RANGE[0]) & (sums < RANGE[1]))).any(1).tolist()
+            found.append((stack, outcome))
+            if any(bad):
+                again = stack.part([k for k, wrong in enumerate(bad) if wrong], exact=True)
+                # Later entries take the place of earlier ones.
+                found.append((again, exact_verb(again)))
+        return found
+
+    def _return(self, lane: int, tensor: Any) -> Any:
+        """In the caller's library and on the caller's device, in the dtype of the potentials."""
+        like, f = caller_array(self._problems[lane]), self._potentials[lane].f
+        if library(like) == "torch":
+            dtype = f.dtype if tensor.is_floating_point() else tensor.dtype
+            return tensor.to(device=like.device, dtype=dtype)
+        array = tensor.cpu().numpy()
+        return to_caller(array if array.dtype.kind == "i" else array.astype(to_numpy(f).dtype), like)
+
+    def _collect(self, outcomes: list[tuple[Stack, Any]], side: int) -> list[Any]:
+        """Rows of each lane, without padding, in the order of the problems."""
+        found: list[Any] = [None] * len(self._problems)
+        for stack, outcome in outcomes:
+            for k, lane in enumerate(stack.lanes):
+                found[lane] = outcome[k, : sizes(self._problems[lane])[side]]
+        return found
+
+    def log_ratios(self, side: str = "row") -> list[Any]:
+        """Log marginal ratios."""
+        s = _index(side)
+        found = self._collect(self._ratios(s), s)
+        return [self._return(lane, logs * LN2) for lane, logs in enumerate(found)]
+
+    def _ratios(self, side: int) -> list[tuple[Stack, Any]]:
+        """Log2 of marginal ratios in float64."""
+
+        def narrow(stack: Stack) -> tuple[Any, Any]:
+            sums, _ = stack.averages(side, None)
+            return sums, sums.double().log2() + stack.fine[side].double()
+
+        def exact(stack: Stack) -> Any:
+            return stack.exact_averages(side, None)[0] + stack.potential[side]
+
+        return self._each(narrow, exact)
+
+    def _means(self, values: Sequence[Any], side: int, *, weighted: bool) -> list[Any]:
+        """Means of values, times the mass of the row if `weighted`; float64, flat channels."""
+        if len(values) != len(self._problems):
+            raise ProblemError(f"there are {len(self._problems)} results and values for {len(values)}")
+        others = [sizes(problem)[1 - side] for problem in self._problems]
+        flat = [checked_values(v, size).reshape(size, -1) for v, size in zip(values, others, strict=True)]
+
+        def laid_out(stack: Stack) -> Any:
+            return stacked([flat[lane] for lane in stack.lanes], stack.pads[1 - side], self._device)
+
+        def narrow(stack: Stack) -> tuple[Any, Any]:
+            sums, means = stack.averages(side, laid_out(stack))
+            if weighted:
+                mass = stack.mass[side] * torch.exp2(stack.fine[side].double()) * sums.double()
+                return sums, means * mass[:, :, None].to(means.dtype)
+            return sums, means
+
+        def exact(stack: Stack) -> Any:
+            logs, means, _ = stack.exact_averages(side, laid_out(stack).double())
+            return means * stack.masses(side, logs)[:, :, None] if weighted else means
+
+        found = self._collect(self._each(narrow, exact), side)
+        return [out[:, : v.shape[1]] for out, v in zip(found, flat, strict=True)]
+
+    def _shaped(self, found: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        shapes = [tuple(getattr(v, "shape", (len(v),)))[1:] for v in values]
+        return [
+            self._return(lane, out.reshape(len(out), *shape))
+            for lane, (out, shape) in enumerate(zip(found, shapes, strict=True))
+        ]
+
+    def apply(self, values: Sequence[Any], side: str = "row") -> list[Any]:
+        """Mass times means."""
+        return self._shaped(self._means(values, _index(side), weighted=True), values)
+
+    def average(self, values: Sequence[Any], side: str = "row") -> list[Any]:
+        """Means."""
+        return self._shaped(self._means(values, _index(side), weighted=False), values)
+
+    def barycentric_map(self, side: str = "row") -> list[Any]:
+        """Means of the other cloud."""
+        return self.average(self._clouds(1 - _index(side)), side)
+
+    def _clouds(self, side: int) -> list[Any]:
+        clouds = [(problem.x, problem.y)[side] for problem in self._problems]
+        if any(cloud is None for cloud in clouds):
+            raise ProblemError("a dense cost has no points to average; use apply with your own values")
+        return clouds
+
+    def top_match(self, side: str = "row") -> list[Any]:
+        """Places of the largest entries of rows."""
+        s = _index(side)
+        found = self._collect(self._each(lambda stack: stack.match(s), lambda stack: stack.exact_match(s)), s)
+        return [self._return(lane, places.long()) for lane, places in enumerate(found)]
+
+    def sample(self, count: int, seeds: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Rows by their mass, then columns by the law of the row, both by inverting cumulative sums."""
+        count = checked_count(count)
+        numbers = [uniforms(seed, count) for seed in seeds]
+        found: list[Any] = [None] * len(self._problems)
+        for stack, logs in self._ratios(0):
+            first, second = (
+                torch.stack([torch.from_numpy(numbers[lane][k]) for lane in stack.lanes]).to(self._device)
+                for k in (0, 1)
+            )
+            inside = torch.arange(stack.pads[0], device=self._device)[None, :] < stack.sizes[:, :1]
+            mass = torch.where(inside & (stack.mass[0] > 0), stack.mass[0] * torch.exp2(logs), 0.0)
+            if not bool(mass.isfinite().all()):
+                raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
+            rows = _invert(mass, first)
+            cols = stack.exact_draw(rows, second, logs) if stack.exact else stack.draw(rows, second)
+            for k, lane in enumerate(stack.lanes):
+                found[lane] = self._return(lane, rows[k].long()), self._return(lane, cols[k].long())
+        return found
+
+    def partners(self, rows: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
+        """Columns by the laws of given rows."""
+        given = [checked_rows(some, sizes(problem)[0]) for some, problem in zip(rows, self._problems, strict=True)]
+        numbers = [uniforms(seed, len(some))[1] for seed, some in zip(seeds, given, strict=True)]
+        found: list[Any] = [None] * len(given)
+        for stack, logs in self._ratios(0):
+            longest = max(len(given[lane]) for lane in stack.lanes)
+            places = stacked([given[lane] for lane in stack.lanes], longest, self._device).int().contiguous()
+            chosen = stacked([numbers[lane] for lane in stack.lanes], longest, self._device).double().contiguous()
+            cols = stack.exact_draw(places, chosen, logs) if stack.exact else stack.draw(places, chosen)
+            for k, lane in enumerate(stack.lanes):
+                found[lane] = self._return(lane, cols[k, : len(given[lane])].long())
+        return found
+
+    def transport_cost(self) -> list[TransportCost]:
+        """In one sweep over the rows."""
+
+        def narrow(stack: Stack) -> tuple[Any, Any]:
+            sums, (entropies, prices) = stack.averages(0, None)
+            fine = stack.fine[0].double()
+            scale = stack.mass[0] * torch.exp2(fine)
+            parts = [scale * sums, scale * prices, scale * (entropies.double() + fine * sums)]
+            return sums, torch.stack(parts, dim=2)
+
+        def exact(stack: Stack) -> Any:
+            logs, _, (exponents, prices) = stack.exact_averages(0, None)
+            mass = stack.masses(0, logs)
+            return torch.stack([mass, mass * prices, mass * (exponents + stack.potential[0])], dim=2)
+
+        rows = self._collect(self._each(narrow, exact), 0)
+        potentials = [self._collect([(s, s.potential[side]) for s in self._stacks], side) for side in (0, 1)]
+        masses = [self._collect([(s, s.mass[side]) for s in self._stacks], side) for side in (0, 1)]
+        sums = [
+            torch.cat([row.sum(0), ((a * f).sum() + (b * g).sum())[None]])
+            for row, f, g, a, b in zip(rows, *potentials, *masses, strict=True)
+        ]
+        return [
+            costs(problem.eps, mass, *(LN2 * part for part in bits))
+            for problem, (mass, *bits) in zip(self._problems, torch.stack(sums).tolist(), strict=True)
+        ]
+
+    def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
+        """Through the means of the other cloud; the euclidean cost, whose terms may be large, in float64."""
+        s = _index(side)
+        points = [self._on(cloud) for cloud in self._clouds(s)]
+        kinds = [problem.cost.kind for problem in self._problems]
+        values: list[Any] = []
+        for lane, cloud in enumerate(map(self._on, self._clouds(1 - s))):
+            weight = torch.ones_like(cloud[:, 0]) if weights is None else self._on(weights[lane])
+            others = unit_rows(cloud) if kinds[lane] == "cosine" else cloud
+            values.append(weight[:, None] * torch.cat([others, torch.ones_like(others[:, :1])], dim=1))
+        means = self._means(values, s, weighted=False)
+        logs = self._collect(self._ratios(s), s)
+        masses = self._collect([(stack, stack.mass[s]) for stack in self._stacks], s)
+        near = [(stack, self._inverse(stack, values, s)) for stack in self._stacks if stack.rooted]
+        over = self._collect(near, s)
+        found: list[Any] = []
+        for lane, problem in enumerate(self._problems):
+            mass = torch.where(masses[lane] > 0, masses[lane] * torch.exp2(logs[lane]), 0.0)
+            if kinds[lane] == "euclidean":
+                # Scores are distances times scale / (eps ln 2).
+                factor = problem.cost.scale**2 / (problem.eps * LN2)
+                slope = factor * mass[:, None] * (points[lane] * over[lane][:, -1:] - over[lane][:, :-1])
+            else:
+                slope = pulled(problem.cost, points[lane], mass, means[lane])
+            found.append(self._return(lane, slope))
+        return found
+
+    def _inverse(self, stack: Stack, values: Sequence[Any], side: int) -> Any:
+        laid_out = stacked([values[lane] for lane in stack.lanes], stack.pads[1 - side], self._device)
+        return stack.exact_averages(side, laid_out, inverse=True)[1]
+
+    def _on(self, points: Any) -> Any:
+        return stacked([points], len(points), self._device)[0].double()
+
+    def plan(self, max_pairs: int) -> list[Any]:
+        """Exponents coordinate by coordinate, in float64."""
+        check_pairs(self._problems, max_pairs)
+        return [self._return(lane, self._dense(lane)) for lane in range(len(self._problems))]
+
+    def _dense(self, lane: int) -> Any:
+        stack = next(stack for stack in reversed(self._stacks) if lane in stack.lanes)
+        k, (n, m) = stack.lanes.index(lane), sizes(self._problems[lane])
+        f, g = stack.potential[0][k, :n], stack.potential[1][k, :m]
+        plan = torch.exp2(f[:, None] + g[None, :] - stack.scores(k, n, m))
+        a, b = stack.mass[0][k, :n], stack.mass[1][k, :m]
+        return torch.where((a[:, None] > 0) & (b > 0), a[:, None] * b * plan, 0.0)
+
+
+@lru_cache(maxsize=8)
+def _signs(size: int, device: Any) -> Any:
+    """Random signs, (1, size, 1), the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (1, size, 1), generator=generator).double().mul(2).sub(1).to(device)
+
+
+def _index(side: str) -> int:
+    return 0 if checked_side(side) == "row" else 1
+
+
+def _invert(mass: Any, numbers: Any) -> Any:
+    """Places at which cumulative sums of rows of `mass` pass numbers in [0, 1) times their totals."""
+    totals = torch.cumsum(mass, dim=1)
+    last = mass.shape[1] - 1 - (mass > 0).int().flip(1).argmax(1, keepdim=True)
+    places = torch.searchsorted(totals, numbers * totals[:, -1:], right=True)
+    return torch.minimum(places, last).int().contiguous()

@@ -1,0 +1,94 @@
+"""Implicit differentiation of potentials, batched over finished plans.
+
+With r and c the marginals of P, potentials that keep both marginals satisfy
+
+    r df + P dg  = sum_j P dC - eps P (db / b)
+    P' df + c dg = sum_i P dC - eps P' (da / a)
+
+so a cotangent (u, v) of (f, g) with equal sums is pulled back through (p, q), the solution of the same symmetric system
+with (u, v) on the right. Eliminating `q = (v - P' p) / c` leaves `(r - P c^-1 P') p = u - P (v / c)`, positive but for
+the gauge: conjugate gradients, preconditioned by r, each step one `apply` of either side. Arrays are NumPy or torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.core.protocol import Couplings
+
+MAX_STEPS, RTOL = 1000, 1e-10
+"""Steps of conjugate gradients, and the residual at which a lane rests, over that of zero."""
+
+
+class Pulled(NamedTuple):
+    """Cotangents of the inputs of every lane."""
+
+    x: list[Any]
+    y: list[Any]
+    a: list[Any]
+    b: list[Any]
+
+
+def pull_back(plans: Couplings[Any], problems: Sequence[Problem[Any]], u: Sequence[Any], v: Sequence[Any]) -> Pulled:
+    """Cotangents of points and weights from those of f and g; problems in normal form, weights positive."""
+    p, q = solve_marginals(plans, u, v)
+    rows, cols = plans.slopes("row"), plans.slopes("col")
+    x = [own[:, None] * s + t for own, s, t in zip(p, rows, plans.slopes("row", q), strict=True)]
+    y = [own[:, None] * s + t for own, s, t in zip(q, cols, plans.slopes("col", p), strict=True)]
+    a = [-problem.eps * w / problem.a for problem, w in zip(problems, plans.apply(q), strict=True)]
+    b = [-problem.eps * w / problem.b for problem, w in zip(problems, plans.apply(p, "col"), strict=True)]
+    return Pulled(x, y, a, b)
+
+
+def solve_marginals(plans: Couplings[Any], u: Sequence[Any], v: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """(p, q) of every lane, by conjugate gradients on all of them at once; a lane that is done rests."""
+    r = plans.apply([one * 0 + 1 for one in v], "row")
+    c = plans.apply([one * 0 + 1 for one in u], "col")
+
+    def schur(p: list[Any]) -> list[Any]:
+        passed = [w / mass for w, mass in zip(plans.apply(p, "col"), c, strict=True)]
+        back = plans.apply(passed, "row")
+        return [mass * one - w for mass, one, w in zip(r, p, back, strict=True)]
+
+    shifted = plans.apply([one / mass for one, mass in zip(v, c, strict=True)], "row")
+    residual = [one - w for one, w in zip(u, shifted, strict=True)]
+    # Rounding may leave a part along the gauge, which nothing can take away.
+    residual = [one - mass * (one.sum() / mass.sum()) for one, mass in zip(residual, r, strict=True)]
+    p = [one * 0 for one in residual]
+    scaled = [one / mass for one, mass in zip(residual, r, strict=True)]
+    direction = list(scaled)
+    norms = [float((one * z).sum()) for one, z in zip(residual, scaled, strict=True)]
+    stops = [RTOL**2 * norm for norm in norms]
+    moving = [k for k, norm in enumerate(norms) if norm > 0]
+    for _ in range(MAX_STEPS):
+        if not moving:
+            break
+        image = schur(direction)
+        for k in list(moving):
+            curvature = float((direction[k] * image[k]).sum())
+            if not curvature > 0:
+                moving.remove(k)
+                continue
+            step = norms[k] / curvature
+            p[k] = p[k] + step * direction[k]
+            residual[k] = residual[k] - step * image[k]
+            scaled[k] = residual[k] / r[k]
+            norm = float((residual[k] * scaled[k]).sum())
+            direction[k] = scaled[k] + (norm / norms[k]) * direction[k]
+            norms[k] = norm
+            if norm <= stops[k]:
+                moving.remove(k)
+    worst = max((norms[k] / stops[k] for k in moving), default=0.0) ** 0.5 * RTOL
+    if worst > 1e-3:
+        warnings.warn(
+            f"implicit differentiation: {len(moving)} of {len(p)} lanes have a relative residual of up to {worst:.2g} "
+            f"after {MAX_STEPS} steps; their gradients are as coarse; raise eps or solve to a smaller tol",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    passed = plans.apply(p, "col")
+    q = [(one - w) / mass for one, w, mass in zip(v, passed, c, strict=True)]
+    return p, q

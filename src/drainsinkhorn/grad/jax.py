@@ -1,0 +1,193 @@
+"""Entropic values, divergences and potentials that JAX can differentiate, batched over problems, inside jit too.
+
+Solving happens on the host, in one callback for the whole batch, so these run on the CPU backend whatever the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from drainsinkhorn.backends import load
+from drainsinkhorn.backends.door import normal
+from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.divergences import duals, with_clouds_themselves
+from drainsinkhorn.grad.implicit import pull_back
+from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of
+
+Columns = tuple[list[Any], list[Any], list[Any], list[Any]]
+
+
+def value(
+    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+) -> jax.Array:
+    """Entropic values `min_P sum P C + eps KL(P | a b')`, (W,), differentiable in points and weights.
+
+    Derivatives are those of the dual value at the potentials (envelope theorem), of the first order only.
+
+    Args:
+        x: Points: shared (n, d), stacked (W, n, d), or a list of unequal clouds.
+        y: Likewise.
+        eps: A number, or one for each problem; not traced.
+        a: Weights; normalised here, so that derivatives are those of the normalised problem.
+        b: Likewise.
+        cost: A name or a Cost.
+        **settings: Keywords of `solve`: tol, accelerate, ...
+
+    Returns:
+        One value for each problem; NaN for one that is INVALID.
+
+    Examples:
+        >>> x, y = jnp.zeros((4, 20, 2)), jnp.ones((30, 2))
+        >>> slope = jax.jit(jax.grad(lambda x: value(x, y, eps=0.5).sum()))(x)
+        >>> slope.shape
+        (4, 20, 2)
+    """
+    lanes = lanes_of(x, y, a, b, eps, cost)
+    return _value(_task(lanes, cost, settings), *_columns(lanes))
+
+
+def divergence(
+    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+) -> jax.Array:
+    """Debiased Sinkhorn divergences, (W,), differentiable in points and weights; arguments as for `value`."""
+    pairs = lanes_of(x, y, a, b, eps, cost)
+    lanes, within = with_clouds_themselves(pairs)
+    found: Any = _value(_task(lanes, cost, settings), *_columns(lanes))
+    first, second = (found[np.array([pair[side] for pair in within])] for side in (0, 1))
+    return found[: len(pairs)] - first / 2 - second / 2
+
+
+def potentials(
+    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+) -> list[Potentials[jax.Array]]:
+    """Potentials of every problem, differentiable in points and weights by implicit differentiation.
+
+    They are shifted so that g is zero in the mean under b; solve to a small tol, since derivatives are as good as it.
+    Arguments as for `value`; weights must be positive.
+    """
+    lanes = lanes_of(x, y, a, b, eps, cost)
+    columns = _columns(lanes)
+    found: Any = _potentials(_task(lanes, cost, settings), *columns)
+    fs, gs = found
+    return [gauged(f, g, other) for f, g, other in zip(fs, gs, columns[3], strict=True)]
+
+
+def _task(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any]) -> Task:
+    return Task(tuple(float(lane.eps) for lane in lanes), cost, settings)
+
+
+def _columns(lanes: Sequence[Problem[Any]]) -> Columns:
+    """All x, all y, all a and all b; weights normalised."""
+    xs, ys = ([jnp.asarray(points) for points in column] for column in zip(*((p.x, p.y) for p in lanes), strict=True))
+
+    def weights(given: Any, points: Any) -> Any:
+        dtype = points.dtype if jnp.issubdtype(points.dtype, jnp.floating) else jnp.float32
+        given = jnp.ones(points.shape[0], dtype) if given is None else jnp.asarray(given, dtype)
+        return given / given.sum()
+
+    return (
+        xs,
+        ys,
+        [weights(p.a, x) for p, x in zip(lanes, xs, strict=True)],
+        [weights(p.b, y) for p, y in zip(lanes, ys, strict=True)],
+    )
+
+
+def _host(columns: Sequence[Any]) -> list[list[Any]]:
+    return [[np.asarray(array) for array in column] for column in columns]
+
+
+def _shapes(columns: Sequence[Sequence[Any]]) -> Any:
+    return [[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in column] for column in columns]
+
+
+def _as(arrays: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
+    return [np.asarray(array, dtype=shape.dtype) for array, shape in zip(arrays, shapes, strict=True)]
+
+
+def _call(host: Any, out: Any, *columns: Any) -> Any:
+    return jax.pure_callback(host, out, *columns, vmap_method="sequential")
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _value(task: Task, xs: Any, ys: Any, weights: Any, others: Any) -> Any:
+    out = jax.ShapeDtypeStruct((len(xs),), weights[0].dtype)
+
+    def host(*columns: Any) -> Any:
+        return np.array(duals(task.solve(*_host(columns))), dtype=out.dtype)
+
+    return _call(host, out, xs, ys, weights, others)
+
+
+def _value_forward(task: Task, xs: Any, ys: Any, weights: Any, others: Any) -> Any:
+    """Values, and all derivatives at once: potentials in float32 would lose what float64 knows."""
+    columns = xs, ys, weights, others
+    shapes = _shapes(columns)
+    values = jax.ShapeDtypeStruct((len(xs),), weights[0].dtype)
+
+    def host(*given: Any) -> Any:
+        solution = task.solve(*_host(given))
+        found = [[np.full(s.shape, np.nan) for s in column] for column in shapes]
+        for places, plans in plans_of(solution):
+            for column, side in ((0, "row"), (1, "col")):
+                for k, slope in zip(places, plans.slopes(side), strict=True):
+                    found[column][k] = slope
+            for k in places:
+                found[2][k], found[3][k] = solution[k].potentials
+        gradients = [_as(column, shape) for column, shape in zip(found, shapes, strict=True)]
+        return np.array(duals(solution), dtype=values.dtype), gradients
+
+    return _call(host, (values, shapes), *columns)
+
+
+def _value_backward(task: Task, gradients: Any, cotangents: Any) -> Any:
+    return tuple([g * cotangents[k] for k, g in enumerate(column)] for column in gradients)
+
+
+_value.defvjp(_value_forward, _value_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _potentials(task: Task, xs: Any, ys: Any, weights: Any, others: Any) -> Any:
+    shapes = _shapes((weights, others))
+
+    def host(*columns: Any) -> Any:
+        for name, column in (("a", columns[2]), ("b", columns[3])):
+            for k, array in enumerate(column):
+                if not (np.asarray(array) > 0).all():
+                    raise ProblemError(
+                        f"{name} of problem {k} has weights of zero, whose potentials have no derivatives"
+                    )
+        pairs = [result.potentials for result in task.solve(*_host(columns))]
+        return [_as([pair[side] for pair in pairs], shapes[side]) for side in (0, 1)]
+
+    return _call(host, shapes, xs, ys, weights, others)
+
+
+def _potentials_forward(task: Task, *columns: Any) -> Any:
+    found = _potentials(task, *columns)
+    return found, (columns, found)
+
+
+def _potentials_backward(task: Task, kept: Any, cotangents: Any) -> Any:
+    columns, (fs, gs) = kept
+    shapes = _shapes(columns)
+
+    def host(columns: Any, fs: Any, gs: Any, cotangents: Any) -> Any:
+        problems = task.problems(*_host(columns))
+        pairs = [Potentials(np.asarray(f), np.asarray(g)) for f, g in zip(fs, gs, strict=True)]
+        plans = load("cpu").couple(problems, pairs)
+        found = pull_back(plans, [normal(problem) for problem in problems], *_host(cotangents))
+        return tuple(_as(column, shape) for column, shape in zip(found, shapes, strict=True))
+
+    return _call(host, tuple(shapes), columns, fs, gs, cotangents)
+
+
+_potentials.defvjp(_potentials_forward, _potentials_backward)

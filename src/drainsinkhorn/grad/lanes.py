@@ -1,0 +1,60 @@
+"""From batched inputs to lanes and back: what the torch and the JAX rooms share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drainsinkhorn.api import solve
+from drainsinkhorn.batch import problems
+from drainsinkhorn.consumers import couplings
+from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.core.protocol import Couplings
+from drainsinkhorn.solution import Solution
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """How to solve a batch: everything that is not differentiated.
+
+    Attributes:
+        eps: Of every lane.
+        cost: Between points.
+        settings: Keywords of `solve`.
+    """
+
+    eps: tuple[float, ...]
+    cost: str | Cost
+    settings: dict[str, Any]
+
+    def solve(
+        self, xs: Sequence[Any], ys: Sequence[Any], weights: Sequence[Any], others: Sequence[Any]
+    ) -> Solution[Any]:
+        """Solve lanes whose arrays carry no derivatives."""
+        return solve(self.problems(xs, ys, weights, others), **self.settings)
+
+    def problems(self, xs: Any, ys: Any, weights: Any, others: Any) -> list[Problem[Any]]:
+        """The lanes as problems."""
+        rows = zip(xs, ys, weights, others, self.eps, strict=True)
+        return [Problem(x=x, y=y, a=a, b=b, eps=eps, cost=self.cost) for x, y, a, b, eps in rows]
+
+
+def lanes_of(x: Any, y: Any, a: Any, b: Any, eps: Any, cost: Any) -> list[Problem[Any]]:
+    """Lanes of batched inputs, each with views of its own arrays."""
+    if not isinstance(cost, (str, Cost)):
+        raise ProblemError("gradients are with respect to points: pass x and y and the name of a cost")
+    return problems(x, y, eps=eps, a=a, b=b, cost=cost)
+
+
+def plans_of(solution: Solution[Any]) -> list[tuple[list[int], Couplings[Any]]]:
+    """Plans of the lanes that have potentials, and their places."""
+    some = [k for k, result in enumerate(solution) if result.emitted is not None]
+    return [([some[i] for i in places], plans) for places, plans in couplings([solution[k] for k in some])]
+
+
+def gauged(f: Any, g: Any, b: Any) -> Potentials[Any]:
+    """Potentials whose g is zero in the mean: the one pair among all `(f + t, g - t)` that has derivatives."""
+    shift = (b * g).sum()
+    return Potentials(f + shift, g - shift)

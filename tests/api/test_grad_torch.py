@@ -1,0 +1,144 @@
+"""torch derivatives: gradcheck in float64, against autograd through dense Sinkhorn, batches, sharing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conftest import needs
+
+import drainsinkhorn as ds
+
+torch = needs("torch")
+
+from drainsinkhorn.grad import torch as grad  # noqa: E402
+
+rng = np.random.default_rng(0)
+TIGHT = {"tol": 1e-11, "max_depth": 5000}
+
+
+def tensor(array: Any, *, needs_grad: bool = True) -> Any:
+    return torch.tensor(array, dtype=torch.float64, requires_grad=needs_grad)
+
+
+def weights(size: int) -> Any:
+    return tensor(rng.uniform(0.5, 1.5, size=size))
+
+
+COSTS = ["sqeuclidean", "euclidean", "cosine", ds.Cost("sqeuclidean", 0.5), ds.Cost("euclidean", 2.0)]
+
+
+@pytest.mark.parametrize("cost", COSTS, ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_value(cost: Any, backend: str) -> None:
+    x, y = tensor(rng.normal(size=(5, 2)) + 1), tensor(rng.normal(size=(4, 2)) + 1)
+    a, b = weights(5), weights(4)
+
+    def run(x: Any, y: Any, a: Any, b: Any) -> Any:
+        return grad.value(x, y, a=a, b=b, eps=0.7, cost=cost, backend=backend, **TIGHT)
+
+    assert torch.autograd.gradcheck(run, (x, y, a, b), atol=1e-6)
+
+
+@pytest.mark.parametrize("cost", COSTS[:3], ids=str)
+def test_divergence(cost: Any) -> None:
+    x, y = tensor(rng.normal(size=(2, 5, 2)) + 1), tensor(rng.normal(size=(2, 4, 2)) + 1)
+    a, b = tensor(rng.uniform(0.5, 1.5, size=(2, 5))), weights(4)
+
+    def run(x: Any, y: Any, a: Any, b: Any) -> Any:
+        return grad.divergence(x, y, a=a, b=b, eps=[0.7, 0.4], cost=cost, **TIGHT)
+
+    assert torch.autograd.gradcheck(run, (x, y, a, b), atol=1e-6)
+
+
+@pytest.mark.parametrize("cost", COSTS[:3], ids=str)
+def test_potentials(cost: Any) -> None:
+    x, y = tensor(rng.normal(size=(5, 2)) + 1), tensor(rng.normal(size=(4, 2)) + 1)
+    a, b = weights(5), weights(4)
+
+    def run(x: Any, y: Any, a: Any, b: Any) -> Any:
+        ((f, g),) = grad.potentials(x, y, a=a, b=b, eps=0.7, cost=cost, **TIGHT)
+        return f, g
+
+    assert torch.autograd.gradcheck(run, (x, y, a, b), atol=1e-6)
+
+
+def test_a_plan_built_from_potentials_can_be_differentiated() -> None:
+    """Of a ragged batch, through the barycentric map."""
+    xs, ys = [tensor(rng.normal(size=(n, 2))) for n in (5, 3)], [tensor(rng.normal(size=(m, 2))) for m in (4, 6)]
+
+    def run(*clouds: Any) -> Any:
+        xs, ys = clouds[:2], clouds[2:]
+        found = grad.potentials(list(xs), list(ys), eps=[0.5, 1.0], **TIGHT)
+        images = []
+        for x, y, (f, g), eps in zip(xs, ys, found, (0.5, 1.0), strict=True):
+            cost = (x[:, None] - y[None]).square().sum(-1)
+            images.append(torch.softmax((f[:, None] + g - cost) / eps, dim=1) @ y)
+        return tuple(images)
+
+    assert torch.autograd.gradcheck(run, (*xs, *ys), atol=1e-6)
+
+
+def dense_value(x: Any, y: Any, eps: float) -> Any:
+    """Autograd through every cycle of a dense log-domain Sinkhorn."""
+    cost = (x[:, None] - y[None]).square().sum(-1)
+    g = torch.zeros(len(y), dtype=x.dtype)
+    for _ in range(400):
+        f = -eps * torch.logsumexp((g - cost) / eps, dim=1) + eps * np.log(len(y))
+        g = -eps * torch.logsumexp((f[:, None] - cost) / eps, dim=0) + eps * np.log(len(x))
+    return f.mean() + g.mean()
+
+
+def test_a_ragged_batch_against_unrolled_sinkhorn() -> None:
+    xs = [tensor(rng.normal(size=(n, 3))) for n in (30, 12, 20)]
+    ys = [tensor(rng.normal(size=(m, 3)) + 0.5) for m in (17, 25, 20)]
+    found = grad.value(xs, ys, eps=1.0, tol=1e-9)
+    ours = torch.autograd.grad((found * torch.tensor([1.0, -2.0, 0.5])).sum(), [*xs, *ys])
+    theirs = [dense_value(x, y, 1.0) for x, y in zip(xs, ys, strict=True)]
+    total = theirs[0] - 2 * theirs[1] + 0.5 * theirs[2]
+    assert found.tolist() == pytest.approx([v.item() for v in theirs], rel=1e-8)
+    for mine, other in zip(ours, torch.autograd.grad(total, [*xs, *ys]), strict=True):
+        assert torch.allclose(mine, other, atol=1e-7)
+
+
+def test_shared_points_gather_all_gradients() -> None:
+    x, y = tensor(rng.normal(size=(6, 2))), tensor(rng.normal(size=(3, 5, 2)), needs_grad=False)
+    grad.divergence(x, y, eps=0.5, tol=1e-9).sum().backward()
+    alone = sum(torch.autograd.grad(grad.divergence(x, one, eps=0.5, tol=1e-9).sum(), x)[0] for one in y)
+    assert torch.allclose(x.grad, alone, atol=1e-9)
+
+
+def test_against_geomloss() -> None:
+    geomloss = needs("geomloss")
+    x, y, blur = tensor(rng.normal(size=(2, 20, 2))), tensor(rng.normal(size=(2, 25, 2)) + 0.3, needs_grad=False), 0.7
+    ours = grad.divergence(x, y, eps=blur**2, cost=ds.Cost("sqeuclidean", 0.5), tol=1e-7)
+    theirs = geomloss.SamplesLoss("sinkhorn", p=2, blur=blur, scaling=0.999, backend="tensorized")(x, y)
+    (mine,), (other,) = (torch.autograd.grad(v.sum(), x) for v in (ours, theirs))
+    assert (mine - other).abs().max() <= 1e-3 * other.abs().max()
+
+
+def test_a_bad_lane_is_nan_and_harms_nobody() -> None:
+    points = rng.normal(size=(2, 6, 2))
+    points[1, 0, 0] = np.nan
+    x = tensor(points)
+    found = grad.value(x, tensor(rng.normal(size=(5, 2))), eps=0.5)
+    found[0].backward()
+    assert found.isnan().tolist() == [False, True]
+    assert x.grad[0].isfinite().all()
+
+
+def test_float32_gradients_stay_float32() -> None:
+    x = torch.randn(2, 30, 3, requires_grad=True)
+    grad.value(x, torch.randn(2, 20, 3), eps=1.0).sum().backward()
+    assert x.grad.dtype == torch.float32
+
+
+def test_bad_input() -> None:
+    x = tensor(rng.normal(size=(4, 2)))
+    with pytest.raises(ds.ProblemError, match="y must be a torch tensor, got ndarray"):
+        grad.value(x, np.ones((3, 2)), eps=1.0)
+    with pytest.raises(ds.ProblemError, match="gradients are with respect to points"):
+        grad.value(x, x, eps=1.0, cost=torch.ones(4, 4))  # type: ignore[arg-type]
+    with pytest.raises(ds.ProblemError, match="a of problem 0 has weights of zero"):
+        grad.potentials(x, x, a=torch.tensor([0.0, 1, 1, 1]), eps=1.0)
