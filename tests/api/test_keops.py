@@ -64,7 +64,10 @@ def test_a_formula_of_the_callers_own() -> None:
     assert np.abs(plan.sum(1) - 1 / 30).sum() <= 1e-6
     assert np.abs(plan.sum(0) - 1 / 25).sum() <= 1e-6
     assert np.allclose(FORMULA.matrix(x, y), cost)
-    assert result.transport_cost() == pytest.approx((plan * cost).sum())
+    assert result.transport_cost().transport == pytest.approx((plan * cost).sum())
+    assert np.allclose(result.apply(np.ones(30), side="col"), plan.sum(0))
+    with pytest.raises(ds.ProblemError, match="gradients need a cost by name"):
+        result.backend.couple([result.problem], [result.potentials]).slopes()
     there = ds.solve(x, y, eps=0.5, cost=ds.Cost(FORMULA, 2.0), backend="reference", tol=1e-6)[0]
     here = ds.solve(x, y, eps=0.5, cost=ds.Cost(FORMULA, 2.0), backend="keops", tol=1e-6)[0]
     assert np.abs(here.plan() - there.plan()).sum() <= 1e-5

@@ -139,6 +139,27 @@ def _is_ott(value: Any) -> bool:
     return "ott.geometry.costs.CostFn" in named
 
 
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A caller's own kind with x and y exchanged, for what looks at a problem from its other side."""
+
+    kind: Any
+
+    @property
+    def backend(self) -> str:
+        """What computes it."""
+        return self.kind.backend
+
+    def matrix(self, x: Matrix, y: Matrix) -> Matrix:
+        """All costs in float64."""
+        return self.kind.matrix(y, x).T
+
+
+def turned(cost: Cost) -> Cost:
+    """The cost from y to x. Costs by name are symmetric; a caller's own need not be."""
+    return cost if isinstance(cost.kind, str) else replace(cost, kind=Turned(cost.kind))
+
+
 def point_cost(cost: Cost) -> PointCost:
     """What is known of a cost between points; a caller's own is taken for what its float64 evaluation gives."""
     if isinstance(cost.kind, str):

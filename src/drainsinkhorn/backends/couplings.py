@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import is_array, to_caller, to_numpy
-from drainsinkhorn.backends.costs import unit_rows
+from drainsinkhorn.backends.costs import turned, unit_rows
 from drainsinkhorn.backends.door import caller_array, normal, sizes
 from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.errors import ProblemError
@@ -99,7 +99,7 @@ def side_of(problem: Problem[Any], potentials: Potentials[Any], side: str) -> Si
     f, g = (to_numpy(p).astype(np.float64) / problem.eps for p in potentials)
     a, b = to_numpy(problem.a), to_numpy(problem.b)
     if side == "col":
-        cost = problem.cost if isinstance(problem.cost, Cost) else to_numpy(problem.cost).T
+        cost = turned(problem.cost) if isinstance(problem.cost, Cost) else to_numpy(problem.cost).T
         problem = Problem(x=problem.y, y=problem.x, a=b, b=a, eps=problem.eps, cost=cost)
         f, g, a, b = g, f, b, a
     cols = np.flatnonzero(b)
@@ -389,6 +389,9 @@ class BlockCouplings:
         lanes, clouds = self._lanes(side), self._clouds(side)
         masses = [_mass(one.a, logs) for (one, _), logs in zip(lanes, self._logs(side), strict=True)]
         kinds = [one.problem.cost.kind for one, _ in lanes if isinstance(one.problem.cost, Cost)]
+        own = [kind for kind in kinds if not isinstance(kind, str)]
+        if own:
+            raise ProblemError(f"the slope of the cost {own[0]} is not known; gradients need a cost by name")
         values: list[Any] = []
         for lane, (cloud, kind) in enumerate(zip(clouds, kinds, strict=True)):
             points = to_numpy(cloud).astype(np.float64)

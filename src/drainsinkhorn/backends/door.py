@@ -54,7 +54,7 @@ def _admit(problem: Any, tol: float, margin: float, init: Any) -> Problem[Any]:
 
 def normal(problem: Problem[Any]) -> Problem[Any]:
     """The normal form of a problem that has passed the door before: nothing is looked at again."""
-    cost = _array(Cost(problem.cost) if isinstance(problem.cost, str) else problem.cost)
+    cost = _array(as_cost(problem.cost))
     if isinstance(cost, Cost):
         cost = replace(cost, scale=float(cost.scale))
     problem = replace(problem, x=_array(problem.x), y=_array(problem.y), eps=float(problem.eps), cost=cost)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_caller, to_numpy
-from drainsinkhorn.backends.costs import cost_matrix
+from drainsinkhorn.backends.costs import cost_matrix, turned
 from drainsinkhorn.backends.door import admit, caller_array, sizes
 from drainsinkhorn.backends.support import c_transform
 from drainsinkhorn.core.errors import ProblemError
@@ -154,8 +154,8 @@ def extend(known: Problem[Any], potentials: Potentials[Any], problem: Problem[An
     f, g = (to_numpy(p).astype(np.float64) for p in potentials)
     like = caller_array(new)
     fresh_f = f if _same(old.x, new.x) else _by_chunks(replace(old, x=new.x, cost=new.cost), to_numpy(old.b), g)
-    turned = replace(old, x=new.y, y=old.x, cost=new.cost)
-    fresh_g = g if _same(old.y, new.y) else _by_chunks(turned, to_numpy(old.a), f)
+    other = replace(old, x=new.y, y=old.x, cost=turned(new.cost))
+    fresh_g = g if _same(old.y, new.y) else _by_chunks(other, to_numpy(old.a), f)
     return Potentials(to_caller(fresh_f, like), to_caller(fresh_g, like))
 
 

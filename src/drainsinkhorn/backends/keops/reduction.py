@@ -103,12 +103,9 @@ def reduce(kind: Any, x: Any, y: Any, h: Any, s: Any, axis: int, ranges: tuple[A
 
 
 def formula_matrix(formula: Any, x: Any, y: Any) -> Any:
-    """All costs of a formula in float64: a log-sum-exp over one column at a time is that column."""
+    """All costs of a formula in float64: a log-sum-exp over one column, in a batch of them, is that column."""
     rows, cols = (torch.as_tensor(np.ascontiguousarray(p, dtype=np.float64)) for p in (x, y))
-    n, m = len(rows), len(cols)
-    zero, one = torch.zeros(m, dtype=torch.float64), torch.ones(m, dtype=torch.float64)
-    found = np.empty((n, m))
-    for j in range(m):
-        span = blocks([(0, n)], [(j, j + 1)], rows.device)
-        found[:, j] = -reduce(formula, rows, cols, zero, one, 1, span).numpy()
-    return found
+    one = torch.ones((len(cols), 1, 1), dtype=torch.float64)
+    reducer = _reducer(formula.text, rows.shape[1], 1, True, "cpu", torch.float64)
+    found = reducer(rows[None], cols[:, None, :].contiguous(), torch.zeros_like(one), one, backend="CPU")
+    return -found[:, :, 0].T.numpy()

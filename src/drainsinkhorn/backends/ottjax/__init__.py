@@ -74,8 +74,8 @@ class OttBackend:
         return max(1, min(16, rung((2**18 if cpu else 2**28) // (n * m) or 1)))
 
     def natural_spacing(self, *, refills: bool) -> int:
-        """A look costs little beside a reduction."""
-        return EVERY
+        """A phase."""
+        return self.stride
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Nothing: jax compiles a width when it meets it, and keeps it for the process."""
