@@ -19,7 +19,6 @@ from drainsinkhorn.backends.ottjax.kernels import How
 from drainsinkhorn.backends.ottjax.loading import filled_size
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
 from drainsinkhorn.backends.scores import scores
-from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.errors import BackendUnavailable, OptionsError, ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
