@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -11,6 +14,24 @@ from hypothesis import settings
 # One profile everywhere: examples are derandomised so that a failure on one machine is a failure on all.
 settings.register_profile("drain", derandomize=True, deadline=None, database=None)
 settings.load_profile("drain")
+
+
+# Numba links a function that it has just compiled otherwise than one that it finds on disk, so the process that
+# compiles may differ from all later ones in the last bits. Tests that compare processes need kernels from disk in all.
+COMPILE = """
+import numpy as np
+from drainsinkhorn.backends.cpu.pack import compile_kernels
+for dtype in (np.dtype(np.float32), np.dtype(np.float64)):
+    for momentum in (True, False):
+        compile_kernels(dtype, streaming=False, momentum=momentum)
+compile_kernels(np.dtype(np.float64), streaming=True, momentum=False)
+"""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let another process compile what is not on disk, before any test and any worker of xdist."""
+    if not hasattr(config, "workerinput") and importlib.util.find_spec("numba") is not None:
+        subprocess.run([sys.executable, "-c", COMPILE], check=True)
 
 
 def needs(module: str) -> Any:

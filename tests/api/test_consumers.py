@@ -154,6 +154,22 @@ class TestSample:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_points_without_weight_may_lie_anywhere(backend: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y, a, b = rng.normal(size=(20, 2)), rng.normal(size=(15, 2)), np.ones(20), np.ones(15)
+    x[0], y[3], a[0], b[3] = 1e200, -1e200, 0, 0
+    whole = ds.solve(x, y, a=a / 19, b=b / 14, eps=0.5, backend=backend)[0]
+    rest = ds.solve(x[1:], np.delete(y, 3, axis=0), eps=0.5, backend=backend)[0]
+    values = rng.normal(size=(15, 2))
+    pushed = whole.apply(values)
+    assert np.allclose(pushed[1:], rest.apply(np.delete(values, 3, axis=0)))
+    assert np.array_equal(pushed[0], np.zeros(2))
+    assert np.allclose(whole.transport_cost(), rest.transport_cost())
+    assert set(whole.sample(500, seed=0)[0]) <= set(range(1, 20))
+    assert 3 not in whole.sample(500, seed=0)[1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_memory_is_linear(backend: str) -> None:
     rng, n = np.random.default_rng(0), 6000
     problem = ds.Problem(x=rng.normal(size=(n, 2)), y=rng.normal(size=(n, 2)), eps=5.0)

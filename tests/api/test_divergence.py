@@ -19,14 +19,14 @@ def test_against_geomloss() -> None:
     """GeomLoss has costs |x - y|^2 / 2 and eps = blur^2, and anneals: a scaling near one lets it converge."""
     torch, geomloss = needs("torch"), needs("geomloss")
     blur = 0.7
-    theirs = geomloss.SamplesLoss("sinkhorn", p=2, blur=blur, scaling=0.999, backend="tensorized", debias=True)
+    theirs = geomloss.SamplesLoss("sinkhorn", p=2, blur=blur, scaling=0.995, backend="tensorized", debias=True)
     ours = ds.divergence(X, Y, eps=blur**2, cost=ds.Cost("sqeuclidean", 0.5), tol=1e-6)
     ours.solution.raise_for_status()
     a, b = rng.dirichlet(np.ones(40)), rng.dirichlet(np.ones(50))
-    assert ours.values == pytest.approx(theirs(torch.tensor(X), torch.tensor(Y)).numpy(), rel=5e-5)
+    assert ours.values == pytest.approx(theirs(torch.tensor(X), torch.tensor(Y)).numpy(), rel=1.5e-4)
     weighted = ds.divergence(X[0], Y[0], a=a, b=b, eps=blur**2, cost=ds.Cost("sqeuclidean", 0.5), tol=1e-6)
     other = theirs(*(torch.tensor(v) for v in (a, X[0], b, Y[0])))
-    assert weighted.values[0] == pytest.approx(float(other), rel=5e-5)
+    assert weighted.values[0] == pytest.approx(float(other), rel=1.5e-4)
 
 
 def test_against_ott() -> None:

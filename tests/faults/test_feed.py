@@ -271,7 +271,7 @@ class TestFairness:
         assert waited < 2
 
     def test_a_failed_problem_is_rescued_though_nothing_else_comes(self) -> None:
-        client = ds.Client(max_depth=50, accelerate="none", init="zero")
+        client = ds.Client(max_depth=50, accelerate="none", init="zero", backend="reference")
         result = client.submit(problem(eps=0.02)).result(LONG)
         assert result.rescued
         client.close()

@@ -272,7 +272,7 @@ class BlockCouplings:
             one, laws = lanes[lane]
             law = np.where(block.scores > 0, block.law / block.scores, 0.0) if inverse else block.law
             mean = laws.mean(law, flat[lane])
-            found[lane][rows] = mean * _mass(one.a[rows], block.logs)[:, None] if weighted else mean
+            found[lane][rows] = _times(_mass(one.a[rows], block.logs), mean) if weighted else mean
 
         self._sweep(side, work)
         return [out.reshape(len(out), *array.shape[1:]) for out, array in zip(found, arrays, strict=True)]
@@ -372,8 +372,9 @@ class BlockCouplings:
             one, _ = lanes[lane]
             mass = _mass(one.a[rows], block.logs)
             found[lane][0, rows] = mass
-            found[lane][1, rows] = mass * np.einsum("ij,ij->i", block.law, block.scores)
-            found[lane][2, rows] = mass * (one.f[rows] + np.einsum("ij,ij->i", block.law, one.g - block.scores))
+            price = np.einsum("ij,ij->i", block.law, block.scores)
+            entropy = one.f[rows] + np.einsum("ij,ij->i", block.law, one.g - block.scores)
+            found[lane][1:, rows] = _times(mass, np.c_[price, entropy]).T
 
         self._sweep("row", work)
         out: list[TransportCost] = []
@@ -421,7 +422,7 @@ class BlockCouplings:
 
         def work(lane: int, rows: Places, block: Block) -> None:
             one = lanes[lane][0]
-            found[lane][np.ix_(rows, one.cols)] = _mass(one.a[rows], block.logs)[:, None] * block.law
+            found[lane][np.ix_(rows, one.cols)] = _times(_mass(one.a[rows], block.logs), block.law)
 
         self._sweep("row", work)
         return [self._return(lane, plan) for lane, plan in enumerate(found)]
@@ -431,6 +432,11 @@ def _mass(weights: Vector, logs: Vector) -> Vector:
     """`a_i rho_i`; zero where there is no weight, whatever the ratio."""
     with np.errstate(all="ignore"):
         return np.where(weights > 0, weights * np.exp(logs), 0.0)
+
+
+def _times(mass: Vector, rows: Matrix) -> Matrix:
+    """Rows times their masses; zero without mass, however far away the point lies."""
+    return np.where(mass[:, None] > 0, mass[:, None] * rows, 0.0)
 
 
 def _by_mass(mass: Vector, numbers: Vector) -> Places:

@@ -30,7 +30,8 @@ class CompiledLaws:
         if cost.kind == "cosine":
             # 1 - cos is half the squared distance of unit vectors.
             x, y, factor = unit_rows(x), unit_rows(y), factor / 2
-        low, high = box(x.T, y.T)
+        # A point without weight may lie anywhere: it has no say in where the middle is.
+        low, high = box(x[side.a > 0].T, y.T)
         middle, self._root = low / 2 + high / 2, cost.kind == "euclidean"
         scale = factor if self._root else math.sqrt(factor)
         self._x = np.ascontiguousarray(scale * (x - middle))

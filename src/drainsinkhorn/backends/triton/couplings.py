@@ -170,12 +170,12 @@ class TritonCouplings:
             sums, means = stack.averages(side, laid_out(stack))
             if weighted:
                 mass = stack.mass[side] * torch.exp2(stack.fine[side].double()) * sums.double()
-                return sums, means * mass[:, :, None].to(means.dtype)
+                return sums, _times(mass.to(means.dtype), means)
             return sums, means
 
         def exact(stack: Stack) -> Any:
             logs, means, _ = stack.exact_averages(side, laid_out(stack).double())
-            return means * stack.masses(side, logs)[:, :, None] if weighted else means
+            return _times(stack.masses(side, logs), means) if weighted else means
 
         found = self._collect(self._each(narrow, exact), side)
         return [out[:, : v.shape[1]] for out, v in zip(found, flat, strict=True)]
@@ -252,13 +252,14 @@ class TritonCouplings:
             sums, (entropies, prices) = stack.averages(0, None)
             fine = stack.fine[0].double()
             scale = stack.mass[0] * torch.exp2(fine)
-            parts = [scale * sums, scale * prices, scale * (entropies.double() + fine * sums)]
-            return sums, torch.stack(parts, dim=2)
+            parts = torch.stack([sums.double(), prices.double(), entropies.double() + fine * sums], dim=2)
+            return sums, _times(scale, parts)
 
         def exact(stack: Stack) -> Any:
             logs, _, (exponents, prices) = stack.exact_averages(0, None)
             mass = stack.masses(0, logs)
-            return torch.stack([mass, mass * prices, mass * (exponents + stack.potential[0])], dim=2)
+            parts = torch.stack([torch.ones_like(mass), prices, exponents + stack.potential[0]], dim=2)
+            return _times(mass, parts)
 
         rows = self._collect(self._each(narrow, exact), 0)
         potentials = [self._collect([(s, s.potential[side]) for s in self._stacks], side) for side in (0, 1)]
@@ -318,6 +319,11 @@ class TritonCouplings:
         plan = torch.exp2(f[:, None] + g[None, :] - stack.scores(k, n, m))
         a, b = stack.mass[0][k, :n], stack.mass[1][k, :m]
         return torch.where((a[:, None] > 0) & (b > 0), a[:, None] * b * plan, 0.0)
+
+
+def _times(mass: Any, rows: Any) -> Any:
+    """Rows times their masses; zero without mass, however far away the point lies."""
+    return torch.where(mass[:, :, None] > 0, mass[:, :, None] * rows, 0.0)
 
 
 @lru_cache(maxsize=8)

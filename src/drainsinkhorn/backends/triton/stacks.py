@@ -285,7 +285,7 @@ def stack_lanes(
         )  # fmt: skip
     cost = problems[0].cost
     assert isinstance(cost, Cost)
-    clouds = _scaled(problems, cost.kind, pads, true, units, device)
+    clouds = _scaled(problems, cost.kind, pads, true, units, device, mass)
     points, norms = zip(*(_coordinates(cloud, how) for cloud in clouds), strict=True)
     level = [h - norm for h, norm in zip(common["potential"], norms, strict=True)]
     coarse = [torch.floor(v * k.GRID.value + 0.5) / k.GRID.value for v in level]
@@ -308,7 +308,7 @@ def _weights(problems: Sequence[Problem[Any]], side: int, pad: int, true: Any, d
 
 
 def _scaled(
-    problems: Sequence[Problem[Any]], kind: str, pads: tuple[int, int], true: Any, units: Any, device: Any
+    problems: Sequence[Problem[Any]], kind: str, pads: tuple[int, int], true: Any, units: Any, device: Any, mass: Any
 ) -> list[Any]:
     """Both clouds, centred by one vector and scaled so that squared distances (or distances) are scores in bits."""
     clouds = [stacked([(p.x, p.y)[side] for p in problems], pads[side], device).double() for side in (0, 1)]
@@ -319,9 +319,10 @@ def _scaled(
     ]
     if kind == "cosine":
         clouds, factor = [torch.where(i, unit_rows(c), 0.0) for c, i in zip(clouds, inside, strict=True)], factor / 2
-    # The middle of the box around both; what is padded is left out.
-    low = torch.minimum(*(torch.where(i, c, math.inf).amin(1) for c, i in zip(clouds, inside, strict=True)))
-    high = torch.maximum(*(torch.where(i, c, -math.inf).amax(1) for c, i in zip(clouds, inside, strict=True)))
+    # The middle of the box around both; what has no weight may lie anywhere and has no say.
+    heavy = [(w > 0)[:, :, None] for w in mass]
+    low = torch.minimum(*(torch.where(i, c, math.inf).amin(1) for c, i in zip(clouds, heavy, strict=True)))
+    high = torch.maximum(*(torch.where(i, c, -math.inf).amax(1) for c, i in zip(clouds, heavy, strict=True)))
     middle = (low / 2 + high / 2)[:, None, :]
     scale = (factor if kind == "euclidean" else factor.sqrt())[:, None, None]
     return [torch.where(i, (c - middle) * scale, 0.0) for c, i in zip(clouds, inside, strict=True)]
