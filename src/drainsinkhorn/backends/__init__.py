@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +70,10 @@ def choose(first: Any = None) -> tuple[Backend[Any], str]:
 
 
 def _jax_platform(points: Any) -> str:
-    """The kind of device a JAX array lies on; "" for other arrays."""
-    return next(iter(points.devices())).platform if library(points) == "jax" else ""
+    """The kind of device a JAX array lies on; "" for other arrays, and for tracers, which the door refuses."""
+    if library(points) != "jax" or isinstance(points, sys.modules["jax"].core.Tracer):
+        return ""
+    return next(iter(points.devices())).platform
 
 
 def _torch_sees_cuda() -> bool:
