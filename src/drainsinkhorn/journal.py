@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from drainsinkhorn.backends.arrays import is_array, to_caller, to_numpy
+from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.core.errors import FileError
 from drainsinkhorn.core.events import Resumed
 from drainsinkhorn.core.options import MODES, Mode, Options
@@ -120,7 +121,10 @@ class Journal:
         """Write what this run is, or check that the journal is of such a run."""
         found = dict(self._database.execute("SELECT key, value FROM about"))
         if not found:
+            # All at once: a run that is killed in between must not leave half of it.
+            self._database.execute("BEGIN")
             self._database.executemany("INSERT INTO about VALUES (?, ?)", wanted.items())
+            self._database.execute("COMMIT")
             return
         for key, value in wanted.items():
             if found.get(key) != value:
@@ -234,10 +238,11 @@ def fingerprint(problem: Any) -> bytes:
     """A digest of all that a problem is made of; equal for equal problems, whatever library holds their arrays."""
     digest = hashlib.blake2b(digest_size=16)
     init = problem.init
-    f, g = init if isinstance(init, tuple) else (init, None)
-    cost: Any = problem.cost
+    f, g = init if isinstance(init, (tuple, list)) and len(init) == 2 else (init, None)
+    cost: Any = problem.cost if isinstance(problem.cost, str) else as_cost(problem.cost)
     if isinstance(cost, Cost):
-        cost = f"{cost.kind} {cost.scale!r}"
+        # The key of an OTT cost holds its parameters, and not where it lies in memory.
+        cost = f"{getattr(cost.kind, 'key', cost.kind)} {cost.scale!r}"
     for value in (problem.x, problem.y, problem.a, problem.b, problem.eps, problem.tol, f, g, cost, problem.chain):
         if is_array(value):
             array = np.ascontiguousarray(to_numpy(value))

@@ -246,6 +246,22 @@ class TestDeadlines:
         with pytest.raises(CancelledError):
             answer.result(0)
 
+    def test_cancelled_while_it_is_told_that_it_is_too_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        feed = ds.Feed[Any]()
+        one, other = feed.push(problem()), feed.push(problem())
+        too_late = type(one).too_late
+
+        def cancelled_meanwhile(answer: Any) -> Any:
+            answer.cancel()
+            return too_late(answer)
+
+        monkeypatch.setattr(type(one), "too_late", cancelled_meanwhile)
+        one.until = -1.0
+        feed.close()
+        assert [result.ticket for result in ds.stream(feed)] == [0]
+        assert one.cancelled()
+        assert other.result(LONG).converged
+
 
 class TestFairness:
     def test_a_trickle_of_one_shape_does_not_starve_another(self) -> None:

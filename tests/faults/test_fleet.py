@@ -77,6 +77,8 @@ def mixed() -> list[ds.Problem[Any]]:
         ds.Problem(x=np.ma.masked_array(x, x > 1), y=y, eps=0.5),
         ds.Problem(x=x, y=y[:, :2], eps=0.5),
         ds.Problem(x=x + 1j, y=y, eps=0.5),
+        ds.Problem(x=x, y=y, eps=0.5, init={1}),  # type: ignore[arg-type]
+        ds.Problem(x=x, y=y, eps=0.5, chain=[1]),  # type: ignore[arg-type]
         ds.Problem(x=x[0], y=y, eps=0.5),
         ds.Problem(eps=0.5),
         "no problem at all",  # type: ignore[list-item]
@@ -112,6 +114,19 @@ class TestSameResults:
     def test_chains(self, fleet: Fleet) -> None:
         problems = [ds.Problem(x=p.x, y=p.y, eps=p.eps, chain=i % 4) for i, p in enumerate(batch(40))]
         assert_same(list(fleet.stream(problems)), list(ds.solve(problems)))
+
+    def test_a_chain_goes_on_after_a_bad_problem(self, local: Fleet) -> None:
+        problems = [ds.Problem(x=p.x, y=p.y, eps=p.eps, chain=i % 2) for i, p in enumerate(batch(12))]
+        problems[0] = ds.Problem(x=problems[0].x * np.nan, y=problems[0].y, eps=0.5, chain=0)
+        problems[5] = ds.Problem(x=problems[5].x * np.nan, y=problems[5].y, eps=0.5, chain=1)
+        assert_same(list(local.stream(problems)), list(ds.solve(problems)))
+
+    def test_a_cost_of_the_callers_own_is_refused(self, local: Fleet) -> None:
+        x, formula = np.zeros((4, 2)), ds.Formula("SqDist(x, y)")
+        problems = [ds.Problem(x=x, y=x, eps=1.0, cost=cost) for cost in (formula, ds.Cost(formula), "sqeuclidean")]
+        *bad, good = sorted(local.stream(problems, backend="cpu"), key=lambda result: result.ticket)
+        assert all(result.status is ds.Status.INVALID and "does not travel" in result.message for result in bad)
+        assert good.converged
 
     def test_arrays_that_are_shared_stay_shared(self, local: Fleet) -> None:
         cost = np.random.default_rng(0).uniform(size=(20, 20))
@@ -249,6 +264,11 @@ class TestUse:
         assert_same(list(again), list(ds.solve(problems, backend=Harmful())))
         assert not seen & set(again.ledger.depths)
         assert len(again.ledger.depths) <= 90
+
+    def test_a_stream_that_is_never_read_gives_its_journal_back(self, local: Fleet, tmp_path: Path) -> None:
+        run = local.stream(batch(3), journal=tmp_path / "j")
+        run.close()
+        assert_same(list(ds.stream(batch(3), journal=tmp_path / "j")), list(ds.solve(batch(3))))
 
     def test_a_feed_and_its_futures(self, fleet: Fleet) -> None:
         problems, feed = batch(40), ds.Feed[Any](capacity=8)

@@ -20,6 +20,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.cli.main import app
 from drainsinkhorn.core.errors import FileError
 from drainsinkhorn.core.events import Event, Opened, Repacked, Resumed
+from drainsinkhorn.journal import fingerprint
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +61,19 @@ def test_a_run_goes_on_where_it_was(count: int, tmp_path: Path) -> None:
     assert watch.resumed.torn == 0
     assert len(watch.ran) == len(set(watch.ran)) == 60 - watch.resumed.known
     assert not set(seen) & set(watch.ran)
+
+
+def test_costs_of_the_callers_own_are_told_apart() -> None:
+    needs("jax")
+    costs = needs("ott").geometry.costs
+    x = np.zeros((3, 2))
+
+    def digest(cost: Any) -> bytes:
+        return fingerprint(ds.Problem(x=x, y=x, eps=1.0, cost=cost))
+
+    assert digest(costs.PNormP(1.5)) == digest(costs.PNormP(1.5)) == digest(ds.Cost(costs.PNormP(1.5)))
+    assert digest(costs.PNormP(1.5)) != digest(costs.PNormP(2.5))
+    assert digest(ds.Formula("SqDist(x, y)")) != digest(ds.Formula("Norm2(x - y)"))
 
 
 def test_solve_keeps_one_too(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, Generic
 
 from drainsinkhorn.core.audit import is_count
@@ -46,6 +47,11 @@ class Answer(Future[Result[Any]]):
             raise
         except TimeoutError:
             raise self.too_late() from None
+
+    def fail(self, error: BaseException) -> None:
+        """Raise this for whoever waits, unless there is an answer already; its owner may cancel it at any moment."""
+        with contextlib.suppress(InvalidStateError):
+            self.set_exception(error)
 
     def too_late(self) -> DeadlineError:
         """What to raise when the deadline has come and there is no result."""
@@ -204,8 +210,7 @@ class Feed(Iterator[Problem[A]], Generic[A]):
             self._waiting.clear()
             self._changed.notify_all()
         for answer in left:
-            if not answer.done():
-                answer.set_exception(error)
+            answer.fail(error)
 
     def _has_room(self) -> bool:
         if len(self._waiting) >= self._capacity:
@@ -223,8 +228,8 @@ class Feed(Iterator[Problem[A]], Generic[A]):
 
     def _dropped(self, answer: Answer) -> bool:
         """Whether nobody wants it any more; then it is told so."""
-        if answer.unwanted and not answer.done():
-            answer.set_exception(answer.too_late())
+        if answer.unwanted:
+            answer.fail(answer.too_late())
         return answer.done()
 
 

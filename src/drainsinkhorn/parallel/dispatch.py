@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Generator, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -140,7 +140,7 @@ class Dispatch:
         self._ended: dict[Hashable, Retired] = {}
         self._results: deque[Result[Any]] = deque()
 
-    def results(self) -> Iterator[Result[Any]]:
+    def results(self) -> Generator[Result[Any], None, None]:
         """Every problem's result, once, as it ends."""
         try:
             for worker in range(self._crew.size):
@@ -159,10 +159,14 @@ class Dispatch:
                 self._crew.dismiss(worker)
             raise
         finally:
-            if self._journal is not None:
-                self._journal.close()
+            self.close()
         if self._error is not None:
             raise self._error
+
+    def close(self) -> None:
+        """Give the journal back."""
+        if self._journal is not None:
+            self._journal.close()
 
     def _patience(self) -> float:
         """How long to wait for a worker's word."""
@@ -295,14 +299,17 @@ class Dispatch:
         return min(width, -(-len(self._fresh) // (2 * len(self._hands)))) if self._exhausted else width
 
     def _natural_width(self, problem: Problem[Any]) -> int:
-        pairs, options = wire.pairs(problem), self._options
+        pairs = wire.pairs(problem)
         if pairs not in self._widths:
             try:
-                admitted = admit(problem, options.tol, options.audit.margin, options.init)
-                self._widths[pairs] = self._backend.natural_width(admitted)
+                self._widths[pairs] = self._backend.natural_width(self._admitted(problem))
             except ProblemError:
                 return 1
         return self._widths[pairs]
+
+    def _admitted(self, problem: Problem[Any]) -> Problem[Any]:
+        options = self._options
+        return admit(problem, options.tol, options.audit.margin, options.init)
 
     def _give(self, worker: int, group: Group) -> None:
         hand = self._hands[worker]
@@ -334,10 +341,14 @@ class Dispatch:
         if self._recalled(ticket, problem):
             return
         try:
-            self._sent[ticket] = wire.plain_problem(problem)
+            plain = wire.plain_problem(problem)
+            if plain.chain is not None:
+                # What is refused takes no place in its chain.
+                self._admitted(plain)
         except Exception as error:  # noqa: BLE001  one odd object must not harm the others
             self._refuse(ticket, problem, error)
         else:
+            self._sent[ticket] = plain
             self._weights[ticket] = self._predicted_work(self._sent[ticket])
             self._line_up(ticket)
 
@@ -381,7 +392,7 @@ class Dispatch:
 
     def _refuse(self, ticket: int, problem: Problem[Any], why: Exception) -> None:
         try:
-            admit(problem, self._options.tol)
+            self._admitted(problem)
         except ProblemError as error:
             why = error
         if self._options.strict:
@@ -410,9 +421,9 @@ class Dispatch:
         problem = self._given.pop(record.ticket)
         if self._journal is not None and not recalled and record.status in ENDED:
             self._journal.enter(problem, record, rescued=rescued)
-        self._sent.pop(record.ticket, None)
+        ran = self._sent.pop(record.ticket, None) is not None
         self._weights.pop(record.ticket, None)
-        self._pass_on(problem, record)
+        self._pass_on(problem, record, ran=ran)
         if record.depth and not recalled:
             self.ledger.depths[record.ticket] = record.depth
         self._observe(Finished(record.ticket, record.status))
@@ -434,12 +445,12 @@ class Dispatch:
             self.feed.settle(result)
         self._results.append(result)
 
-    def _pass_on(self, problem: Any, record: Record) -> None:
+    def _pass_on(self, problem: Any, record: Record, *, ran: bool) -> None:
+        """Let the next of a chain go; not for one that was refused, or recalled while another is under way."""
         chain = getattr(problem, "chain", None)
-        if chain is None or record.status is Status.INVALID:
+        if chain is None or (not ran and (record.status is Status.INVALID or chain in self._chains)):
             return
-        options = self._options
-        known = admit(problem, options.tol, options.audit.margin, options.init)
+        known = self._admitted(problem)
         ended = Retired(record.ticket, known, record.potentials, record.residual, record.status, record.depth)
         successors = self._chains.get(chain)
         if successors:

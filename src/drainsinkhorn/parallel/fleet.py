@@ -99,6 +99,7 @@ class FleetStream(Iterator[Result[Any]]):
         self.over = False
         self._feed = dispatch.feed
         self._results = dispatch.results()
+        self._dispatch = dispatch
 
     def __next__(self) -> Result[Any]:
         try:
@@ -112,6 +113,7 @@ class FleetStream(Iterator[Result[Any]]):
     def close(self) -> None:
         """Give up what is unfinished."""
         self.over = True
-        self._results.close()  # type: ignore[attr-defined]
+        self._results.close()
+        self._dispatch.close()
         if self._feed is not None:
             self._feed.fail(FeedClosed("the stream was closed"))

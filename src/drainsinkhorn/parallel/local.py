@@ -164,8 +164,10 @@ class LocalCrew:
         heard = list[tuple[int, Message]]()
         for key, _ in self._selector.select(0.0 if self._noticed else timeout):
             heard += self._read(key.data)
-        # A death comes last: nothing is heard of a worker after it.
-        heard, self._noticed = heard + self._noticed, []
+        # A death comes last: nothing is heard of a worker after it, not even that it died in another way.
+        told = {worker for worker, message in heard if message.kind in ("died", "failed")}
+        heard += [(worker, message) for worker, message in self._noticed if worker not in told]
+        self._noticed = []
         return heard
 
     def _read(self, worker: int) -> list[tuple[int, Message]]:
@@ -181,8 +183,9 @@ class LocalCrew:
     def close(self) -> None:
         """End all processes."""
         for mine in self._processes.values():
-            # A worker that reads the end of its socket goes by itself.
-            mine.connection.shutdown(socket.SHUT_RDWR)
+            # A worker that reads the end of its socket goes by itself; one that is gone has no other end.
+            with contextlib.suppress(OSError):
+                mine.connection.shutdown(socket.SHUT_RDWR)
         for worker, mine in list(self._processes.items()):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 mine.process.wait(1.0)

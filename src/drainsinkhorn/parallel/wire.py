@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import float_dtype, is_array, library, to_numpy
+from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.result import Residual, Result, Status
 from drainsinkhorn.solution import Record
@@ -106,14 +107,19 @@ def _sent(problem: Any, place: Any) -> dict[str, Any]:
     if problem.tol is not None:
         sent["tol"] = _number(problem.tol)
     cost: Any = problem.cost
+    kind = cost.kind if isinstance(cost, Cost) else cost
+    if not isinstance(kind, str) and isinstance(as_cost(cost), Cost):
+        raise Unsendable(f"the cost {kind} is the caller's own and does not travel to workers; pass its matrix")
     if isinstance(cost, Cost):
-        sent["cost"] = [cost.kind, _number(cost.scale)]
+        sent["cost"] = [kind, _number(cost.scale)]
     else:
         sent["cost"] = cost if isinstance(cost, str) else place(cost)
     if isinstance(problem.init, (tuple, list)):
         sent["init"] = [place(part) for part in problem.init]
-    elif problem.init is not None:
+    elif isinstance(problem.init, str):
         sent["init"] = problem.init
+    elif problem.init is not None:
+        raise Unsendable(f"{type(problem.init).__name__} is no start")
     return sent
 
 
