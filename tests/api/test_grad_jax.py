@@ -99,3 +99,14 @@ def test_a_bad_lane_is_nan_and_harms_nobody() -> None:
     assert np.isfinite(slope[0]).all()
     with pytest.raises(ds.ProblemError, match="gradients are with respect to points"):
         grad.value(X, Y, eps=1.0, cost=np.ones((5, 4)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["value", "divergence"])
+def test_a_bad_lane_does_not_poison_what_it_shares(name: str) -> None:
+    points = X.copy()
+    points[1, 0, 0] = np.nan
+
+    def loss(y: Any, b: Any) -> Any:
+        return getattr(grad, name)(points, y, b=b, eps=0.5)[0]
+
+    assert all(np.isfinite(slope).all() for slope in jax.grad(loss, argnums=(0, 1))(*numbers(Y[0], B)))

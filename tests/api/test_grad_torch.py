@@ -148,3 +148,43 @@ def test_bad_input() -> None:
         grad.value(x, x, eps=1.0, cost=torch.ones(4, 4))  # type: ignore[arg-type]
     with pytest.raises(ds.ProblemError, match="a of problem 0 has weights of zero"):
         grad.potentials(x, x, a=torch.tensor([0.0, 1, 1, 1]), eps=1.0)
+
+
+def test_integers_give_floats() -> None:
+    x, y = torch.tensor([[0, 1], [2, 3], [1, 1]]), torch.tensor([[1, 0], [2, 2]])
+    for name in ("value", "divergence"):
+        found, exact = (getattr(grad, name)(p, q, eps=0.7) for p, q in ((x, y), (x.double(), y.double())))
+        assert found.dtype == torch.float64
+        assert torch.allclose(found, exact)
+    assert grad.value(x, y.float(), eps=0.7).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["value", "divergence", "potentials"])
+def test_writing_to_points_before_backward_raises(name: str) -> None:
+    x, y = tensor(rng.normal(size=(5, 2))), tensor(rng.normal(size=(4, 2)), needs_grad=False)
+    found = getattr(grad, name)(x, y, eps=0.7)
+    loss = found[0].f.square().sum() if name == "potentials" else found.sum()
+    y += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", ["value", "divergence", "potentials"])
+def test_the_second_order_is_refused(name: str) -> None:
+    x, y = tensor(rng.normal(size=(5, 2))), tensor(rng.normal(size=(4, 2)), needs_grad=False)
+    found = getattr(grad, name)(x, y, eps=0.7)
+    loss = found[0].f.sum() if name == "potentials" else found.sum()
+    with pytest.raises(NotImplementedError, match="of the first order, but backward ran with create_graph=True"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+@pytest.mark.parametrize("name", ["value", "divergence"])
+def test_a_bad_lane_does_not_poison_what_it_shares(name: str) -> None:
+    points = rng.normal(size=(2, 6, 2))
+    points[1, 0, 0] = np.nan
+    y, b = tensor(rng.normal(size=(5, 2))), weights(5)
+    found = getattr(grad, name)(tensor(points), y, b=b, eps=0.5)
+    found[~found.isnan()].sum().backward()
+    alone = getattr(grad, name)(tensor(points[0]), y, b=b, eps=0.5).sum()
+    for one, other in zip((y.grad, b.grad), torch.autograd.grad(alone, (y, b)), strict=True):
+        assert torch.allclose(one, other)

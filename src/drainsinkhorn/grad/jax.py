@@ -148,7 +148,12 @@ def _value_forward(task: Task, xs: Any, ys: Any, weights: Any, others: Any) -> A
 
 
 def _value_backward(task: Task, gradients: Any, cotangents: Any) -> Any:
-    return tuple([g * cotangents[k] for k, g in enumerate(column)] for column in gradients)
+    """Where a cotangent is zero its lane adds nothing, though its derivatives be NaN."""
+
+    def scaled(gradient: Any, cotangent: Any) -> Any:
+        return jnp.where(cotangent == 0, 0, gradient * cotangent)
+
+    return tuple([scaled(g, cotangents[k]) for k, g in enumerate(column)] for column in gradients)
 
 
 _value.defvjp(_value_forward, _value_backward)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from drainsinkhorn.backends.door import normal
 from drainsinkhorn.core.errors import ProblemError
@@ -131,8 +131,24 @@ def _detached(tensors: Sequence[Any]) -> list[list[Any]]:
 
 
 def _like(gradient: Any, tensor: Any, scale: Any) -> Any:
-    """A gradient in the dtype of what it belongs to, times the cotangent of its lane."""
-    return (gradient * scale).to(dtype=tensor.dtype, device=tensor.device)
+    """A gradient in the dtype of what it belongs to, times the cotangent of its lane; zero where that is zero."""
+    scaled = torch.where(scale == 0, torch.zeros_like(gradient), gradient * scale)
+    return scaled.to(dtype=tensor.dtype, device=tensor.device)
+
+
+def _float_dtype(tensors: Sequence[Any]) -> torch.dtype:
+    """The widest floating dtype among tensors; float64 if all are integers."""
+    floats = [tensor.dtype for tensor in tensors if tensor is not None and tensor.dtype.is_floating_point]
+    return reduce(torch.promote_types, floats) if floats else torch.float64
+
+
+def _refuse_second_order() -> None:
+    """Raise where torch would record this backward: second derivatives would silently be zero."""
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            "derivatives of entropic values, divergences and potentials are of the first order, but backward ran with "
+            "create_graph=True; leave it out, or differentiate a dense Sinkhorn of your own twice"
+        )
 
 
 class _Value(torch.autograd.Function):
@@ -141,19 +157,21 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, task: Task, *tensors: Any) -> Any:
         solution = task.solve(*_detached(tensors))
-        ctx.plans, ctx.lanes, ctx.tensors = plans_of(solution), len(solution), tensors
+        ctx.plans, ctx.lanes = plans_of(solution), len(solution)
         ctx.potentials = [result.emitted for result in solution]
-        return torch.tensor(duals(solution), dtype=tensors[0].dtype, device=tensors[0].device)
+        # Plans read these again in backward; saved, torch sees whether somebody wrote to them in between.
+        ctx.save_for_backward(*tensors)
+        return torch.tensor(duals(solution), dtype=_float_dtype(tensors), device=tensors[0].device)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, cotangents: Any) -> Any:  # type: ignore[override]
-        tensors, count = ctx.tensors, ctx.lanes
+        _refuse_second_order()
+        tensors, count = ctx.saved_tensors, ctx.lanes
         needs = ctx.needs_input_grad[1:]
-        # A lane without potentials has no derivatives: NaN tells.
+        # A lane without potentials has no derivatives: NaN tells, unless nothing depends on it.
         found: list[Any] = [
-            torch.full_like(tensor, float("nan")) if needed and tensor is not None else None
-            for tensor, needed in zip(tensors, needs, strict=True)
+            _like(torch.full_like(tensor, float("nan")), tensor, cotangents[k % count]) if needed else None
+            for k, (tensor, needed) in enumerate(zip(tensors, needs, strict=True))
         ]
         for places, plans in ctx.plans:
             for column, side in ((0, "row"), (1, "col")):
@@ -182,14 +200,15 @@ class _Potentials(torch.autograd.Function):
                     )
         solution = task.solve(*columns)
         found = [result.potentials for result in solution]
-        ctx.plans, ctx.tensors, ctx.lanes = plans_of(solution), tensors, len(solution)
+        ctx.plans, ctx.lanes = plans_of(solution), len(solution)
+        ctx.save_for_backward(*tensors)
         ctx.problems = [normal(problem) for problem in task.problems(*columns)]
         return *(pair.f for pair in found), *(pair.g for pair in found)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]
-        tensors, count = ctx.tensors, ctx.lanes
+        _refuse_second_order()
+        tensors, count = ctx.saved_tensors, ctx.lanes
         found: list[Any] = [None] * len(tensors)
         for places, plans in ctx.plans:
             u, v = [cotangents[k] for k in places], [cotangents[count + k] for k in places]
@@ -197,7 +216,9 @@ class _Potentials(torch.autograd.Function):
             for column, gradients in enumerate(pull_back(plans, problems, u, v)):
                 for k, gradient in zip(places, gradients, strict=True):
                     if ctx.needs_input_grad[1 + column * count + k]:
-                        found[column * count + k] = _like(gradient, tensors[column * count + k], 1.0)
+                        found[column * count + k] = _like(
+                            gradient, tensors[column * count + k], torch.ones((), device=gradient.device)
+                        )
         return None, *found
 
 
