@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -21,6 +24,7 @@ from drainsinkhorn.flow import (  # noqa: E402
     OTPlanSampler,
     couple_minibatches,
 )
+from drainsinkhorn.flow.prefetch import window_seed  # noqa: E402
 
 
 def clouds(n: int = 40, m: int = 40, d: int = 2, seed: int = 0) -> Any:
@@ -192,8 +196,9 @@ class TestAhead:
     def test_the_thread_draws_what_a_call_draws(self) -> None:
         with CoupledBatches(stream(7), eps=0.5, window=3, seed=5) as coupled:
             found = list(coupled)
+        seeds = [window_seed((5, 0, 0, 0), k) for k in range(3)]
         windows = [list(stream(7))[k : k + 3] for k in (0, 3, 6)]
-        truth = [p for k, some in enumerate(windows) for p in couple_minibatches(some, eps=0.5, seed=5 + k)]
+        truth = [p for k, some in enumerate(windows) for p in couple_minibatches(some, eps=0.5, seed=seeds[k])]
         assert len(found) == 7
         for ours, theirs in zip(found, truth, strict=True):
             assert all(torch.equal(p, q) for p, q in zip(ours[:3], theirs[:3], strict=True))
@@ -288,7 +293,58 @@ class TestAhead:
         assert len(whole) == 5
         found = []
         for worker in range(2):
-            info = type("Info", (), {"id": worker, "num_workers": 2})
+            info = type("Info", (), {"id": worker, "num_workers": 2, "seed": 7 + worker})
             monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda info=info: info)
             found.append(list(data))
         assert [len(part) for part in found] == [3, 2]
+
+    def test_epochs_and_seeds_draw_different_pairs(self) -> None:
+        data = CouplingDataset(lambda: stream(3), eps=0.5, window=1)
+        first, second = (torch.stack([pairs.x1 for pairs in data]) for _ in range(2))
+        assert not any(torch.equal(p, q) for p, q in zip(first, second, strict=True))
+        again = CouplingDataset(lambda: stream(3), eps=0.5, window=1)
+        assert torch.equal(first, torch.stack([pairs.x1 for pairs in again]))
+        same = [stream(1).__next__()] * 3
+        zero, one = ([pairs.x1 for pairs in CoupledBatches(same, eps=0.5, window=1, seed=seed)] for seed in (0, 1))
+        assert not any(torch.equal(p, q) for p in zero for q in one)
+
+    def test_fresh_workers_draw_anew_every_epoch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = []
+        for base in (7, 8):
+            info = type("Info", (), {"id": 0, "num_workers": 1, "seed": base})
+            monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda info=info: info)
+            found.append(torch.stack([pairs.x1 for pairs in CouplingDataset(lambda: stream(2), eps=0.5)]))
+        assert not torch.equal(*found)
+
+    def test_the_rest_of_a_minibatch_is_carried_over(self) -> None:
+        whole = list(CoupledBatches(stream(5, 20, 20), eps=0.5, window=2))
+        for size in (16, 48):
+            found = list(CoupledBatches(stream(5, 20, 20), eps=0.5, window=2, batch_size=size))
+            assert [len(pairs.x0) for pairs in found] == [size] * (100 // size)
+            for part in range(3):
+                expected = torch.cat([pairs[part] for pairs in whole])[: size * len(found)]
+                assert torch.equal(torch.cat([pairs[part] for pairs in found]), expected)
+
+    def test_too_few_pairs_for_one_batch_say_so(self) -> None:
+        with pytest.raises(ds.ProblemError, match="batch_size is 64, but all minibatches together gave 40 pairs"):
+            list(CoupledBatches(stream(2, 20, 20), eps=0.5, batch_size=64))
+        assert list(CoupledBatches([], eps=0.5, batch_size=64)) == []
+
+    def test_a_forgotten_iterator_ends_its_thread(self) -> None:
+        coupled = CoupledBatches(itertools.cycle(list(stream(2))), eps=0.5, window=1)
+        next(coupled)
+        (thread,) = [thread for thread in threading.enumerate() if thread.name == "coupled batches"]
+        del coupled
+        gc.collect()
+        thread.join(30)
+        assert not thread.is_alive()
+
+    def test_the_interpreter_ends_in_the_midst_of_a_window(self) -> None:
+        code = """
+import itertools, torch
+from drainsinkhorn.flow import CoupledBatches
+coupled = CoupledBatches(itertools.repeat((torch.randn(300, 2), torch.randn(300, 2))), eps=0.05, window=8)
+next(coupled)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import queue
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -160,57 +162,47 @@ def _shares(target: Tensor, count: int, seed: Any) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).permutation(labels))
 
 
-class CoupledBatches(Iterator[Pairs]):
-    """Coupled minibatches in their order, a window of them prepared by a thread while the last one is trained on.
+def _cut_out(pairs: Pairs, part: slice) -> Pairs:
+    return Pairs(pairs.x0[part], pairs.x1[part], None if pairs.label is None else pairs.label[part], pairs.converged)
 
-    Args:
-        batches: Any iterable of `(x0, x1)` or `(x0, x1, label)`; it may be endless.
-        window: Minibatches that are solved together: as many lanes drain and are refilled.
-        batch_size: Cut the pairs of a minibatch, in their random order, into training batches of this size; None leaves
-            them whole. So the coupled batch may be larger than the training batch.
-        ahead: Windows that may wait, beside the one in work.
-        eps, by_class, seed, tol, settings: As for `couple_minibatches`.
 
-    Errors of the thread, those of `batches` included, are raised by `next` after what was coupled before. `close` stops
-    the thread; so does leaving a `with` block.
+def _joined(first: Pairs, second: Pairs) -> Pairs:
+    """Pairs of two minibatches; labelled if both are."""
+    label = None if first.label is None or second.label is None else torch.cat([first.label, second.label])
+    sizes = len(first.x0), len(second.x0)
+    share = (sizes[0] * first.converged + sizes[1] * second.converged) / max(sum(sizes), 1)
+    return Pairs(torch.cat([first.x0, second.x0]), torch.cat([first.x1, second.x1]), label, share)
 
-    Examples:
-        >>> batches = ((torch.randn(64, 2), torch.randn(64, 2) + 3) for _ in range(8))
-        >>> with CoupledBatches(batches, eps=0.5, window=4, batch_size=32) as coupled:
-        ...     sum(1 for pairs in coupled)
-        16
+
+def window_seed(seeds: Sequence[int], number: int) -> int:
+    """The seed of a window: windows of neighbouring seeds, epochs and workers have nothing in common."""
+    return int(np.random.SeedSequence((*seeds, number)).generate_state(1, np.uint64)[0])
+
+
+class _Pump:
+    """The thread of a CoupledBatches and what it needs, and no more.
+
+    Attributes:
+        ready: Coupled windows; last None, or the error that ended it.
+        closed: Set when nobody wants more.
+        thread: Not yet started.
     """
 
     def __init__(
-        self,
-        batches: Iterable[Any],
-        *,
-        eps: float | Callable[[Tensor, Tensor], float],
-        window: int = 32,
-        batch_size: int | None = None,
-        ahead: int = 1,
-        seed: int = 0,
-        **settings: Any,
+        self, batches: Iterator[Any], window: int, ahead: int, seeds: Sequence[int], settings: dict[str, Any]
     ) -> None:
-        for name, value in (("window", window), ("ahead", ahead), ("batch_size", batch_size or 1)):
-            if not is_count(value):
-                raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
-        self._ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
-        self._closed = threading.Event()
-        self._waiting: Iterator[Pairs] = iter(())
-        self._size = batch_size
-        self._ended = False
+        self.ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
+        self.closed = threading.Event()
         self._stream = torch.cuda.Stream() if torch.cuda.is_available() else None
-        settings = {"eps": eps, **settings}
-        self._thread = threading.Thread(
-            target=self._work, args=(iter(batches), window, seed, settings), name="coupled batches", daemon=True
+        self.thread = threading.Thread(
+            target=self._work, args=(batches, window, seeds, settings), name="coupled batches", daemon=True
         )
-        self._thread.start()
+        _pumps.add(self)
 
-    def _work(self, batches: Iterator[Any], window: int, seed: int, settings: dict[str, Any]) -> None:
+    def _work(self, batches: Iterator[Any], window: int, seeds: Sequence[int], settings: dict[str, Any]) -> None:
         """Couple window after window until the minibatches end, an error comes, or somebody closes."""
         for number in itertools.count():
-            if self._closed.is_set():
+            if self.closed.is_set():
                 return
             some: list[Any] = []
             error: BaseException | None = None
@@ -219,7 +211,7 @@ class CoupledBatches(Iterator[Pairs]):
             except BaseException as raised:  # noqa: BLE001  handed to whoever asks for the next batch
                 error = raised
             try:
-                coupled = self._couple(some, seed + number, settings)
+                coupled = self._couple(some, window_seed(seeds, number), settings)
             except BaseException as raised:  # noqa: BLE001  likewise
                 coupled, error = None, raised
             if coupled is not None and some and not self._put(coupled):
@@ -240,13 +232,78 @@ class CoupledBatches(Iterator[Pairs]):
         return pairs
 
     def _put(self, item: Any) -> bool:
-        while not self._closed.is_set():
+        while not self.closed.is_set():
             try:
-                self._ready.put(item, timeout=0.1)
+                self.ready.put(item, timeout=0.1)
             except queue.Full:
                 continue
             return True
         return False
+
+
+_pumps: weakref.WeakSet[_Pump] = weakref.WeakSet()
+EXIT_SECONDS = 60.0
+"""How long the interpreter waits at its end for a thread that is in the midst of a window."""
+
+
+@atexit.register
+def _stop_pumps() -> None:
+    """Threads that are still at work when the interpreter ends would abort it."""
+    pumps = list(_pumps)
+    for pump in pumps:
+        pump.closed.set()
+    for pump in pumps:
+        if pump.thread.is_alive():
+            pump.thread.join(EXIT_SECONDS)
+
+
+class CoupledBatches(Iterator[Pairs]):
+    """Coupled minibatches in their order, a window of them prepared by a thread while the last one is trained on.
+
+    Args:
+        batches: Any iterable of `(x0, x1)` or `(x0, x1, label)`; it may be endless.
+        window: Minibatches that are solved together: as many lanes drain and are refilled.
+        batch_size: Cut the pairs of minibatches, in their random order, into training batches of this size; None leaves
+            them whole. So the coupled batch may be larger than the training batch, or smaller: what a minibatch leaves
+            goes first into the next training batch, and only what the last one leaves is dropped.
+        ahead: Windows that may wait, beside the one in work.
+        seed: A number, or several; together with the number of a window it decides its draws.
+        eps, by_class, tol, settings: As for `couple_minibatches`.
+
+    Errors of the thread, those of `batches` included, are raised by `next` after what was coupled before. `close` stops
+    the thread; so does leaving a `with` block, forgetting this object, and the end of the interpreter.
+
+    Examples:
+        >>> batches = ((torch.randn(64, 2), torch.randn(64, 2) + 3) for _ in range(8))
+        >>> with CoupledBatches(batches, eps=0.5, window=4, batch_size=32) as coupled:
+        ...     sum(1 for pairs in coupled)
+        16
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        *,
+        eps: float | Callable[[Tensor, Tensor], float],
+        window: int = 32,
+        batch_size: int | None = None,
+        ahead: int = 1,
+        seed: int | Sequence[int] = 0,
+        **settings: Any,
+    ) -> None:
+        for name, value in (("window", window), ("ahead", ahead), ("batch_size", batch_size or 1)):
+            if not is_count(value):
+                raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
+        self._waiting: Iterator[Pairs] = iter(())
+        self._size = batch_size
+        self._rest: Pairs | None = None
+        self._given = False
+        self._ended = False
+        seeds = tuple(seed) if isinstance(seed, Sequence) else (seed, 0, 0, 0)
+        self._pump = _Pump(iter(batches), window, ahead, seeds, {"eps": eps, **settings})
+        # The thread does not hold this object, so that it ends when nobody can ask for more.
+        weakref.finalize(self, self._pump.closed.set)
+        self._pump.thread.start()
 
     def __iter__(self) -> CoupledBatches:
         """Itself."""
@@ -257,16 +314,18 @@ class CoupledBatches(Iterator[Pairs]):
         while True:
             for pairs in self._waiting:
                 return pairs
-            if self._ended or self._closed.is_set():
+            if self._ended or self._pump.closed.is_set():
                 raise StopIteration
             try:
-                item = self._ready.get(timeout=0.1)
+                item = self._pump.ready.get(timeout=0.1)
             except queue.Empty:
                 continue
             if item is None or isinstance(item, BaseException):
                 self._ended = True
+                self._pump.thread.join()
                 if item is not None:
                     raise item
+                self._refuse_too_few()
                 continue
             for tensor in (tensor for pairs in item for tensor in pairs[:3]):
                 if tensor is not None and tensor.is_cuda:
@@ -275,17 +334,30 @@ class CoupledBatches(Iterator[Pairs]):
             self._waiting = itertools.chain.from_iterable(map(self._cut, item))
 
     def _cut(self, pairs: Pairs) -> Iterator[Pairs]:
-        size = self._size or len(pairs.x0)
-        for first in range(0, len(pairs.x0) - size + 1, size):
-            part = slice(first, first + size)
-            label = None if pairs.label is None else pairs.label[part]
-            yield Pairs(pairs.x0[part], pairs.x1[part], label, pairs.converged)
+        """Training batches of these pairs, after what the last minibatch left; what these leave waits for the next."""
+        if self._size is None:
+            yield pairs
+            return
+        pairs, self._rest = pairs if self._rest is None else _joined(self._rest, pairs), None
+        whole = len(pairs.x0) - len(pairs.x0) % self._size
+        for first in range(0, whole, self._size):
+            self._given = True
+            yield _cut_out(pairs, slice(first, first + self._size))
+        if whole < len(pairs.x0):
+            self._rest = _cut_out(pairs, slice(whole, None))
+
+    def _refuse_too_few(self) -> None:
+        if self._rest is not None and not self._given:
+            raise ProblemError(
+                f"batch_size is {self._size}, but all minibatches together gave {len(self._rest.x0)} pairs; "
+                "lower batch_size or pass more minibatches"
+            )
 
     def close(self) -> None:
         """Stop the thread and wait for it; what it has coupled is given up."""
-        self._closed.set()
+        self._pump.closed.set()
         self._waiting = iter(())
-        self._thread.join()
+        self._pump.thread.join()
 
     def __enter__(self) -> CoupledBatches:
         """Itself; closed at the end of the block."""
@@ -299,7 +371,8 @@ class CoupledBatches(Iterator[Pairs]):
 class CouplingDataset(torch.utils.data.IterableDataset[Pairs]):
     """Coupled training batches as a dataset: pass it to a DataLoader with `batch_size=None`.
 
-    Workers of a DataLoader share the minibatches: worker k of w takes every w-th, from the k-th on.
+    Workers of a DataLoader share the minibatches: worker k of w takes every w-th, from the k-th on. Every epoch has
+    draws of its own; in workers they depend on the seed that the DataLoader draws too, so on `torch.manual_seed`.
 
     Args:
         source: Makes the minibatches of an epoch.
@@ -316,14 +389,17 @@ class CouplingDataset(torch.utils.data.IterableDataset[Pairs]):
     def __init__(self, source: Callable[[], Iterable[Any]], **settings: Any) -> None:
         self.source = source
         self.settings = settings
+        self._epoch = 0
 
     def __iter__(self) -> Iterator[Pairs]:
         """One epoch."""
         worker = torch.utils.data.get_worker_info()
         batches: Iterable[Any] = self.source()
-        settings = dict(self.settings)
+        # A worker may be made anew for every epoch, and then only the loader's own seed tells epochs apart.
+        place = (0, 0) if worker is None else (worker.id + 1, worker.seed - worker.id)
+        settings = {**self.settings, "seed": (self.settings.get("seed", 0), self._epoch, *place)}
+        self._epoch += 1
         if worker is not None:
             batches = itertools.islice(batches, worker.id, None, worker.num_workers)
-            settings["seed"] = settings.get("seed", 0) + 2**32 * (worker.id + 1)
         with CoupledBatches(batches, **settings) as coupled:
             yield from coupled
