@@ -239,6 +239,9 @@ def _gathered(data: Any, key: Any, rep: Any, times: Any, weights: Any) -> tuple[
     masses = np.ones(len(points)) if weights is None else to_numpy(weights).astype(np.float64)
     if masses.shape != (len(points),):
         raise ProblemError(f"weights must be one for each of {len(points)} cells, got shape {masses.shape}")
+    if not (np.isfinite(masses) & (masses >= 0)).all():
+        place = int(np.argmin(np.isfinite(masses) & (masses >= 0)))
+        raise ProblemError(f"weights[{place}] is {masses[place]}; weights must be finite and cannot be negative")
     names = _known(times, np.unique(labels).tolist())
     cells = [np.flatnonzero(labels == name) for name in names]
     return names, cells, [np.ascontiguousarray(points[c]) for c in cells], [masses[c] for c in cells]

@@ -132,3 +132,6 @@ def test_bad_input() -> None:
         couple_timepoints(POINTS, TIMES).to_anndata("type")
     with pytest.raises(ds.ProblemError, match="labels are for"):
         couple_timepoints(POINTS, TIMES).transitions((["a"], ["b"]), 0)
+    for bad in (-1.0, np.nan):
+        with pytest.raises(ds.ProblemError, match=rf"weights\[0\] is {bad}; weights must be finite"):
+            couple_timepoints(POINTS, TIMES, weights=np.full(len(POINTS), bad))

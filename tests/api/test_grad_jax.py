@@ -110,3 +110,47 @@ def test_a_bad_lane_does_not_poison_what_it_shares(name: str) -> None:
         return getattr(grad, name)(points, y, b=b, eps=0.5)[0]
 
     assert all(np.isfinite(slope).all() for slope in jax.grad(loss, argnums=(0, 1))(*numbers(Y[0], B)))
+
+
+def test_negative_weights_are_not_turned_round() -> None:
+    assert np.isnan(grad.value(X, Y, a=-np.ones(5), eps=0.5)).all()
+    assert all(np.isnan(f).all() for f, _ in grad.potentials(X, Y, a=-np.ones(5), eps=0.5))
+
+
+def test_potentials_of_a_bad_lane_are_nan_and_harm_nobody() -> None:
+    points = X.copy()
+    points[1, 0, 0] = np.nan
+
+    def loss(y: Any, b: Any) -> Any:
+        good, bad = grad.potentials(points, y, b=b, eps=0.5)
+        return (good.f**2).sum(), bad
+
+    slopes, bad = jax.grad(loss, argnums=(0, 1), has_aux=True)(*numbers(Y[0], B))
+    assert np.isnan(bad.f).all()
+    assert np.isnan(bad.g).all()
+    assert all(np.isfinite(slope).all() for slope in slopes)
+
+
+def test_no_problems_have_no_values() -> None:
+    assert grad.value(X[:0], Y[0], eps=1.0).shape == grad.divergence(X[:0], Y[0], eps=1.0).shape == (0,)
+    assert grad.potentials(X[:0], Y[0], eps=1.0) == []
+
+
+def test_unconverged_problems_are_told() -> None:
+    x = rng.normal(size=(2, 30, 2))
+    with pytest.warns(RuntimeWarning, match="2 of 2 problems did not converge"):
+        grad.value(x, rng.normal(size=(20, 2)), eps=1e-4, max_depth=2, rescue=False).block_until_ready()
+
+
+def test_float32_potentials_are_differentiated_at_full_precision() -> None:
+    """Far from the origin potentials are large, and rounded to float32 they say little of the plan."""
+    x, y = (10 * rng.normal(size=(n, 2)).astype("float32") for n in (8, 7))
+
+    def loss(x: Any) -> Any:
+        ((f, _),) = grad.potentials(x, jax.numpy.asarray(y, x.dtype), eps=0.02, tol=1e-7, max_depth=20_000)
+        return (f**2).sum()
+
+    found = np.asarray(jax.grad(loss)(jax.numpy.asarray(x)))
+    with jax.enable_x64(True):
+        truth = np.asarray(jax.grad(loss)(jax.numpy.asarray(x.astype("float64"))))
+    assert np.abs(found - truth).max() < 1e-5 * np.abs(truth).max()

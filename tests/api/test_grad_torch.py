@@ -47,7 +47,7 @@ def test_divergence(cost: Any) -> None:
     a, b = tensor(rng.uniform(0.5, 1.5, size=(2, 5))), weights(4)
 
     def run(x: Any, y: Any, a: Any, b: Any) -> Any:
-        return grad.divergence(x, y, a=a, b=b, eps=[0.7, 0.4], cost=cost, **TIGHT)
+        return grad.divergence(x, y, a=a, b=b, eps=[0.7, 0.4], cost=cost, tol=1e-10, max_depth=5000)
 
     assert torch.autograd.gradcheck(run, (x, y, a, b), atol=1e-6)
 
@@ -188,3 +188,39 @@ def test_a_bad_lane_does_not_poison_what_it_shares(name: str) -> None:
     alone = getattr(grad, name)(tensor(points[0]), y, b=b, eps=0.5).sum()
     for one, other in zip((y.grad, b.grad), torch.autograd.grad(alone, (y, b)), strict=True):
         assert torch.allclose(one, other)
+
+
+def test_negative_weights_are_not_turned_round() -> None:
+    x, y = tensor(rng.normal(size=(5, 2))), tensor(rng.normal(size=(4, 2)))
+    for name in ("value", "divergence"):
+        assert getattr(grad, name)(x, y, a=-torch.ones(5), eps=0.7).isnan().all()
+        assert getattr(grad, name)(x, y, a=torch.ones(5, dtype=torch.int64), eps=0.7).isfinite().all()
+    ((f, g),) = grad.potentials(x, y, b=-torch.ones(4), eps=0.7)
+    assert f.isnan().all()
+    assert g.isnan().all()
+
+
+def test_potentials_of_a_bad_lane_are_nan_and_harm_nobody() -> None:
+    points = rng.normal(size=(2, 6, 2))
+    points[1, 0, 0] = np.nan
+    y, b = tensor(rng.normal(size=(5, 2))), weights(5)
+    good, bad = grad.potentials(tensor(points), y, b=b, eps=0.5, tol=1e-8)
+    assert bad.f.shape == (6,)
+    assert bad.g.isnan().all()
+    ours = torch.autograd.grad(good.f.square().sum(), (y, b))
+    (alone,) = grad.potentials(tensor(points[0]), y, b=b, eps=0.5, tol=1e-8)
+    for one, other in zip(ours, torch.autograd.grad(alone.f.square().sum(), (y, b)), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_no_problems_have_no_values() -> None:
+    x, y = torch.zeros(0, 5, 2), torch.zeros(4, 2)
+    assert grad.value(x, y, eps=1.0).shape == grad.divergence(x, y, eps=1.0).shape == (0,)
+    assert grad.value(x, y, eps=1.0).dtype == torch.float32
+    assert grad.potentials(x, y, eps=1.0) == []
+
+
+def test_unconverged_problems_are_told() -> None:
+    x, y = tensor(rng.normal(size=(2, 30, 2))), tensor(rng.normal(size=(30, 2)))
+    with pytest.warns(RuntimeWarning, match="2 of 2 problems did not converge"):
+        grad.value(x, y, eps=1e-4, max_depth=2, rescue=False)

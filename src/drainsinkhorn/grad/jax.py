@@ -15,11 +15,10 @@ import numpy as np
 
 from drainsinkhorn.backends import load
 from drainsinkhorn.backends.door import normal
-from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
-from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of
+from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of, refuse_zeros
 
 Columns = tuple[list[Any], list[Any], list[Any], list[Any]]
 
@@ -50,7 +49,7 @@ def value(
         (4, 20, 2)
     """
     lanes = lanes_of(x, y, a, b, eps, cost)
-    return _value(_task(lanes, cost, settings), *_columns(lanes))
+    return _value(_task(lanes, cost, settings), *_columns(lanes)) if lanes else _nothing(x, y)
 
 
 def divergence(
@@ -58,6 +57,8 @@ def divergence(
 ) -> jax.Array:
     """Debiased Sinkhorn divergences, (W,), differentiable in points and weights; arguments as for `value`."""
     pairs = lanes_of(x, y, a, b, eps, cost)
+    if not pairs:
+        return _nothing(x, y)
     lanes, within = with_clouds_themselves(pairs)
     found: Any = _value(_task(lanes, cost, settings), *_columns(lanes))
     first, second = (found[np.array([pair[side] for pair in within])] for side in (0, 1))
@@ -73,10 +74,18 @@ def potentials(
     Arguments as for `value`; weights must be positive.
     """
     lanes = lanes_of(x, y, a, b, eps, cost)
+    if not lanes:
+        return []
     columns = _columns(lanes)
     found: Any = _potentials(_task(lanes, cost, settings), *columns)
     fs, gs = found
-    return [gauged(f, g, other) for f, g, other in zip(fs, gs, columns[3], strict=True)]
+    return [gauged(f, g, other, jnp.nan_to_num(g)) for f, g, other in zip(fs, gs, columns[3], strict=True)]
+
+
+def _nothing(*points: Any) -> jax.Array:
+    """The values of no problems."""
+    dtypes = [p.dtype for p in map(jnp.asarray, points) if jnp.issubdtype(p.dtype, jnp.floating)]
+    return jnp.zeros(0, jnp.result_type(*dtypes) if dtypes else float)
 
 
 def _task(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any]) -> Task:
@@ -90,7 +99,8 @@ def _columns(lanes: Sequence[Problem[Any]]) -> Columns:
     def weights(given: Any, points: Any) -> Any:
         dtype = points.dtype if jnp.issubdtype(points.dtype, jnp.floating) else jnp.float32
         given = jnp.ones(points.shape[0], dtype) if given is None else jnp.asarray(given, dtype)
-        return given / given.sum()
+        # Not by a negative sum, which would make negative weights look right.
+        return given / jnp.abs(given.sum())
 
     return (
         xs,
@@ -161,38 +171,53 @@ _value.defvjp(_value_forward, _value_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _potentials(task: Task, xs: Any, ys: Any, weights: Any, others: Any) -> Any:
-    shapes = _shapes((weights, others))
-
-    def host(*columns: Any) -> Any:
-        for name, column in (("a", columns[2]), ("b", columns[3])):
-            for k, array in enumerate(column):
-                if not (np.asarray(array) > 0).all():
-                    raise ProblemError(
-                        f"{name} of problem {k} has weights of zero, whose potentials have no derivatives"
-                    )
-        pairs = [result.potentials for result in task.solve(*_host(columns))]
-        return [_as([pair[side] for pair in pairs], shapes[side]) for side in (0, 1)]
-
-    return _call(host, shapes, xs, ys, weights, others)
+    return _potentials_forward(task, xs, ys, weights, others)[0]
 
 
 def _potentials_forward(task: Task, *columns: Any) -> Any:
-    found = _potentials(task, *columns)
-    return found, (columns, found)
+    """Potentials, and what their dtype could not hold of them, which derivatives need."""
+    shapes = _shapes(columns[2:])
+
+    def host(*given: Any) -> Any:
+        arrays = _host(given)
+        refuse_zeros(arrays[2:])
+        pairs = [
+            result.emitted or Potentials(*(np.full(len(w), np.nan) for w in both))
+            for result, both in zip(task.solve(*arrays), zip(*arrays[2:], strict=True), strict=True)
+        ]
+        exact = [[np.asarray(pair[side], np.float64) for pair in pairs] for side in (0, 1)]
+        found = [_as(column, shape) for column, shape in zip(exact, shapes, strict=True)]
+        lost = [[e - f for e, f in zip(*both, strict=True)] for both in zip(exact, found, strict=True)]
+        return found, [_as(column, shape) for column, shape in zip(lost, shapes, strict=True)]
+
+    found, lost = _call(host, (shapes, shapes), *columns)
+    return found, (columns, found, lost)
 
 
 def _potentials_backward(task: Task, kept: Any, cotangents: Any) -> Any:
-    columns, (fs, gs) = kept
+    columns, found, lost = kept
     shapes = _shapes(columns)
 
-    def host(columns: Any, fs: Any, gs: Any, cotangents: Any) -> Any:
-        problems = task.problems(*_host(columns))
-        pairs = [Potentials(np.asarray(f), np.asarray(g)) for f, g in zip(fs, gs, strict=True)]
-        plans = load("cpu").couple(problems, pairs)
-        found = pull_back(plans, [normal(problem) for problem in problems], *_host(cotangents))
-        return tuple(_as(column, shape) for column, shape in zip(found, shapes, strict=True))
+    def host(columns: Any, found: Any, lost: Any, cotangents: Any) -> Any:
+        problems, moved = task.problems(*_host(columns)), _host(cotangents)
+        exact = [
+            [f.astype(np.float64) + e for f, e in zip(*both, strict=True)]
+            for both in zip(_host(found), _host(lost), strict=True)
+        ]
+        pairs = [Potentials(f, g) for f, g in zip(*exact, strict=True)]
+        # A lane without potentials has no derivatives: NaN tells, unless nothing depends on it.
+        fills = [np.nan if u.any() or v.any() else 0.0 for u, v in zip(*moved, strict=True)]
+        out = [[np.full(s.shape, fill) for s, fill in zip(column, fills, strict=True)] for column in shapes]
+        some = [k for k, pair in enumerate(pairs) if np.isfinite(pair.f).all()]
+        if some:
+            plans = load("cpu").couple([problems[k] for k in some], [pairs[k] for k in some])
+            u, v = ([side[k] for k in some] for side in moved)
+            for column, gradients in zip(out, pull_back(plans, [normal(problems[k]) for k in some], u, v), strict=True):
+                for k, gradient in zip(some, gradients, strict=True):
+                    column[k] = gradient
+        return tuple(_as(column, shape) for column, shape in zip(out, shapes, strict=True))
 
-    return _call(host, tuple(shapes), columns, fs, gs, cotangents)
+    return _call(host, tuple(shapes), columns, found, lost, cotangents)
 
 
 _potentials.defvjp(_potentials_forward, _potentials_backward)

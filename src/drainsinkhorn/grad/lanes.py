@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,10 @@ class Task:
     def solve(
         self, xs: Sequence[Any], ys: Sequence[Any], weights: Sequence[Any], others: Sequence[Any]
     ) -> Solution[Any]:
-        """Solve lanes whose arrays carry no derivatives."""
-        return solve(self.problems(xs, ys, weights, others), **self.settings)
+        """Solve lanes whose arrays carry no derivatives; warn of those that did not converge."""
+        solution = solve(self.problems(xs, ys, weights, others), **self.settings)
+        _warn_of_unconverged(solution)
+        return solution
 
     def problems(self, xs: Any, ys: Any, weights: Any, others: Any) -> list[Problem[Any]]:
         """The lanes as problems."""
@@ -54,7 +57,30 @@ def plans_of(solution: Solution[Any]) -> list[tuple[list[int], Couplings[Any]]]:
     return [([some[i] for i in places], plans) for places, plans in couplings([solution[k] for k in some])]
 
 
-def gauged(f: Any, g: Any, b: Any) -> Potentials[Any]:
-    """Potentials whose g is zero in the mean: the one pair among all `(f + t, g - t)` that has derivatives."""
-    shift = (b * g).sum()
+def gauged(f: Any, g: Any, b: Any, finite: Any) -> Potentials[Any]:
+    """Potentials whose g is zero in the mean: the one pair among all `(f + t, g - t)` that has derivatives.
+
+    `finite` is g with zeros for NaN, so that a lane without potentials does not harm weights that it shares.
+    """
+    shift = (b * finite).sum()
     return Potentials(f + shift, g - shift)
+
+
+def refuse_zeros(columns: Sequence[Sequence[Any]]) -> None:
+    """Raise if weights, all a and all b, are zero anywhere."""
+    for name, column in zip("ab", columns, strict=True):
+        for k, weights in enumerate(column):
+            if weights is not None and bool((weights == 0).any()):
+                raise ProblemError(f"{name} of problem {k} has weights of zero, whose potentials have no derivatives")
+
+
+def _warn_of_unconverged(solution: Solution[Any]) -> None:
+    failed = [r for r in solution if r.emitted is not None and not r.converged]
+    if failed:
+        worst = max(result.residual.worst for result in failed)
+        warnings.warn(
+            f"{len(failed)} of {len(solution)} problems did not converge (residual up to {worst:.2g}); values and "
+            "derivatives are those of their last states; raise eps or max_depth",
+            RuntimeWarning,
+            stacklevel=3,
+        )

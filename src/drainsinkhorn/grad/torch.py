@@ -14,7 +14,7 @@ from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
-from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of
+from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of, refuse_zeros
 
 Tensor = torch.Tensor
 
@@ -45,7 +45,8 @@ def value(
         >>> tuple(x.grad.shape)
         (4, 20, 2)
     """
-    return _values(lanes_of(x, y, a, b, eps, cost), cost, settings)
+    lanes = lanes_of(x, y, a, b, eps, cost)
+    return _values(lanes, cost, settings) if lanes else _nothing(x, y)
 
 
 def divergence(
@@ -60,6 +61,8 @@ def divergence(
         (4, 20, 2)
     """
     pairs = lanes_of(x, y, a, b, eps, cost)
+    if not pairs:
+        return _nothing(x, y)
     lanes, within = with_clouds_themselves(pairs)
     found = _values(lanes, cost, settings)
     first, second = (found[[pair[side] for pair in within]] for side in (0, 1))
@@ -80,13 +83,14 @@ def potentials(
         >>> sum(f.square().mean() for f, g in pairs).backward()
     """
     lanes = lanes_of(x, y, a, b, eps, cost)
+    if not lanes:
+        return []
     task, tensors = _task(lanes, cost, settings)
     found: Any = _Potentials.apply(task, *tensors)
     count = len(lanes)
-    others = tensors[3 * count :]
     return [
-        gauged(found[k], found[count + k], 1 / len(found[count + k]) if others[k] is None else others[k])
-        for k in range(count)
+        gauged(f, g, 1 / len(g) if b is None else b, g.nan_to_num())
+        for f, g, b in zip(found[:count], found[count:], tensors[3 * count :], strict=True)
     ]
 
 
@@ -94,6 +98,12 @@ def _values(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str,
     task, tensors = _task(lanes, cost, settings)
     found: Any = _Value.apply(task, *tensors)
     return found
+
+
+def _nothing(*points: Any) -> Tensor:
+    """The values of no problems."""
+    tensors = [tensor for tensor in points if isinstance(tensor, torch.Tensor)]
+    return torch.zeros(0, dtype=_float_dtype(tensors), device=tensors[0].device if tensors else None)
 
 
 def _task(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any]) -> tuple[Task, list[Any]]:
@@ -111,7 +121,9 @@ def _task(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, A
             return None
         if id(given) not in known:
             tensor = torch.as_tensor(given, device=points.device)
-            known[id(given)] = tensor / tensor.sum()
+            tensor = tensor if tensor.dtype.is_floating_point else tensor.double()
+            # Not by a negative sum, which would make negative weights look right.
+            known[id(given)] = tensor / tensor.sum().abs()
         return known[id(given)]
 
     columns = (
@@ -192,27 +204,32 @@ class _Potentials(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, task: Task, *tensors: Any) -> Any:
         columns = _detached(tensors)
-        for name, column in (("a", columns[2]), ("b", columns[3])):
-            for k, weights in enumerate(column):
-                if weights is not None and not bool((weights > 0).all()):
-                    raise ProblemError(
-                        f"{name} of problem {k} has weights of zero, whose potentials have no derivatives"
-                    )
+        refuse_zeros(columns[2:])
         solution = task.solve(*columns)
-        found = [result.potentials for result in solution]
+        dtype = _float_dtype(tensors)
+        found = [
+            result.emitted
+            or Potentials(*(torch.full((len(p),), torch.nan, dtype=dtype, device=p.device) for p in (x, y)))
+            for result, x, y in zip(solution, *columns[:2], strict=True)
+        ]
         ctx.plans, ctx.lanes = plans_of(solution), len(solution)
         ctx.save_for_backward(*tensors)
-        ctx.problems = [normal(problem) for problem in task.problems(*columns)]
+        ctx.problems = task.problems(*columns)
         return *(pair.f for pair in found), *(pair.g for pair in found)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]
         _refuse_second_order()
         tensors, count = ctx.saved_tensors, ctx.lanes
-        found: list[Any] = [None] * len(tensors)
+        # A lane without potentials has no derivatives: NaN tells, unless nothing depends on it.
+        moved = [cotangents[k].any() | cotangents[count + k].any() for k in range(count)]
+        found: list[Any] = [
+            _like(torch.full_like(tensor, torch.nan), tensor, moved[k % count]) if needed else None
+            for k, (tensor, needed) in enumerate(zip(tensors, ctx.needs_input_grad[1:], strict=True))
+        ]
         for places, plans in ctx.plans:
             u, v = [cotangents[k] for k in places], [cotangents[count + k] for k in places]
-            problems = [_on(ctx.problems[k], u[0]) for k in places]
+            problems = [_on(normal(ctx.problems[k]), u[0]) for k in places]
             for column, gradients in enumerate(pull_back(plans, problems, u, v)):
                 for k, gradient in zip(places, gradients, strict=True):
                     if ctx.needs_input_grad[1 + column * count + k]:
