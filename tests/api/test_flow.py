@@ -348,3 +348,24 @@ next(coupled)
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
+
+    def test_classes_that_do_not_meet(self) -> None:
+        x0, x1 = clouds(6, 6)
+        target, source = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2])
+        with pytest.raises(ds.ProblemError, match=r"sources of the classes \[2, 3\].* none in common"):
+            couple_minibatches([(x0, x1, target % 2, source % 2 + 2)], eps=0.5, by_class=True)
+        with pytest.warns(RuntimeWarning, match="2 sources are of classes that have no targets"):
+            (pairs,) = couple_minibatches([(x0, x1, target, source)], eps=0.5, by_class=True)
+        assert len(pairs.x0) == 4
+        with pytest.raises(ds.ProblemError, match=r"labels of shape \(5,\) for 6 targets"):
+            couple_minibatches([(x0, x1, target[:5])], eps=0.5, by_class=True)
+
+    def test_other_than_tensors_are_refused(self) -> None:
+        x0, x1 = clouds(6, 6)
+        with pytest.raises(ds.ProblemError, match="label of minibatch 0 must be a torch tensor, got list; write"):
+            couple_minibatches([(x0, x1, list("aabbcc"))], eps=0.5, by_class=True)
+        with pytest.raises(ds.ProblemError, match="x1 of minibatch 0 must be a torch tensor, got ndarray"):
+            couple_minibatches([(x0, x1.numpy())], eps=0.5)
+        for verb in ("sample_plan", "get_map"):
+            with pytest.raises(ds.ProblemError, match="x0 must be a torch tensor, got ndarray"):
+                getattr(OTPlanSampler("sinkhorn", reg=0.5), verb)(x0.numpy(), x1)

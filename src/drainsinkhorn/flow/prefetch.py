@@ -20,7 +20,7 @@ from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.errors import OptionsError, ProblemError
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.result import Status
-from drainsinkhorn.flow.problems import problem_of
+from drainsinkhorn.flow.problems import problem_of, refuse_other_than_tensors
 
 Tensor = torch.Tensor
 
@@ -67,9 +67,10 @@ def couple_minibatches(
         eps: Entropic strength in units of the squared distance, or a function of (x0, x1).
         by_class: Couple within classes: targets of each label are coupled to their share of the sources (drawn at
             random; labels of sources, a fourth entry, decide if they are given), each class a lane of its own size.
+            Sources whose class has no targets are left out, with a warning.
         seed: Together with the place of a minibatch it decides the draw.
         tol: Bound on the larger L1 marginal residual.
-        warn: Warn if problems did not converge; their last states are used.
+        warn: Warn if problems did not converge (their last states are used), or sources were left out.
         **settings: Keywords of `solve`.
 
     Examples:
@@ -99,11 +100,25 @@ def couple_minibatches(
             RuntimeWarning,
             stacklevel=2,
         )
+    if warn and by_class:
+        _warn_of_left_out(batches, parts)
     drawn = _draw(parts, solution, seed)
     found: list[list[Any]] = [[] for _ in batches]
     for part, pair, result in zip(parts, drawn, solution, strict=True):
         found[part.batch].append((part, *pair, result.converged))
     return [_gather(batch, some) for batch, some in zip(batches, found, strict=True)]
+
+
+def _warn_of_left_out(batches: Sequence[Any], parts: Sequence[_Part]) -> None:
+    """Sources whose class has no targets cannot be coupled within it."""
+    left = sum(len(batch[0]) for batch in batches) - sum(part.size for part in parts)
+    if left:
+        warnings.warn(
+            f"{left} sources are of classes that have no targets in their minibatch and were left out; "
+            "pass larger minibatches, or leave out the labels of sources",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _draw(parts: Sequence[_Part], solution: Any, seed: int) -> list[tuple[Any, Any]]:
@@ -137,6 +152,11 @@ def _parts(place: int, batch: Any, by_class: bool, seed: int) -> Iterator[_Part]
         raise ProblemError(
             f"minibatch {place} must be (x0, x1), (x0, x1, label) or (x0, x1, label, label of x0), got {_shown(batch)}"
         )
+    names = ("x0", "x1", "label", "label of x0")
+    some = {
+        f"{name} of minibatch {place}": entry for name, entry in zip(names, batch, strict=False) if entry is not None
+    }
+    refuse_other_than_tensors(**some)
     count = len(batch[0])
     if not by_class:
         yield _Part(place, None, None, count)
@@ -144,7 +164,19 @@ def _parts(place: int, batch: Any, by_class: bool, seed: int) -> Iterator[_Part]
     if len(batch) < 3 or batch[2] is None:
         raise ProblemError(f"minibatch {place} has no labels; by_class needs (x0, x1, label)")
     target = batch[2]
-    source = batch[3] if len(batch) > 3 else _shares(target, count, (seed, place)).to(target.device)
+    given = batch[3] if len(batch) > 3 else None
+    source = _shares(target, count, (seed, place)) if given is None else given
+    source = source.to(target.device)
+    for what, labels, size in (("targets", target, len(batch[1])), ("sources", source, count)):
+        if labels.shape != (size,):
+            raise ProblemError(
+                f"minibatch {place} has labels of shape {tuple(labels.shape)} for {size} {what}; pass one for each"
+            )
+    if not bool(torch.isin(source, target).any()):
+        raise ProblemError(
+            f"minibatch {place} has sources of the classes {source.unique().tolist()} and targets of "
+            f"{target.unique().tolist()}, which have none in common; by_class couples within classes"
+        )
     for name in target.unique().tolist():
         rows, cols = (source == name).nonzero()[:, 0], (target == name).nonzero()[:, 0]
         if len(rows):

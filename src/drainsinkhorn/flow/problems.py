@@ -6,12 +6,21 @@ from typing import Any
 
 import torch
 
+from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Problem
 
 MANY_DIMENSIONS, KEPT_PAIRS = 48, 2**22
 """From so many coordinates on, and up to so many pairs, a CPU keeps distances made by one matrix product."""
 
 Tensor = torch.Tensor
+
+
+def refuse_other_than_tensors(**named: Any) -> None:
+    """Raise for what is not a torch tensor."""
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor):
+            advice = "write torch.as_tensor(...), with numbers in place of names"
+            raise ProblemError(f"{name} must be a torch tensor, got {type(value).__name__}; {advice}")
 
 
 def problem_of(x0: Tensor, x1: Tensor, eps: float, scale: float = 1.0) -> Problem[Any]:

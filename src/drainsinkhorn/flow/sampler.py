@@ -15,7 +15,7 @@ from drainsinkhorn.core.errors import BackendUnavailable, ProblemError
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
-from drainsinkhorn.flow.problems import problem_of
+from drainsinkhorn.flow.problems import problem_of, refuse_other_than_tensors
 from drainsinkhorn.solution import Solution
 
 METHODS = ("sinkhorn", "exact", "unbalanced", "partial")
@@ -82,6 +82,7 @@ class OTPlanSampler:
 
     def get_map(self, x0: Tensor, x1: Tensor) -> Any:
         """The dense plan as a NumPy array, (n, m)."""
+        refuse_other_than_tensors(x0=x0, x1=x1)
         if self.method == "sinkhorn":
             return plan(self._solve([(x0, x1)])[0]).cpu().numpy()
         return self._pot_map(x0, x1)
@@ -114,6 +115,7 @@ class OTPlanSampler:
 
     def _places(self, x0: Tensor, x1: Tensor, replace: bool) -> tuple[Any, Any]:
         """Places (i, j) of as many pairs as x0 has points."""
+        refuse_other_than_tensors(x0=x0, x1=x1)
         if self.method != "sinkhorn":
             i, j = self.sample_map(self._pot_map(x0, x1), len(x0), replace=replace)
             return torch.from_numpy(i).to(x0.device), torch.from_numpy(j).to(x1.device)
@@ -137,6 +139,7 @@ class OTPlanSampler:
 
         All steps are solved as one batch. A NumPy array, as torchcfm's.
         """
+        refuse_other_than_tensors(X=X)
         steps = [(X[:, t], X[:, t + 1]) for t in range(X.shape[1] - 1)]
         places = [torch.arange(len(X), device=X.device)]
         solution = self._solve(steps) if self.method == "sinkhorn" and steps else None
