@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from ott.geometry import costs, geometry, pointcloud
@@ -26,6 +25,7 @@ from ott.solvers.linear.sinkhorn import Sinkhorn, SinkhornOutput
 
 from drainsinkhorn import api
 from drainsinkhorn.backends.ottjax import OttBackend
+from drainsinkhorn.backends.ottjax.costs import Flipped
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.errors import OptionsError, ProblemError
 from drainsinkhorn.core.events import Advanced
@@ -169,26 +169,6 @@ def _problem(problem: LinearProblem, solver: Sinkhorn, place: int) -> Problem[An
     if type(geom) is geometry.Geometry:
         return Problem(cost=geom.cost_matrix.T, **shared)
     raise ProblemError(f"problem {place} is over a {type(geom).__name__}; the drain takes PointCloud and Geometry")
-
-
-@jax.tree_util.register_pytree_node_class
-class Flipped(costs.CostFn):
-    """A cost with its arguments exchanged."""
-
-    def __init__(self, fn: costs.CostFn) -> None:
-        self.fn = fn
-
-    def __call__(self, x: Any, y: Any) -> Any:
-        """The cost from y to x."""
-        return self.fn(y, x)
-
-    def all_pairs(self, x: Any, y: Any) -> Any:
-        """All costs at once."""
-        return self.fn.all_pairs(y, x).T
-
-    def tree_flatten(self) -> Any:
-        """As a tree."""
-        return (self.fn,), None
 
 
 def _output(problem: LinearProblem, result: Result[Any], solver: Sinkhorn, errors: Any) -> SinkhornOutput:

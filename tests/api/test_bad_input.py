@@ -221,7 +221,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "backend": (
         lambda: ds.solve(X, Y, eps=1.0, backend="cuda"),
-        "backend 'cuda' is unknown; use one of ['auto', 'cpu', 'triton', 'refe",
+        "backend 'cuda' is unknown; use one of ['auto', 'cpu', 'triton', 'ott', 'keops', 'refe",
     ),
     "backend object": (
         lambda: ds.solve(X, Y, eps=1.0, backend=3),

@@ -137,7 +137,8 @@ def test_no_screen_lets_audit_times_change_a_float32_result(screen: Any, backend
 def test_the_company_was_as_bad_as_promised(backend: Any) -> None:
     rng = np.random.default_rng([7, 0])
     results = ds.solve(random_batch(rng), backend=backend, max_depth=MAX_DEPTH, accelerate="none")
-    assert {r.status for r in results} == set(ds.Status)
+    # Deadlines and workers have no part in it.
+    assert {r.status for r in results} == set(ds.Status) - {ds.Status.EXPIRED, ds.Status.QUARANTINED}
     assert results.ledger.rejected == 2
     picky = [r for r in results if r.problem.tol == REJECTED_TOL]
     plain = ReferenceBackend() if backend.name == "reference" else CpuBackend(representation=backend.representation)

@@ -69,8 +69,13 @@ def choose(first: Any = None) -> tuple[Backend[Any], str]:
 
 
 def _jax_platform(points: Any) -> str:
-    """The kind of device a JAX array lies on; "" for other arrays."""
-    return next(iter(points.devices())).platform if library(points) == "jax" else ""
+    """The kind of device a JAX array lies on; "" for other arrays, and for tracers, which the door refuses."""
+    if library(points) != "jax":
+        return ""
+    try:
+        return next(iter(points.devices())).platform
+    except TypeError:
+        return ""
 
 
 def _torch_sees_cuda() -> bool:

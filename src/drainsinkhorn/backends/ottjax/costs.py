@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from ott.geometry import costs
 
 from drainsinkhorn.backends.arrays import x64
 
@@ -41,3 +42,23 @@ class OttCost:
 
     def __str__(self) -> str:
         return type(self.fn).__name__
+
+
+@jax.tree_util.register_pytree_node_class
+class Flipped(costs.CostFn):
+    """A cost with its arguments exchanged."""
+
+    def __init__(self, fn: costs.CostFn) -> None:
+        self.fn = fn
+
+    def __call__(self, x: Any, y: Any) -> Any:
+        """The cost from y to x."""
+        return self.fn(y, x)
+
+    def all_pairs(self, x: Any, y: Any) -> Any:
+        """All costs at once."""
+        return self.fn.all_pairs(y, x).T
+
+    def tree_flatten(self) -> Any:
+        """As a tree."""
+        return (self.fn,), None
