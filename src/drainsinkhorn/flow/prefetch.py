@@ -56,7 +56,7 @@ def couple_minibatches(
     eps: float | Callable[[Tensor, Tensor], float],
     by_class: bool = False,
     seed: int = 0,
-    tol: float = 1e-3,
+    tol: float | None = None,
     warn: bool = True,
     **settings: Any,
 ) -> list[Pairs]:
@@ -177,10 +177,9 @@ def _parts(place: int, batch: Any, by_class: bool, seed: int) -> Iterator[_Part]
             f"minibatch {place} has sources of the classes {source.unique().tolist()} and targets of "
             f"{target.unique().tolist()}, which have none in common; by_class couples within classes"
         )
-    for name in target.unique().tolist():
+    for name in target[torch.isin(target, source)].unique().tolist():
         rows, cols = (source == name).nonzero()[:, 0], (target == name).nonzero()[:, 0]
-        if len(rows):
-            yield _Part(place, rows, cols, len(rows))
+        yield _Part(place, rows, cols, len(rows))
 
 
 def _shares(target: Tensor, count: int, seed: Any) -> Tensor:
@@ -225,7 +224,7 @@ class _Pump:
     ) -> None:
         self.ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
         self.closed = threading.Event()
-        self._stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+        self._stream: torch.cuda.Stream | None = None
         self.thread = threading.Thread(
             target=self._work, args=(batches, window, seeds, settings), name="coupled batches", daemon=True
         )
@@ -253,11 +252,17 @@ class _Pump:
                 return
 
     def _couple(self, some: list[Any], seed: int, settings: dict[str, Any]) -> list[Pairs]:
-        """On a stream of its own, so that training goes on; what comes back is finished."""
-        if self._stream is None or not some:
-            return couple_minibatches(some, seed=seed, **settings) if some else []
+        """On a GPU on a stream of its own, so that training goes on; what comes back is finished."""
+        if not some:
+            return []
+        # CUDA is left alone where nothing lies there: in a fork, as a DataLoader makes them, it could not begin.
+        first = some[0] if isinstance(some[0], (tuple, list)) else ()
+        device = next((part.device for part in first if getattr(part, "is_cuda", False)), None)
+        if device is None:
+            return couple_minibatches(some, seed=seed, **settings)
+        self._stream = self._stream or torch.cuda.Stream(device)
         # What the default stream still writes to these tensors must be there first.
-        self._stream.wait_stream(torch.cuda.default_stream())
+        self._stream.wait_stream(torch.cuda.default_stream(device))
         with torch.cuda.stream(self._stream):
             pairs = couple_minibatches(some, seed=seed, **settings)
             self._stream.synchronize()
@@ -323,7 +328,11 @@ class CoupledBatches(Iterator[Pairs]):
         seed: int | Sequence[int] = 0,
         **settings: Any,
     ) -> None:
-        for name, value in (("window", window), ("ahead", ahead), ("batch_size", batch_size or 1)):
+        for name, value in (
+            ("window", window),
+            ("ahead", ahead),
+            ("batch_size", 1 if batch_size is None else batch_size),
+        ):
             if not is_count(value):
                 raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
         self._waiting: Iterator[Pairs] = iter(())
@@ -362,7 +371,7 @@ class CoupledBatches(Iterator[Pairs]):
             for tensor in (tensor for pairs in item for tensor in pairs[:3]):
                 if tensor is not None and tensor.is_cuda:
                     # Its memory belongs to the other stream, which must not reuse it before this one is done.
-                    tensor.record_stream(torch.cuda.current_stream())
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
             self._waiting = itertools.chain.from_iterable(map(self._cut, item))
 
     def _cut(self, pairs: Pairs) -> Iterator[Pairs]:
