@@ -77,11 +77,15 @@ class Timepoints:
 
     def result(self, pair: int) -> Result[Any]:
         """The result of a pair, by its number."""
-        return self.solution[range(len(self.pairs))[pair]]
+        return self.solution[self._place(pair)]
+
+    def _place(self, pair: int) -> int:
+        """The number of a pair, also if it is counted from the end."""
+        return range(len(self.pairs))[pair]
 
     def bootstraps(self, pair: int) -> list[Result[Any]]:
         """The results of a pair's bootstraps."""
-        place, step = range(len(self.pairs))[pair], len(self.pairs)
+        place, step = self._place(pair), len(self.pairs)
         return [self.solution[k] for k in range(place + step, len(self.solution), step)]
 
     def push(self, values: Any, pair: int) -> Array:
@@ -120,9 +124,10 @@ class Timepoints:
             if self.data is None:
                 raise ProblemError(f"{labels!r} names a column of an AnnData; pass arrays of names instead")
             labels = self.data.obs[labels].to_numpy()
+        cells = self.cells[self._place(pair) :][:2]
         if not isinstance(labels, tuple):
-            labels = tuple(np.asarray(labels)[self.cells[pair + k]] for k in (0, 1))
-        sizes = [len(self.cells[pair + k]) for k in (0, 1)]
+            labels = tuple(np.asarray(labels)[some] for some in cells)
+        sizes = [len(some) for some in cells]
         if [len(part) for part in labels] != sizes:
             raise ProblemError(f"labels are for {[len(part) for part in labels]} cells, the pair has {sizes}")
         here, there = (np.asarray(part).astype(str) for part in labels)

@@ -58,6 +58,15 @@ def test_push_pull_and_tables(found: Any) -> None:
         assert table.distance(table) == 0
 
 
+def test_pairs_are_counted_from_the_end_too(found: Any) -> None:
+    last, again = found.transitions(NAMES, 1), found.transitions(NAMES, -1)
+    assert np.array_equal(last.mass, again.mass)
+    assert np.array_equal(last.draws, again.draws)
+    assert again.sources == last.sources
+    with pytest.raises(IndexError):
+        found.transitions(NAMES, 2)
+
+
 def test_bootstraps_are_draws_of_cells(found: Any) -> None:
     for result in found.bootstraps(0):
         assert result.problem.x is found.result(0).problem.x, "points are shared"
