@@ -273,7 +273,8 @@ def _present(labels: Array, *, all_needed: bool) -> list[Any]:
     missing = [name for name in names if str(name) in MISSING]
     if missing and all_needed:
         raise ProblemError(
-            f"cell {each.index(missing[0])} has no time ({missing[0]!r}); leave such cells out, or name the time points in times="
+            f"cell {each.index(missing[0])} has no time ({missing[0]!r}); leave such cells out, or name the time "
+            "points in times="
         )
     return sorted(name for name in names if str(name) not in MISSING)
 
