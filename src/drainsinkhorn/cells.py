@@ -182,7 +182,7 @@ def couple_timepoints(
     weights: Any = None,
     bootstraps: int = 0,
     seed: int = 0,
-    tol: float = 1e-3,
+    tol: float | None = None,
     **settings: Any,
 ) -> Timepoints:
     """Couple all consecutive time points, and bootstraps of them, as one batch of lanes.

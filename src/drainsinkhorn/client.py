@@ -88,6 +88,8 @@ class Client:
         except DeadlineError:
             raise
         except TimeoutError:
+            if deadline is None:
+                raise
             raise DeadlineError(f"the deadline of {deadline:.3g} s came first", None) from None
 
     def _room(self, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:

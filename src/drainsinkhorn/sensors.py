@@ -96,7 +96,7 @@ class Drift:
             quantile: Of the scores of the others; what exceeds it is an alarm.
             eps: As a share of the mean squared distance within healthy windows, which is 2 d after scaling.
             seed: Decides the draw.
-            **settings: Keywords of `solve`.
+            **settings: Keywords of `divergence`.
         """
         clouds = _clouds(healthy)
         if not is_count(references) or not 0 < quantile <= 1 or not eps > 0:
@@ -148,7 +148,8 @@ class Flow:
     """Flow from frame to frame of a clip.
 
     Attributes:
-        displacement: For every frame but the last, where its points go on average, less where they are, (n, d).
+        displacement: For every frame but the last, where its points go on average, less where they are, (n, d); None
+            where the problem is INVALID.
         results: Couplings of consecutive frames.
     """
 
@@ -156,7 +157,7 @@ class Flow:
     results: list[Result[Any]]
 
 
-def frame_flow(clips: Any, *, eps: float, carry: bool = True, tol: float = 1e-3, **settings: Any) -> list[Flow]:
+def frame_flow(clips: Any, *, eps: float, carry: bool = True, tol: float | None = None, **settings: Any) -> list[Flow]:
     """Barycentric flow between consecutive frames of clips, all of them lanes of one batch.
 
     With `carry`, frames of a clip run in order, each from its predecessor's potentials, and clips side by side.

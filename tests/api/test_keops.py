@@ -127,8 +127,10 @@ def other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(probe.ctypes.util, "find_library", lambda name: f"lib{name}.so")
     probe.tried.cache_clear()
+    probe.has_driver.cache_clear()
     yield put
     probe.tried.cache_clear()
+    probe.has_driver.cache_clear()
 
 
 def test_a_crash_in_the_cuda_path_is_an_error_and_not_a_crash(other_process: Any) -> None:

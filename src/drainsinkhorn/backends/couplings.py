@@ -324,7 +324,7 @@ class BlockCouplings:
             found[small[k]] = rows, one.cols[laws.draw(block.law, rows, numbers[1])]
 
         self._each(take, len(small))
-        large = [lane for lane in range(len(lanes)) if lane not in set(small)]
+        large = [lane for lane, drawn in enumerate(found) if drawn is None]
         if large:
             logs = self._logs("row", large)
             rows = [_by_mass(_mass(lanes[lane][0].a, logs[lane]), draws[lane][0]) for lane in large]

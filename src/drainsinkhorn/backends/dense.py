@@ -62,7 +62,31 @@ class Kernels(Protocol):
         ...
 
 
-class Geometry:
+class AllRows:
+    """The part of `Kernels` that is the same for all who hold every row."""
+
+    def over_rows(self, values: Vector) -> float:
+        """The sum."""
+        return float(np.sum(values))
+
+    def over_cols(self, values: Vector) -> float:
+        """The sum."""
+        return float(np.sum(values))
+
+    def finite(self, f: Vector, g: Vector) -> bool:
+        """Whether every number is finite."""
+        return bool(np.isfinite(f).all() and np.isfinite(g).all())
+
+    def split(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
+        """All of them."""
+        return f, g
+
+    def join(self, f: Vector) -> Vector:
+        """All of them."""
+        return f
+
+
+class Geometry(AllRows):
     """An admitted problem as float64 matrices: scores `C / eps`, log weights, and the rounding of a score."""
 
     def __init__(self, problem: Problem[Any]) -> None:
@@ -96,23 +120,3 @@ class Geometry:
         """How far rounding can carry a measured residual: the error of a score in nats is that of a plan entry."""
         potentials = (float(np.abs(f).max()) + float(np.abs(g).max())) / self.eps
         return SAFETY * (self.rounding + 4 * UNIT * potentials)
-
-    def over_rows(self, values: Vector) -> float:
-        """The sum."""
-        return float(np.sum(values))
-
-    def over_cols(self, values: Vector) -> float:
-        """The sum."""
-        return float(np.sum(values))
-
-    def finite(self, f: Vector, g: Vector) -> bool:
-        """Whether every number is finite."""
-        return bool(np.isfinite(f).all() and np.isfinite(g).all())
-
-    def split(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
-        """All of them."""
-        return f, g
-
-    def join(self, f: Vector) -> Vector:
-        """All of them."""
-        return f

@@ -43,7 +43,7 @@ class DeadlineError(DrainError, TimeoutError):
     """A problem's deadline came before its result.
 
     Attributes:
-        result: What there was of it when its lane left, with status EXPIRED; None if it never ran.
+        result: What there was of it when its lane left, with status EXPIRED; None if it never ran, or has not left yet.
     """
 
     def __init__(self, message: str, result: object) -> None:

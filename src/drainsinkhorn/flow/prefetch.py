@@ -54,7 +54,7 @@ def couple_minibatches(
     eps: float | Callable[[Tensor, Tensor], float],
     by_class: bool = False,
     seed: int = 0,
-    tol: float = 1e-3,
+    tol: float | None = None,
     warn: bool = True,
     **settings: Any,
 ) -> list[Pairs]:
@@ -143,10 +143,12 @@ def _parts(place: int, batch: Any, by_class: bool, seed: int) -> Iterator[_Part]
         raise ProblemError(f"minibatch {place} has no labels; by_class needs (x0, x1, label)")
     target = batch[2]
     source = batch[3] if len(batch) > 3 else _shares(target, count, (seed, place)).to(target.device)
-    for name in target.unique().tolist():
+    names = [name for name in target.unique().tolist() if bool((source == name).any())]
+    if not names:
+        raise ProblemError(f"minibatch {place} has no class on both sides, so by_class leaves nothing to couple")
+    for name in names:
         rows, cols = (source == name).nonzero()[:, 0], (target == name).nonzero()[:, 0]
-        if len(rows):
-            yield _Part(place, rows, cols, len(rows))
+        yield _Part(place, rows, cols, len(rows))
 
 
 def _shares(target: Tensor, count: int, seed: Any) -> Tensor:
@@ -192,7 +194,11 @@ class CoupledBatches(Iterator[Pairs]):
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        for name, value in (("window", window), ("ahead", ahead), ("batch_size", batch_size or 1)):
+        for name, value in (
+            ("window", window),
+            ("ahead", ahead),
+            ("batch_size", 1 if batch_size is None else batch_size),
+        ):
             if not is_count(value):
                 raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
@@ -200,7 +206,7 @@ class CoupledBatches(Iterator[Pairs]):
         self._waiting: Iterator[Pairs] = iter(())
         self._size = batch_size
         self._ended = False
-        self._stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+        self._stream: torch.cuda.Stream | None = None
         settings = {"eps": eps, **settings}
         self._thread = threading.Thread(
             target=self._work, args=(iter(batches), window, seed, settings), name="coupled batches", daemon=True
@@ -229,11 +235,17 @@ class CoupledBatches(Iterator[Pairs]):
                 return
 
     def _couple(self, some: list[Any], seed: int, settings: dict[str, Any]) -> list[Pairs]:
-        """On a stream of its own, so that training goes on; what comes back is finished."""
-        if self._stream is None or not some:
-            return couple_minibatches(some, seed=seed, **settings) if some else []
+        """On a GPU on a stream of its own, so that training goes on; what comes back is finished."""
+        if not some:
+            return []
+        # CUDA is left alone where nothing lies there: in a fork, as a DataLoader makes them, it could not begin.
+        first = some[0] if isinstance(some[0], (tuple, list)) else ()
+        device = next((part.device for part in first if getattr(part, "is_cuda", False)), None)
+        if device is None:
+            return couple_minibatches(some, seed=seed, **settings)
+        self._stream = self._stream or torch.cuda.Stream(device)
         # What the default stream still writes to these tensors must be there first.
-        self._stream.wait_stream(torch.cuda.default_stream())
+        self._stream.wait_stream(torch.cuda.default_stream(device))
         with torch.cuda.stream(self._stream):
             pairs = couple_minibatches(some, seed=seed, **settings)
             self._stream.synchronize()
@@ -271,7 +283,7 @@ class CoupledBatches(Iterator[Pairs]):
             for tensor in (tensor for pairs in item for tensor in pairs[:3]):
                 if tensor is not None and tensor.is_cuda:
                     # Its memory belongs to the other stream, which must not reuse it before this one is done.
-                    tensor.record_stream(torch.cuda.current_stream())
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
             self._waiting = itertools.chain.from_iterable(map(self._cut, item))
 
     def _cut(self, pairs: Pairs) -> Iterator[Pairs]:

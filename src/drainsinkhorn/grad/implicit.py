@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Couplings
 
-MAX_STEPS, RTOL = 1000, 1e-10
-"""Steps of conjugate gradients, and the residual at which a lane rests, over that of zero."""
+MAX_STEPS, RTOL, COARSE = 1000, 1e-10, 1e-3
+"""Steps of conjugate gradients; residuals over that of zero at which a lane rests, and of which callers are warned."""
 
 
 class Pulled(NamedTuple):
@@ -61,7 +61,7 @@ def solve_marginals(plans: Couplings[Any], u: Sequence[Any], v: Sequence[Any]) -
     scaled = [one / mass for one, mass in zip(residual, r, strict=True)]
     direction = list(scaled)
     norms = [float((one * z).sum()) for one, z in zip(residual, scaled, strict=True)]
-    stops = [RTOL**2 * norm for norm in norms]
+    firsts = list(norms)
     moving = [k for k, norm in enumerate(norms) if norm > 0]
     for _ in range(MAX_STEPS):
         if not moving:
@@ -79,13 +79,15 @@ def solve_marginals(plans: Couplings[Any], u: Sequence[Any], v: Sequence[Any]) -
             norm = float((residual[k] * scaled[k]).sum())
             direction[k] = scaled[k] + (norm / norms[k]) * direction[k]
             norms[k] = norm
-            if norm <= stops[k]:
+            if norm <= RTOL**2 * firsts[k]:
                 moving.remove(k)
-    worst = max((norms[k] / stops[k] for k in moving), default=0.0) ** 0.5 * RTOL
-    if worst > 1e-3:
+    # Lanes that ran out of steps, or stood still because rounding left no direction to go.
+    left = [(norm / first) ** 0.5 for norm, first in zip(norms, firsts, strict=True) if first > 0]
+    coarse = [relative for relative in left if relative > COARSE]
+    if coarse:
         warnings.warn(
-            f"implicit differentiation: {len(moving)} of {len(p)} lanes have a relative residual of up to {worst:.2g} "
-            f"after {MAX_STEPS} steps; their gradients are as coarse; raise eps or solve to a smaller tol",
+            f"implicit differentiation: {len(coarse)} of {len(p)} lanes end with a relative residual of up to "
+            f"{max(coarse):.2g}; their gradients are as coarse; raise eps or solve to a smaller tol",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -143,7 +143,9 @@ class _Value(torch.autograd.Function):
         solution = task.solve(*_detached(tensors))
         ctx.plans, ctx.lanes, ctx.tensors = plans_of(solution), len(solution), tensors
         ctx.potentials = [result.emitted for result in solution]
-        return torch.tensor(duals(solution), dtype=tensors[0].dtype, device=tensors[0].device)
+        first = tensors[0]
+        dtype = first.dtype if first.is_floating_point() else torch.get_default_dtype()
+        return torch.tensor(duals(solution), dtype=dtype, device=first.device)
 
     @staticmethod
     @once_differentiable

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.costs import COSTS, UNIT
-from drainsinkhorn.backends.dense import SAFETY
+from drainsinkhorn.backends.dense import SAFETY, AllRows
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.core.problem import Cost, Problem
 
@@ -21,7 +21,7 @@ CHUNK_PAIRS = 2**22
 """Pairs whose scores exist at one time, on a CPU; a GPU takes sixteen times as many."""
 
 
-class TorchKernels:
+class TorchKernels(AllRows):
     """An admitted problem whose scores `C / eps` are made when they are needed, by direct differences.
 
     Args:
@@ -67,26 +67,6 @@ class TorchKernels:
         """How far rounding can carry a measured residual; as for dense kernels."""
         potentials = (float(np.abs(f).max()) + float(np.abs(g).max())) / self.eps
         return SAFETY * (self._rounding + 4 * UNIT * potentials)
-
-    def over_rows(self, values: Vector) -> float:
-        """The sum."""
-        return float(np.sum(values))
-
-    def over_cols(self, values: Vector) -> float:
-        """The sum."""
-        return float(np.sum(values))
-
-    def finite(self, f: Vector, g: Vector) -> bool:
-        """Whether every number is finite."""
-        return bool(np.isfinite(f).all() and np.isfinite(g).all())
-
-    def split(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
-        """All of them."""
-        return f, g
-
-    def join(self, f: Vector) -> Vector:
-        """All of them."""
-        return f
 
     def _moved(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)

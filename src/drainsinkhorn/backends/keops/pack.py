@@ -290,10 +290,9 @@ class KeopsPack:
 
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
         """Keep these lanes, in this order, append the admitted, and give back the memory of the others."""
-        opened = [self._opened(problem) for problem in admit]
-        lanes = [self._lanes[i] for i in keep] + [lane for lane, _ in opened]
         arrays = dict[str, Any]()
         try:
+            opened = [self._opened(problem) for problem in admit]
             for side, span in zip(SIDES, ("rows", "cols"), strict=True):
                 for name in VECTORS[side]:
                     kept = [self._arrays[name][slice(*getattr(self._lanes[i], span))] for i in keep]
@@ -301,6 +300,7 @@ class KeopsPack:
                     arrays[name] = torch.cat(parts) if parts else torch.zeros(0)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from None
+        lanes = [self._lanes[i] for i in keep] + [lane for lane, _ in opened]
         along = [self._along[i] for i in keep] if self._lanes else []
         self._lanes, self._arrays, self._along = lanes, arrays, [*along, *[0.0] * len(opened)]
         self._lengths = {}

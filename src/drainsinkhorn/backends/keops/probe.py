@@ -55,7 +55,7 @@ def require(device: str) -> None:
         raise BackendUnavailable(
             f"backend 'keops' compiles its formulas and finds no C++ compiler {compiler!r}; install g++ or set CXX"
         )
-    if ctypes.util.find_library("cuda") is None:
+    if not has_driver():
         if device == "cuda":
             raise BackendUnavailable("backend 'keops' finds no CUDA driver (libcuda); use arrays on the CPU")
         # Without a driver PyKeOps has no CUDA path that could fail.
@@ -66,6 +66,12 @@ def require(device: str) -> None:
         raise BackendUnavailable(
             f"backend 'keops' cannot run on {device}: tried in a process of its own, PyKeOps {found.text}{elsewhere}"
         )
+
+
+@lru_cache(maxsize=1)
+def has_driver() -> bool:
+    """Whether there is a CUDA driver; asked once, since looking for a library starts a process."""
+    return ctypes.util.find_library("cuda") is not None
 
 
 @lru_cache(maxsize=4)

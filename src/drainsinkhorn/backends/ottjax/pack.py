@@ -178,9 +178,10 @@ class OttPack:
                     places = [*keep, *(self._width + i for i in range(len(fresh)))]
                     stack = self._kernels.join(self._stack, stack, _padded(places))
             jax.block_until_ready(stack)
+            errors, bands = (np.asarray(stack.get(key, ())) for key in ("error", "band"))
         for place, lane in enumerate(admitted, len(keep)):
             lane.arrays = {}
-            lane.stale = float(stack["error"][place] + stack["band"][place])
+            lane.stale = float(errors[place] + bands[place])
         self._lanes, self._stack, self._width = lanes, stack, rung(len(lanes))
         self._legs += len(admitted)
 
