@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from drainsinkhorn.api import solve
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.consumers import couplings, top_match
-from drainsinkhorn.core.errors import BackendUnavailable, ProblemError
+from drainsinkhorn.core.audit import is_count
+from drainsinkhorn.core.errors import BackendUnavailable, OptionsError, ProblemError
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.result import Result
 from drainsinkhorn.solution import Solution
 
 Array = NDArray[Any]
+MISSING = ("nan", "NaN", "NaT", "None", "<NA>")
+"""How what is no time shows itself, in NumPy and in pandas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,14 @@ class Timepoints:
         cells: For each of them the places of its cells in the data, or 0 .. n - 1 where times came as separate clouds.
         solution: All results: those of consecutive pairs, then bootstrap after bootstrap.
         data: The AnnData it was made from, if any.
+        count: How many cells the data has; None where times came as separate clouds.
     """
 
     times: list[Any]
     cells: list[Array]
     solution: Solution[Any]
     data: Any = None
+    count: int | None = None
 
     @property
     def pairs(self) -> list[tuple[Any, Any]]:
@@ -126,6 +131,10 @@ class Timepoints:
             labels = self.data.obs[labels].to_numpy()
         cells = self.cells[self._place(pair) :][:2]
         if not isinstance(labels, tuple):
+            if self.count is None:
+                raise ProblemError("times came as separate clouds; pass labels as a pair (of earlier, of later cells)")
+            if np.shape(labels) != (self.count,):
+                raise ProblemError(f"labels must name {self.count} cells, those of the data, got {np.shape(labels)}")
             labels = tuple(np.asarray(labels)[some] for some in cells)
         sizes = [len(some) for some in cells]
         if [len(part) for part in labels] != sizes:
@@ -183,7 +192,8 @@ def couple_timepoints(
             to clouds.
         key: See above.
         rep: Where an AnnData has the points: an entry of obsm; None is X.
-        times: Which time points, in order; None: all of them, sorted.
+        times: Which time points, in order; None: all of them, sorted; texts as texts, so "day10" comes
+            before "day2" unless `times` says otherwise.
         eps: Entropic strength, as a share of the pair's mean cost if `relative`.
         relative: See eps.
         weights: A column of obs, or an array: weights of all cells, for example of growth; None: uniform.
@@ -199,6 +209,8 @@ def couple_timepoints(
         ([(0, 1), (1, 2)], 8)
     """
     names, cells, clouds, masses = _gathered(data, key, rep, times, weights)
+    if bootstraps != 0 and not is_count(bootstraps):
+        raise OptionsError(f"bootstraps must be an integer of at least 0, got {bootstraps!r}")
     if len(names) < 2:
         raise ProblemError(f"at least two time points are needed, got {names}")
     scales = [eps * (_mean_cost(x, y) if relative else 1.0) for x, y in itertools.pairwise(clouds)]
@@ -210,7 +222,8 @@ def couple_timepoints(
         for k, scale in enumerate(scales):
             problems.append(Problem(x=clouds[k], y=clouds[k + 1], a=drawn[k], b=drawn[k + 1], eps=scale))
     solution = solve(problems, tol=tol, **settings)
-    return Timepoints(names, cells, solution, data if hasattr(data, "obs") else None)
+    count = None if isinstance(data, Mapping) else len(data)
+    return Timepoints(names, cells, solution, data if hasattr(data, "obs") else None, count)
 
 
 def _rows_to_one(mass: Array) -> Array:
@@ -244,12 +257,26 @@ def _gathered(data: Any, key: Any, rep: Any, times: Any, weights: Any) -> tuple[
     masses = np.ones(len(points)) if weights is None else to_numpy(weights).astype(np.float64)
     if masses.shape != (len(points),):
         raise ProblemError(f"weights must be one for each of {len(points)} cells, got shape {masses.shape}")
-    if not (np.isfinite(masses) & (masses >= 0)).all():
-        place = int(np.argmin(np.isfinite(masses) & (masses >= 0)))
-        raise ProblemError(f"weights[{place}] is {masses[place]}; weights must be finite and cannot be negative")
-    names = _known(times, np.unique(labels).tolist())
+    names = _known(times, _present(labels, all_needed=times is None))
+    for name in names:
+        some = masses[labels == name]
+        if not (np.isfinite(some).all() and (some >= 0).all() and some.sum() > 0):
+            raise ProblemError(f"weights of time point {name!r} must be finite, not negative, and not all zero")
     cells = [np.flatnonzero(labels == name) for name in names]
     return names, cells, [np.ascontiguousarray(points[c]) for c in cells], [masses[c] for c in cells]
+
+
+def _present(labels: Array, *, all_needed: bool) -> list[Any]:
+    """All times in order; raises ProblemError where a cell without one is not just left out."""
+    each = labels.tolist()
+    names = list(dict.fromkeys(each))
+    missing = [name for name in names if str(name) in MISSING]
+    if missing and all_needed:
+        raise ProblemError(
+            f"cell {each.index(missing[0])} has no time ({missing[0]!r}); leave such cells out, or name the time "
+            "points in times="
+        )
+    return sorted(name for name in names if str(name) not in MISSING)
 
 
 def _known(times: Iterable[Any] | None, present: list[Any]) -> list[Any]:

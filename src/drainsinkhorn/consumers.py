@@ -7,7 +7,7 @@ them is a list, or an array whose first axis runs over the results, and what com
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.core.errors import ProblemError
@@ -35,7 +35,7 @@ def apply(results: Results, values: Any, side: str = "row") -> Any:
     """
     if isinstance(results, Result):
         return results.apply(values, side)
-    given = list(results)
+    given = _many(results)
     each = _for_each("values", values, len(given))
     return _together(given, lambda plans, places: plans.apply([each[i] for i in places], side))
 
@@ -56,7 +56,7 @@ def sample(results: Results, count: int, *, seed: int) -> Any:
     The draw depends on the seed and on the result's ticket alone, not on its neighbours, and is the same on every
     device up to rounding.
     """
-    many = [results] if isinstance(results, Result) else list(results)
+    many = _many(results)
     seeds = [(seed, result.ticket) for result in many]
     drawn = _together(many, lambda plans, places: plans.sample(count, [seeds[i] for i in places]))
     return drawn[0] if isinstance(results, Result) else drawn
@@ -67,7 +67,7 @@ def partners(results: Results, rows: Any, *, seed: int) -> Any:
 
     For many results a list of places, or an array with an axis in front.
     """
-    many = [results] if isinstance(results, Result) else list(results)
+    many = _many(results)
     each = [rows] if isinstance(results, Result) else _for_each("rows", rows, len(many))
     seeds = [(seed, result.ticket) for result in many]
     drawn = _together(many, lambda plans, at: plans.partners([each[i] for i in at], [seeds[i] for i in at]))
@@ -86,7 +86,7 @@ def plan(results: Results, *, max_pairs: int = MAX_PAIRS) -> Any:
 
 def couplings(results: Iterable[Result[Any]]) -> list[tuple[list[int], Couplings[Any]]]:
     """Finished plans grouped by the backend that consumes them, with their places: for consumers of your own."""
-    given = list(results)
+    given = _many(results)
     groups: dict[Any, tuple[Backend[Any], list[int]]] = {}
     for place, result in enumerate(given):
         if not isinstance(result, Result):
@@ -101,7 +101,15 @@ def couplings(results: Iterable[Result[Any]]) -> list[tuple[list[int], Couplings
 def _one_or_many(results: Results, verb: Callable[[Couplings[Any], list[int]], Sequence[Any]]) -> Any:
     if isinstance(results, Result):
         return verb(results.couplings, [0])[0]
-    return _together(list(results), verb)
+    return _together(_many(results), verb)
+
+
+def _many(results: Results) -> list[Result[Any]]:
+    if isinstance(results, Result):
+        return [results]
+    if not isinstance(cast(object, results), Iterable):
+        raise ProblemError(f"expected a Result, a Solution or a sequence of Results, got {type(results).__name__}")
+    return list(results)
 
 
 def _together(results: list[Result[Any]], verb: Callable[[Couplings[Any], list[int]], Sequence[Any]]) -> list[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from drainsinkhorn.api import DEFAULTS, solve
 from drainsinkhorn.backends.arrays import float_dtype, is_array, to_caller
+from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.batch import problems
 from drainsinkhorn.consumers import transport_cost
 from drainsinkhorn.core.errors import ProblemError
@@ -71,7 +72,7 @@ def divergence(
         eps: Entropic strength, a number or one for each pair.
         a: Weights of x.
         b: Weights of y.
-        cost: A name or a Cost between points.
+        cost: A name, Cost, Formula or CostFn of OTT: a cost between points.
         tol: Bound on the larger L1 marginal residual of every problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
@@ -105,7 +106,7 @@ def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> tuple[list[Problem[
 
     within: list[tuple[int, int]] = []
     for pair in pairs:
-        if not isinstance(pair.cost, (str, Cost)):
+        if not isinstance(as_cost(pair.cost), Cost):
             raise ProblemError(
                 "a divergence needs points: a dense cost between x and y says nothing of costs within them"
             )

@@ -13,13 +13,13 @@ import sqlite3
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from drainsinkhorn.backends.arrays import is_array, to_caller, to_numpy
 from drainsinkhorn.backends.costs import as_cost
-from drainsinkhorn.core.errors import FileError
+from drainsinkhorn.core.errors import FileError, OptionsError
 from drainsinkhorn.core.events import Resumed
 from drainsinkhorn.core.options import MODES, Mode, Options
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -32,6 +32,11 @@ COLUMNS = (
     "col REAL, band REAL, f_dtype TEXT, f BLOB, g_dtype TEXT, g BLOB, widened INTEGER NOT NULL, "
     "rescued INTEGER NOT NULL, arithmetic TEXT NOT NULL, detail TEXT NOT NULL, checksum BLOB NOT NULL"
 )
+TABLES = {
+    "about": "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "ended": f"CREATE TABLE ended ({COLUMNS})",
+}
+"""How a journal's tables are made, as SQLite remembers it."""
 RESULT_OPTIONS = ("tol", "max_depth", "audit", "certify", "accelerate", "init", "rescue")
 """Options that can change a result; all others may differ when a run goes on."""
 
@@ -58,6 +63,8 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str], options: Options, backend: str) -> None:
+        if not isinstance(cast(object, path), (str, os.PathLike)):
+            raise OptionsError(f"journal must be the path of a file, got {path!r}")
         self.path = Path(path)
         if not self.path.parent.is_dir():
             raise FileError(f"{self.path.parent} is no folder, so the journal {self.path.name} cannot be kept there")
@@ -141,19 +148,27 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         # Exclusive: a second run on this journal is turned away. The lock dies with the program.
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        _refuse_others(database, path)
         database.execute("PRAGMA journal_mode = WAL")
         # A commit survives the program; a power cut may cost the last few, which are solved again.
         database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        database.execute(f"CREATE TABLE IF NOT EXISTS ended ({COLUMNS})")
+        for made in TABLES.values():
+            database.execute(made.replace("TABLE", "TABLE IF NOT EXISTS", 1))
         (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
         if state != "ok":
             raise sqlite3.DatabaseError(state)
         database.execute("SELECT count(*) FROM ended").fetchone()
-    except sqlite3.Error:
+    except (sqlite3.Error, FileError):
         database.close()
         raise
     return database
+
+
+def _refuse_others(database: sqlite3.Connection, path: Path) -> None:
+    """Raise FileError for a database of something else, before anything is written to it."""
+    for name, made in database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"):
+        if made != TABLES.get(name):
+            raise FileError(f"{path} is a database with a table {name!r} that no journal has; name another file")
 
 
 def _cannot(path: Path, error: Exception) -> str:

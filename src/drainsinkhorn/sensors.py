@@ -46,7 +46,7 @@ class Scores:
 
     Attributes:
         values: One score for each window; NaN for one that cannot be read.
-        alarms: Which of them exceed the threshold.
+        alarms: Which of them exceed the threshold, or cannot be read.
         divergences: What they were made of: windows x references.
     """
 
@@ -125,7 +125,8 @@ class Drift:
         x = [cloud for cloud in clouds for _ in range(count)]
         found = divergence(x, self.references * len(clouds), eps=self.eps, **self.settings)
         values = to_numpy(found.values).reshape(len(clouds), count).mean(axis=1)
-        return Scores(values, values > self.threshold, found)
+        # Not `>`: what cannot be read must not pass for healthy.
+        return Scores(values, ~(values <= self.threshold), found)
 
 
 def _clouds(given: Any, dim: int | None = None) -> list[Array]:
@@ -180,6 +181,11 @@ def frame_flow(clips: Any, *, eps: float, carry: bool = True, tol: float | None 
         if len(clip) < 2:
             raise ProblemError(f"clip {number} has {len(clip)} frame(s); flow needs at least two")
         frames = list(clip)
+        if any(np.ndim(frame) != 2 for frame in frames):
+            raise ProblemError(
+                f"clip {number} must be an array (T, n, d) or a list of frames (n, d), got frames of "
+                f"{sorted({np.ndim(frame) for frame in frames})} dimensions; a single clip goes in a list: [clip]"
+            )
         lengths.append(len(frames) - 1)
         chain = number if carry else None
         problems += [Problem(x=x, y=y, eps=eps, chain=chain) for x, y in itertools.pairwise(frames)]

@@ -109,6 +109,15 @@ class Results(Sequence[Result[A]], Generic[A]):
         """The number of problems."""
         return len(self.records)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: all results as they are; what made them stays behind."""
+        return _made_before, (self.records, list(self))
+
+
+def _made_before(records: Records, made: list[Result[A]]) -> Results[A]:
+    """Results that were made in another process or at another time."""
+    return Results(records, lambda record: made[record.ticket])
+
 
 class Solution(Sequence[Result[A]], Generic[A]):
     """Results in the order of submission, and the account of the run.

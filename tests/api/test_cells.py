@@ -61,6 +61,8 @@ def test_push_pull_and_tables(found: Any) -> None:
 def test_pairs_may_be_counted_from_the_end(found: Any) -> None:
     assert found.transitions(NAMES, -1).distance(found.transitions(NAMES, 1)) == 0
     assert found.transitions(NAMES, -2).distance(found.transitions(NAMES, 0)) == 0
+    with pytest.raises(IndexError):
+        found.transitions(NAMES, 2)
 
 
 def test_tol_may_come_with_options() -> None:
@@ -142,6 +144,38 @@ def test_bad_input() -> None:
         couple_timepoints(POINTS, TIMES).to_anndata("type")
     with pytest.raises(ds.ProblemError, match="labels are for"):
         couple_timepoints(POINTS, TIMES).transitions((["a"], ["b"]), 0)
-    for bad in (-1.0, np.nan):
-        with pytest.raises(ds.ProblemError, match=rf"weights\[0\] is {bad}; weights must be finite"):
-            couple_timepoints(POINTS, TIMES, weights=np.full(len(POINTS), bad))
+
+
+@pytest.mark.parametrize("bootstraps", [-1, 1.5])
+def test_bad_bootstraps(bootstraps: Any) -> None:
+    with pytest.raises(ds.OptionsError, match=f"bootstraps must be an integer of at least 0, got {bootstraps}"):
+        couple_timepoints(POINTS, TIMES, bootstraps=bootstraps)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan])
+def test_bad_weights_of_a_time_point(value: float) -> None:
+    with pytest.raises(ds.ProblemError, match="weights of time point 2 must be finite, not negative, and not all zero"):
+        couple_timepoints(POINTS, TIMES, weights=np.where(TIMES == 2, value, 1.0))
+
+
+@pytest.mark.parametrize("dtype", [float, object])
+def test_cells_without_a_time(dtype: Any) -> None:
+    times = TIMES.astype(dtype)
+    times[7] = np.nan if dtype is float else None
+    with pytest.raises(ds.ProblemError, match="cell 7 has no time"):
+        couple_timepoints(POINTS, times)
+    assert couple_timepoints(POINTS, times, times=[1, 2, 3]).pairs == [(1, 2), (2, 3)]
+
+
+def test_labels_of_other_cells(found: Any) -> None:
+    with pytest.raises(ds.ProblemError, match=r"labels must name 120 cells, those of the data, got \(121,\)"):
+        found.transitions([*NAMES, "skin"], 0)
+    clouds = couple_timepoints({t: POINTS[t == TIMES] for t in (1, 2)})
+    with pytest.raises(ds.ProblemError, match="separate clouds; pass labels as a pair"):
+        clouds.transitions(NAMES, 0)
+
+
+def test_texts_are_sorted_as_texts_unless_told() -> None:
+    days = np.array(["", "day2", "day10", "day11"])[TIMES]
+    assert couple_timepoints(POINTS, days).times == ["day10", "day11", "day2"]
+    assert couple_timepoints(POINTS, days, times=["day2", "day10"]).times == ["day2", "day10"]

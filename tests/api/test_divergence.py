@@ -90,3 +90,13 @@ def test_a_bad_pair_is_nan_and_harms_nobody() -> None:
         found.solution.raise_for_status()
     with pytest.raises(ds.ProblemError, match="a divergence needs points"):
         ds.divergence(None, None, cost=np.ones((3, 4)), eps=1.0)
+
+
+def test_costs_of_the_callers_own() -> None:
+    needs("pykeops")
+    x, y = rng.normal(size=(2, 9, 2)), rng.normal(size=(2, 8, 2))
+    named = ds.divergence(x, y, eps=0.5, backend="reference").values
+    found = ds.divergence(x, y, eps=0.5, cost=ds.Formula("SqDist(x, y)"), backend="reference").values
+    assert found == pytest.approx(named, abs=1e-5)
+    with pytest.raises(ds.ProblemError, match="a divergence needs points"):
+        ds.divergence(x, y, eps=0.5, cost=np.ones((9, 8)))

@@ -51,7 +51,7 @@ class TestDrift:
         bad[3, 1] = np.nan
         found = detector.score([log(40), bad, log(90, shift=2.0)])
         assert np.isnan(found.values).tolist() == [False, True, False]
-        assert found.alarms.tolist()[1:] == [False, True]
+        assert found.alarms.tolist()[1:] == [True, True]
 
     def test_a_sensor_that_never_moves_does_no_harm(self) -> None:
         healthy = windows(np.c_[log(64 * 10), np.full(64 * 10, 7.0)], 64)
@@ -103,3 +103,8 @@ class TestFlow:
         assert [moved is None for moved in flow.displacement] == [False, True, True, False]
         with pytest.raises(ds.ProblemError, match=r"clip 0 has 1 frame"):
             frame_flow([clip[:1]], eps=1.0)
+
+    def test_a_clip_without_its_list(self) -> None:
+        for clip in (self.clip(4, 40), np.stack(self.clip(4, 40))):
+            with pytest.raises(ds.ProblemError, match=r"got frames of \[1\] dimensions; a single clip goes in a list"):
+                frame_flow(clip, eps=1e-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -123,6 +124,26 @@ class TestBatches:
         ds.solve(x, Y[0], a=a, eps=0.5)
         assert np.array_equal(x, X[0])
         assert np.array_equal(a, before)
+
+
+class TestPickle:
+    def test_a_solution_there_and_back_twice(self) -> None:
+        problems = [ds.Problem(x=x, y=y, eps=eps) for x, y, eps in zip(X, Y, (0.5, -1.0, 0.5, 0.1), strict=True)]
+        solution: ds.Solution[Any] = ds.solve(problems)
+        for _ in range(2):
+            again = pickle.loads(pickle.dumps(solution))
+            assert repr(again) == repr(solution)
+            assert again.ledger.depths == solution.ledger.depths
+            assert [r.status for r in again] == [r.status for r in solution]
+            same(again[-1], solution[3])
+            assert again[0].transport_cost() == solution[0].transport_cost()
+            solution = again
+
+    def test_divergences(self) -> None:
+        found = ds.divergence(X, Y, eps=0.5)
+        again = pickle.loads(pickle.dumps(found))
+        assert np.array_equal(again.values, found.values)
+        same(again.parts(1)[2], found.parts(1)[2])
 
 
 class TestLibraries:

@@ -373,8 +373,19 @@ def test_env_and_backends() -> None:
     assert "auto takes cpu" in drain("backends").output
 
 
+def test_tune_without_a_gpu_says_what_is_missing() -> None:
+    torch = needs("torch")
+    needs("triton")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = drain("tune")
+    assert done.exit_code != 0
+    assert "needs a CUDA device" in done.output
+    assert "pip install" not in done.output
+
+
 def test_help_names_every_command() -> None:
-    for command in ("demo", "solve", "explain", "env", "backends"):
+    for command in ("demo", "solve", "explain", "env", "backends", "tune"):
         assert command in drain("--help").output
         assert drain(command, "--help").exit_code == 0
 

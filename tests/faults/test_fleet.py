@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -121,11 +122,23 @@ class TestSameResults:
         problems[5] = ds.Problem(x=problems[5].x * np.nan, y=problems[5].y, eps=0.5, chain=1)
         assert_same(list(local.stream(problems)), list(ds.solve(problems)))
 
-    def test_a_cost_of_the_callers_own_is_refused(self, local: Fleet) -> None:
-        x, formula = np.zeros((4, 2)), ds.Formula("SqDist(x, y)")
-        problems = [ds.Problem(x=x, y=x, eps=1.0, cost=cost) for cost in (formula, ds.Cost(formula), "sqeuclidean")]
+    def test_formulas_travel(self, local: Fleet) -> None:
+        needs("pykeops")
+        formula = ds.Formula("Sqrt(SqDist(x, y) + IntCst(1))")
+        costs = (formula, ds.Cost(formula), ds.Cost(formula, 2.0), "sqeuclidean")
+        problems = [ds.Problem(x=p.x, y=p.y, eps=0.5, cost=cost) for p, cost in zip(batch(4), costs, strict=True)]
+        found = list(local.stream(problems, backend="reference"))
+        assert all(result.converged for result in found)
+        assert_same(found, list(ds.solve(problems, backend="reference")))
+
+    def test_a_cost_function_of_ott_is_refused(self, local: Fleet) -> None:
+        fn = needs("ott.geometry.costs").PNormP(1.5)
+        x = np.zeros((4, 2))
+        problems = [ds.Problem(x=x, y=x, eps=1.0, cost=cost) for cost in (fn, ds.Cost(fn), "sqeuclidean")]
         *bad, good = sorted(local.stream(problems, backend="cpu"), key=lambda result: result.ticket)
-        assert all(result.status is ds.Status.INVALID and "does not travel" in result.message for result in bad)
+        for result in bad:
+            assert result.status is ds.Status.INVALID
+            assert "the cost PNormP does not travel to the workers of a fleet; use solve or stream" in result.message
         assert good.converged
 
     def test_arrays_that_are_shared_stay_shared(self, local: Fleet) -> None:
@@ -299,6 +312,31 @@ class TestUse:
         run.close()
         assert_same(list(local.stream(batch(20))), list(ds.solve(batch(20))))
 
+    def test_a_stream_forgotten_leaves_a_fleet_that_works(self, local: Fleet, tmp_path: Path) -> None:
+        for _ in local.stream(batch(200), backend=Harmful(pause=0.01)):
+            break
+        with contextlib.suppress(ValueError):
+            for _ in local.stream(batch(200), backend=Harmful(pause=0.01)):
+                raise ValueError("of the caller")
+        local.stream(batch(3), journal=tmp_path / "j")
+        assert_same(list(local.stream(batch(20), journal=tmp_path / "j")), list(ds.solve(batch(20))))
+
+    def test_a_forgotten_stream_that_refers_to_itself(self, local: Fleet) -> None:
+        watch = Watch()
+        run = local.stream(batch(20), observe=watch)
+        watch.events.append(run)  # type: ignore[arg-type]
+        del run, watch
+        assert_same(list(local.stream(batch(20))), list(ds.solve(batch(20))))
+
+    def test_a_closed_fleet(self) -> None:
+        fleet = LocalFleet(1)
+        with fleet:
+            run = fleet.stream(batch(3))
+        fleet.close()
+        assert list(run) == []
+        with pytest.raises(FleetError, match="this fleet is closed"):
+            fleet.stream(batch(3))
+
     def test_nothing_to_do(self, fleet: Fleet) -> None:
         assert list(fleet.stream([])) == []
 
@@ -326,7 +364,8 @@ class TestUse:
 
     def test_each_worker_has_its_device(self) -> None:
         with LocalFleet(devices=[3, 5]) as fleet:
-            next(iter(fleet.stream(batch(4), backend="reference")))
+            run = fleet.stream(batch(4), backend="reference")
+            next(run)
             for worker, device in ((0, b"3"), (1, b"5")):
                 environment = Path(f"/proc/{fleet.crew.pid(worker)}/environ").read_bytes()  # type: ignore[attr-defined]
                 assert b"CUDA_VISIBLE_DEVICES=" + device + b"\0" in environment

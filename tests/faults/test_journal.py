@@ -152,6 +152,19 @@ class TestRefusals:
             ds.stream(iter(batch(1)), journal=tmp_path / "nowhere" / "j")
         with pytest.raises(FileError, match="cannot be opened"):
             ds.stream(iter(batch(1)), journal=tmp_path)
+        with pytest.raises(ds.OptionsError, match="journal must be the path of a file, got 5"):
+            ds.stream(iter(batch(1)), journal=5)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("table", ["orders (id INTEGER)", "about (us TEXT)"])
+    def test_a_database_of_something_else(self, table: str, tmp_path: Path) -> None:
+        database = sqlite3.connect(tmp_path / "shop.db")
+        database.execute(f"CREATE TABLE {table}")
+        database.close()
+        before = (tmp_path / "shop.db").read_bytes()
+        with pytest.raises(FileError, match="is a database with a table"):
+            ds.stream(iter(batch(1)), journal=tmp_path / "shop.db")
+        assert [path.name for path in tmp_path.iterdir()] == ["shop.db"]
+        assert (tmp_path / "shop.db").read_bytes() == before
 
 
 PROGRAM = """

@@ -105,3 +105,8 @@ def test_a_rank_without_memory_speaks_for_all(tmp_path: Path) -> None:
 def test_without_a_group() -> None:
     with pytest.raises(FleetError, match="init_process_group"):
         ds.solve(np.zeros((4, 2)), np.ones((4, 2)), eps=1.0, backend=RowShardedBackend())
+
+
+def test_kernels_that_do_not_exist() -> None:
+    with pytest.raises(ds.OptionsError, match='kernels must be "auto", "dense" or "streaming", got \'x\''):
+        RowShardedBackend(kernels="x")  # type: ignore[arg-type]

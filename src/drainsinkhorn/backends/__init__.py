@@ -40,6 +40,9 @@ def load(name: str) -> Backend[Any]:
     entry = REGISTRY[name]
     try:
         return getattr(importlib.import_module(entry.module), entry.cls)()
+    except BackendUnavailable:
+        # It is installed and says itself what it lacks.
+        raise
     except ImportError as error:
         extra = f"; pip install 'drainsinkhorn[{entry.extra}]'" if entry.extra else ""
         raise BackendUnavailable(f"backend {name!r} cannot be loaded: {error}{extra}") from error

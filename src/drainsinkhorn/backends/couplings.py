@@ -160,8 +160,9 @@ def uniforms(seed: Any, count: int) -> tuple[Vector, Vector]:
     """Numbers in [0, 1) that choose the rows and the columns of drawn pairs: the same on every device."""
     try:
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
-    except (TypeError, ValueError) as error:
-        raise ProblemError(f"seed must be a non-negative integer, got {seed!r} ({error})") from None
+    except (TypeError, ValueError):
+        given = seed[0] if isinstance(seed, tuple) else seed  # With the ticket of a result.
+        raise ProblemError(f"seed must be a non-negative integer, got {given!r}") from None
     return rng.random(count), rng.random(count)
 
 

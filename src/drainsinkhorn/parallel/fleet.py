@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Unpack
@@ -35,7 +37,9 @@ class Fleet:
             raise OptionsError(f"strikes must be an integer of at least 1, got {strikes!r}")
         self.crew = crew
         self._hang, self._strikes = hang, strikes
-        self._run: FleetStream | None = None
+        # A stream that nobody holds any more is closed when it is collected.
+        self._run: weakref.ref[FleetStream] | None = None
+        self._closed = False
 
     def stream(
         self,
@@ -54,11 +58,16 @@ class Fleet:
         A worker that dies costs time, never a result. Observers are told `Reported` by each worker, `Lost` when one is
         lost, and `Finished` for every problem. `lookahead` is how many problems are read ahead of what workers have.
         """
-        if self._run is not None and not self._run.over:
+        if self._closed:
+            raise FleetError("this fleet is closed and its workers are gone; make another one")
+        if self._under_way() is not None:
+            # Perhaps it is forgotten, and waits for the collector.
+            gc.collect()
+        if self._under_way() is not None:
             raise FleetError("this fleet has a stream under way; read it to its end or close it, or use another fleet")
         options = options.changed(tol, settings)
         options = options if init == "auto" else replace(options, init=init)
-        self._run = FleetStream(
+        run = FleetStream(
             Dispatch(
                 self.crew,
                 problems,
@@ -70,12 +79,22 @@ class Fleet:
                 strikes=self._strikes,
             )
         )
-        return self._run
+        self._run = weakref.ref(run)
+        return run
+
+    def _under_way(self) -> FleetStream | None:
+        """The stream that somebody may still read."""
+        run = None if self._run is None else self._run()
+        return None if run is None or run.over else run
 
     def close(self) -> None:
         """End the workers."""
-        if self._run is not None:
-            self._run.close()
+        if self._closed:
+            return
+        run = self._under_way()
+        if run is not None:
+            run.close()
+        self._closed = True
         self.crew.close()
 
     def __enter__(self) -> Fleet:
@@ -112,8 +131,15 @@ class FleetStream(Iterator[Result[Any]]):
 
     def close(self) -> None:
         """Give up what is unfinished."""
+        self._give_up("the stream was closed")
+
+    def __del__(self) -> None:
+        if not self.over:
+            self._give_up("nobody reads the stream any more")
+
+    def _give_up(self, why: str) -> None:
         self.over = True
         self._results.close()
         self._dispatch.close()
         if self._feed is not None:
-            self._feed.fail(FeedClosed("the stream was closed"))
+            self._feed.fail(FeedClosed(why))

@@ -27,7 +27,7 @@ from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.backends.support import part, restrict
 from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.errors import BackendUnavailable, FleetError
+from drainsinkhorn.core.errors import BackendUnavailable, FleetError, OptionsError
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.journal import fingerprint
 
@@ -231,6 +231,10 @@ class RowShardedBackend:
     stride: int = field(default=1, init=False)
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
+
+    def __post_init__(self) -> None:
+        if self.kernels not in ("auto", "dense", "streaming"):
+            raise OptionsError(f'kernels must be "auto", "dense" or "streaming", got {self.kernels!r}')
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """Problems with the same kind of kernels share packs."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import float_dtype, is_array, library, to_numpy
-from drainsinkhorn.backends.costs import as_cost
+from drainsinkhorn.backends.costs import Formula, as_cost
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.result import Residual, Result, Status
 from drainsinkhorn.solution import Record
@@ -106,14 +106,7 @@ def _sent(problem: Any, place: Any) -> dict[str, Any]:
             sent[name] = place(getattr(problem, name))
     if problem.tol is not None:
         sent["tol"] = _number(problem.tol)
-    cost: Any = problem.cost
-    kind = cost.kind if isinstance(cost, Cost) else cost
-    if not isinstance(kind, str) and isinstance(as_cost(cost), Cost):
-        raise Unsendable(f"the cost {kind} is the caller's own and does not travel to workers; pass its matrix")
-    if isinstance(cost, Cost):
-        sent["cost"] = [kind, _number(cost.scale)]
-    else:
-        sent["cost"] = cost if isinstance(cost, str) else place(cost)
+    sent["cost"] = _sent_cost(problem.cost, place)
     if isinstance(problem.init, (tuple, list)):
         sent["init"] = [place(part) for part in problem.init]
     elif isinstance(problem.init, str):
@@ -121,6 +114,28 @@ def _sent(problem: Any, place: Any) -> dict[str, Any]:
     elif problem.init is not None:
         raise Unsendable(f"{type(problem.init).__name__} is no start")
     return sent
+
+
+def _sent_cost(given: Any, place: Any) -> Any:
+    """A name as it is, a cost between points as a list, a matrix as its place."""
+    cost = given if isinstance(given, str) else as_cost(given)
+    if not isinstance(cost, Cost):
+        return cost if isinstance(cost, str) else place(cost)
+    kind: Any = cost.kind
+    if isinstance(kind, Formula):
+        return [kind.text, _number(cost.scale), "formula"]
+    if not isinstance(kind, str):
+        raise Unsendable(
+            f"the cost {kind} does not travel to the workers of a fleet; use solve or stream, or pass its matrix"
+        )
+    return [kind, _number(cost.scale)]
+
+
+def _received_cost(sent: Any, arrays: Sequence[Array]) -> Any:
+    if isinstance(sent, list):
+        kind, scale, *formula = sent
+        return Cost(Formula(kind) if formula else kind, scale)
+    return arrays[sent] if isinstance(sent, int) else sent
 
 
 def _number(value: Any) -> float:
@@ -138,11 +153,7 @@ def receive(parcel: Parcel) -> list[Problem[Any]]:
 
 def _received(sent: dict[str, Any], arrays: Sequence[Array]) -> Problem[Any]:
     parts: dict[str, Any] = {name: arrays[sent[name]] for name in ("x", "y", "a", "b") if name in sent}
-    cost, init = sent["cost"], sent.get("init")
-    if isinstance(cost, list):
-        cost = Cost(*cost)
-    elif isinstance(cost, int):
-        cost = arrays[cost]
+    cost, init = _received_cost(sent["cost"], arrays), sent.get("init")
     if isinstance(init, list):
         init = Potentials(*(arrays[place] for place in init))
     return Problem(eps=sent["eps"], tol=sent.get("tol"), cost=cost, init=init, **parts)
