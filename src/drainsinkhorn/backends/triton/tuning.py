@@ -19,6 +19,7 @@ from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED, Tile
+from drainsinkhorn.core.errors import BackendUnavailable
 from drainsinkhorn.core.problem import Problem
 
 SHAPES: dict[tuple[int, int], tuple[int, int, int]] = {
@@ -56,6 +57,8 @@ class Trial(NamedTuple):
 
 def gpu() -> str:
     """The name of the GPU at hand."""
+    if not torch.cuda.is_available():
+        raise BackendUnavailable("tiles are measured on a GPU: drain tune needs a CUDA device, and torch sees none")
     return str(torch.cuda.get_device_name())
 
 
