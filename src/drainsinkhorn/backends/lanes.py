@@ -44,7 +44,25 @@ class Lane(Protocol):
 L = TypeVar("L", bound=Lane)
 
 
-class LanePack(Generic[L]):
+class Counted:
+    """What every pack of listed lanes says of itself: how many they are, and what they have spent."""
+
+    _lanes: list[Any]
+    _slots: int
+    _legs: int
+
+    @property
+    def width(self) -> int:
+        """The number of lanes."""
+        return len(self._lanes)
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs so far."""
+        return Spent(self._slots, self._legs)
+
+
+class LanePack(Counted, Generic[L]):
     """Lanes advanced one after another. Narrower means: the list is shorter.
 
     Args:
@@ -58,16 +76,6 @@ class LanePack(Generic[L]):
         self._slots = 0
         self._legs = 0
         self.repack([], problems)
-
-    @property
-    def width(self) -> int:
-        """The number of lanes."""
-        return len(self._lanes)
-
-    @property
-    def spent(self) -> Spent:
-        """Slots and legs so far."""
-        return Spent(self._slots, self._legs)
 
     @np.errstate(all="ignore")
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:

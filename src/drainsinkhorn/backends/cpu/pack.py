@@ -20,9 +20,10 @@ from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import States
+from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.problem import Cost, Problem
-from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.core.protocol import Emission, Progress, is_held
 from drainsinkhorn.core.result import Residual
 
 _log = logging.getLogger("drainsinkhorn")
@@ -43,7 +44,7 @@ class _Lane:
         self.frozen = False
 
 
-class CpuPack:
+class CpuPack(Counted):
     """Lanes of one precision. Narrower means: fewer rows in the table; nothing is copied."""
 
     def __init__(
@@ -60,16 +61,6 @@ class CpuPack:
         self._slots = 0
         self._legs = 0
         self.repack([], problems)
-
-    @property
-    def width(self) -> int:
-        """The number of lanes."""
-        return len(self._lanes)
-
-    @property
-    def spent(self) -> Spent:
-        """Slots and legs so far."""
-        return Spent(self._slots, self._legs)
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         """Each lane runs on one thread until it is held or the cycles are over; few large lanes are shared."""

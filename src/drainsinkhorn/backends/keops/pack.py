@@ -17,12 +17,13 @@ from drainsinkhorn.backends.costs import unit_rows
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
+from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.momentum import PLAIN, Momentum
 from drainsinkhorn.backends.scores import Scores, samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support, restrict
 from drainsinkhorn.core.problem import Cost, Problem
-from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.core.protocol import Emission, Progress, is_held
 from drainsinkhorn.core.result import Residual
 
 UNIT = 2.0**-53
@@ -85,7 +86,7 @@ VECTORS = {"x": ("short_x", "x", "a", "f", "next", "before", "scale_x"), "y": ("
 """Arrays with one row per point of a side."""
 
 
-class KeopsPack:
+class KeopsPack(Counted):
     """Lanes of one How.
 
     Args:
@@ -102,16 +103,6 @@ class KeopsPack:
         self._slots = 0
         self._legs = 0
         self.repack([], problems)
-
-    @property
-    def width(self) -> int:
-        """The number of lanes."""
-        return len(self._lanes)
-
-    @property
-    def spent(self) -> Spent:
-        """Slots and legs so far."""
-        return Spent(self._slots, self._legs)
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         """One cycle after the other, for the lanes that are neither frozen nor held."""

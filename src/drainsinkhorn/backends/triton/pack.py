@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
 from drainsinkhorn.backends.triton.emission import emissions, first_legs, rounded
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.problem import Problem
-from drainsinkhorn.core.protocol import Emission, Progress, Spent
+from drainsinkhorn.core.protocol import Emission, Progress
 from drainsinkhorn.core.result import Residual
 
 ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 32, 3.0
@@ -47,7 +48,7 @@ class _Lane:
         self.group: Any = None
 
 
-class TritonPack:
+class TritonPack(Counted):
     """Lanes of one kind of scores on one device. Narrower means: the table of live lanes is shorter."""
 
     def __init__(
@@ -62,21 +63,12 @@ class TritonPack:
         self._table = torch.zeros((0, k.FIELDS.value), dtype=torch.int64, device=device)
         self._states = [torch.zeros((0, k.NUMBERS.value), dtype=torch.float64, device=device) for _ in range(2)]
         self._sizes = self._programs = np.zeros((0, 2), dtype=np.int64)
+        self._most = self._most_programs = [0, 0]
         self._vacant: list[int] = []
         self._halted = torch.zeros(1, dtype=torch.int32, device=device)
         self._parity = self._slots = self._legs = 0
         self._graphs: dict[tuple[bool, bool, int], Any] = {}
         self.repack([], problems)
-
-    @property
-    def width(self) -> int:
-        """The number of lanes."""
-        return len(self._lanes)
-
-    @property
-    def spent(self) -> Spent:
-        """Slots and legs so far."""
-        return Spent(self._slots, self._legs)
 
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted; only the table of live lanes changes."""
@@ -195,21 +187,18 @@ class TritonPack:
     # Launches. `lanes` are those of `live`, for the grid.
 
     def _grid(self, lanes: Sequence[_Lane], side: int, tile: int) -> tuple[int, int]:
-        if lanes is self._lanes:
-            most = self._most[side]
-        else:
-            most = int(self._sizes[[lane.place for lane in lanes], side].max())
-        return -(-most // tile), len(lanes)
+        return -(-self._largest(self._sizes, self._most, lanes, side) // tile), len(lanes)
+
+    def _largest(self, values: Any, known: Sequence[int], lanes: Sequence[_Lane], side: int) -> int:
+        """The largest of some lanes' numbers by place; known for all of them."""
+        return known[side] if lanes is self._lanes else int(values[[lane.place for lane in lanes], side].max())
 
     def _leg(
         self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, vectors: Any = None, errors: Any = None
     ) -> None:
         how, arenas = self.how, self._arenas
         wide = arenas["wide"].buffer
-        if lanes is self._lanes:
-            programs = self._most_programs[side]
-        else:
-            programs = int(self._programs[[lane.place for lane in lanes], side].max())
+        programs = self._largest(self._programs, self._most_programs, lanes, side)
         k.leg[programs, len(lanes)](
             self._table, live, self._states[self._parity], arenas["half"].buffer, arenas["single"].buffer, wide,
             arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
