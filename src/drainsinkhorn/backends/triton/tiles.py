@@ -32,7 +32,7 @@ TILES: dict[tuple[int, int], Tile] = {
     (ROOT, 16): {"bm": 32, "bn": 128, "warps": 4, "stages": 2, "least": 4},
     (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 3, "least": 8},
     (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "least": 8},
-    (PRODUCT, 64): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "least": 8},
+    (PRODUCT, 64): {"bm": 128, "bn": 64, "warps": 4, "stages": 2, "least": 8},
     (STORED, 16): {"bm": 32, "bn": 64, "warps": 4, "stages": 3, "least": 4},
 }
 
