@@ -6,6 +6,7 @@ A message says what is wrong with the value shown, and what to do.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -146,9 +147,10 @@ def _fine_on_device(*values: Any) -> bool:
             and value.numel() > 0
         ):
             return False
-    # All are asked before any is waited for.
-    asked = [value.detach().isfinite().all() for value in values]
-    return all(bool(answer) for answer in asked)
+    # A sum in float64 is finite if all entries are (float64 entries near its end are looked at one by one). All sums
+    # are asked for before any is waited for.
+    sums = [value.detach().sum(dtype=sys.modules["torch"].float64) for value in values]
+    return all(math.isfinite(total.item()) for total in sums)
 
 
 def _points(name: str, value: Any, shape: str) -> Any:

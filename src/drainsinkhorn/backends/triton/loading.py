@@ -136,11 +136,11 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
         else [("COORDS", (dim * aligned(n), dim * aligned(m)))] if how.kind != k.PRODUCT.value else [],
         "exact": [("EXACT", (n * m,) if how.dense else (dim * n, dim * m))],
     }  # fmt: skip
-    table = torch.zeros((lanes, k.FIELDS.value), dtype=torch.int64)
+    table = np.zeros((lanes, k.FIELDS.value), dtype=np.int64)
     views: dict[str, Any] = {}
     pieces: dict[str, tuple[int, int]] = {}
     layout: list[tuple[str, str, int, int, int]] = []
-    steps = torch.arange(lanes)
+    steps = np.arange(lanes)
     for name, wanted in fields.items():
         total = lanes * sum(aligned(size) for _, parts in wanted for size in parts)
         if total == 0:
@@ -167,11 +167,11 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     if how.slot:
         # Potentials stay within a few times the largest score of where they start.
         start = views["POTENTIAL0"].abs().amax(1) + views["POTENTIAL1"].abs().amax(1)
-        table[:, k.FOLDED.value] = (start + largest / math.log(2) <= FOLDED_BITS).cpu()
+        table[:, k.FOLDED.value] = (start + largest / math.log(2) <= FOLDED_BITS).cpu().numpy()
     # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
     band = 2 * (dim + 40) * UNIT * largest + 8 * UNIT * (n + m)
     programs = (whole[0] * shares[0], whole[1] * shares[1])
-    return Loaded(pieces, table, (n, m), programs, torch.where(band.isfinite(), band, math.nan))
+    return Loaded(pieces, torch.from_numpy(table), (n, m), programs, torch.where(band.isfinite(), band, math.nan))
 
 
 def _matrix(rows: int, cols: int) -> int:
