@@ -102,7 +102,7 @@ def test_residuals_in_many_coordinates_are_true() -> None:
     for problem, result in zip(batch, solution, strict=True):
         true = max(marginal_errors(problem, result.potentials))
         if result.converged:
-            assert true <= problem.tol * (1 + 1e-12)
+            assert true <= (problem.tol or 0.0)
         # The band bounds the error of a plan entry, so of a residual near convergence.
         slack = result.residual.band * (1 + true) + 1e-9 * true
         assert abs(true - max(result.residual.row, result.residual.col)) <= slack
@@ -153,16 +153,15 @@ def test_lanes_over_the_same_points_share_their_scores_to_the_bit() -> None:
 
 def test_laws_expand_squares_only_where_that_is_sharp() -> None:
     x, y = clouds(40, 30, 64)
-    x[3] += 1e6
-    a = np.ones(40)
-    a[3] = 0.0
-    result = ds.solve([ds.Problem(x=x, y=y, a=a / a.sum(), eps=3.0)], tol=1e-6)[0]
-    g = result.potentials.g
-    with np.errstate(over="ignore"):
-        logs = (g - long_squares(x, y).astype(float)) / 3.0
+    # Two clusters so far apart that squared norms leave no digits for the distances within one.
+    x[::2, 0] += 1e6
+    y[::2, 0] += 1e6
+    problem = ds.Problem(x=x, y=y, eps=3.0)
+    found = CpuBackend().couple([problem], [ds.Potentials(np.zeros(40), np.zeros(30))]).barycentric_map()[0]
+    logs = -long_squares(x, y) / 3
     law = np.exp(logs - logs.max(1, keepdims=True))
     law /= law.sum(1, keepdims=True)
-    assert np.abs(result.barycentric_map() - law @ y).max() < 1e-5
+    assert np.abs(found - law @ y)[:, 1:].max() < 1e-6
 
 
 class TestDistances:
@@ -176,7 +175,9 @@ class TestDistances:
     def test_minibatches_in_many_dimensions_bring_theirs(self) -> None:
         some = [torch.randn(8, 6, 10), torch.randn(9, 60)]
         (problem,) = problems_of([some], [1.0])
-        assert torch.allclose(problem.cost, torch.cdist(some[0].reshape(8, 60).double(), some[1].double()) ** 2)
+        assert torch.allclose(
+            torch.as_tensor(problem.cost), torch.cdist(some[0].reshape(8, 60).double(), some[1].double()) ** 2
+        )
         (few,) = problems_of([[torch.randn(8, 3), torch.randn(9, 3)]], [1.0])
         assert few.x is not None
 
@@ -190,4 +191,4 @@ class TestDistances:
     def test_half_precision_is_read(self) -> None:
         x, y = torch.randn(8, 60).half(), torch.randn(9, 60).half()
         (problem,) = problems_of([[x, y]], [1.0])
-        assert torch.allclose(problem.cost, torch.cdist(x.double(), y.double()) ** 2)
+        assert torch.allclose(torch.as_tensor(problem.cost), torch.cdist(x.double(), y.double()) ** 2)
