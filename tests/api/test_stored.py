@@ -31,7 +31,7 @@ def test_kernels_lie_in_the_folder_of_their_sources(tmp_path: Path, monkeypatch:
         return 2 * x
 
     assert twice(2.0) == 4.0
-    assert numba.config.CACHE_DIR == str(tmp_path), "others' functions are kept where they were"
+    assert str(tmp_path) == numba.config.CACHE_DIR, "others' functions are kept where they were"
     (folder,) = tmp_path.iterdir()
     assert folder.name.startswith("kernels-")
     assert list(folder.rglob("*.nbi")), "kept on disk, and what other sources left there is gone"
