@@ -16,6 +16,8 @@ from drainsinkhorn.campaign.plan import Place
 from drainsinkhorn.core.errors import BackendUnavailable, OptionsError
 
 DEVICES = ("cpu", "cuda")
+SHORTEST = 0.5
+"""Seconds below which energy is not told: the counter of a GPU moves only some ten times a second."""
 
 
 def python() -> str:
@@ -151,7 +153,7 @@ class Meter:
     def __init__(self, device: str) -> None:
         self._cuda = _cuda() if device == "cuda" else None
         self._energy = _energy_reader() if self._cuda is not None else None
-        self._joules = 0.0
+        self._joules = self._begun = 0.0
         self._held = 0
 
     def begin(self) -> None:
@@ -159,12 +161,14 @@ class Meter:
         if self._cuda is not None:
             self._cuda.reset_peak_memory_stats()
             self._held = self._cuda.memory_allocated()
+        self._begun = time.perf_counter()
         if self._energy is not None:
             self._joules = self._energy()
 
     def end(self) -> Used:
         """What was used since `begin`."""
-        joules = None if self._energy is None else self._energy() - self._joules
+        long = time.perf_counter() - self._begun >= SHORTEST
+        joules = self._energy() - self._joules if self._energy is not None and long else None
         peak = None if self._cuda is None else self._cuda.max_memory_allocated() - self._held
         return Used(joules, peak)
 
