@@ -146,9 +146,37 @@ def read(folder: Path) -> Run:
     return settle(manifest, records, torn)
 
 
-def read_all(out: Path) -> list[Run]:
-    """Read every campaign under a run folder, by name."""
-    folders = sorted(path.parent for path in out.glob(f"*/{MANIFEST}")) if out.is_dir() else []
-    if not folders:
-        raise FileError(f"{out} holds no campaign; drain bench run --out {out} makes one")
-    return [read(folder) for folder in folders]
+def read_all(*outs: Path) -> list[Run]:
+    """Read every campaign under some run folders, by name; a name that several have is merged."""
+    found: dict[str, list[Run]] = {}
+    for out in outs:
+        folders = sorted(path.parent for path in out.glob(f"*/{MANIFEST}")) if out.is_dir() else []
+        if not folders:
+            raise FileError(f"{out} holds no campaign; drain bench run --out {out} makes one")
+        for folder in folders:
+            found.setdefault(folder.name, []).append(read(folder))
+    return [merge(runs) for _, runs in sorted(found.items())]
+
+
+OWN = ("machine", "versions", "environment", "clock", "hash")
+"""Parts of a manifest that may differ between machines whose records are summed up together."""
+
+
+def merge(runs: Sequence[Run]) -> Run:
+    """One run from those of several machines: the same campaign, source, inputs and options on each."""
+    first = runs[0]
+    for run in runs[1:]:
+        differ = [k for k in first.manifest if k not in OWN and first.manifest[k] != run.manifest.get(k)]
+        if differ:
+            raise FileError(
+                f"two folders hold different campaigns under the name {first.name} ({', '.join(differ)} differ); "
+                "report them apart"
+            )
+    return Run(
+        first.manifest,
+        [record for run in runs for record in run.records],
+        {host: facts for run in runs for host, facts in run.hosts.items()},
+        {what: seconds for run in runs for what, seconds in run.closed.items()},
+        sum(run.abandoned for run in runs),
+        sum(run.torn for run in runs),
+    )

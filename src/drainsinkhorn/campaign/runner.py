@@ -181,20 +181,27 @@ class _Runner:
     def _study(self, study: Study) -> None:
         begun, attempt = time.monotonic(), secrets.token_hex(6)
         self._say(study.name)
+        base = {"unit": None, "arm": None, "attempt": attempt, "study": study.name}
+        try:
+            findings = list(study.run(self.place))
+        except Exception as error:  # noqa: BLE001  whatever it is, it is told, nothing of it is kept and the rest goes on
+            self.void[study.name, "study"] = f"{type(error).__name__}: {error}"
+            return
         found: list[Record] = [
-            {"kind": "fact", "unit": f.unit, "arm": f.arm, "attempt": attempt, "study": study.name}
-            | {"name": f.name, "value": f.value}
-            for f in study.run(self.place)
+            {**base, "kind": "fact", "unit": f.unit, "arm": f.arm, "name": f.name, "value": f.value} for f in findings
         ]
         seconds = time.monotonic() - begun
-        done = {"kind": "done", "unit": None, "arm": None, "attempt": attempt, "study": study.name, "seconds": seconds}
-        self.desk.write([*found, done])
+        self.desk.write([*found, {**base, "kind": "done", "seconds": seconds}])
         self.closed["study", study.name] = seconds
 
     def _unit(self, unit: Unit, turn: int) -> None:
         begun = time.monotonic()
         self._say(f"{unit.name}: loading")
-        loaded = unit.load()
+        try:
+            loaded = unit.load()
+        except Exception as error:  # noqa: BLE001  a unit without its data is told, and the others go on
+            self.void[unit.name, "load"] = f"{type(error).__name__}: {error}"
+            return
         work = Work(unit, list(loaded.problems), self.place, loaded.extra)
         attempt = _Attempt(unit, work, self.desk, secrets.token_hex(6), meters.Meter(self.place.device))
         for arm in self.campaign.arms_of(unit):

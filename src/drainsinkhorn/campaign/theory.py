@@ -12,9 +12,7 @@ import numpy as np
 
 from drainsinkhorn.api import solve
 from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.campaign.plan import Outcome, Ran, Work
-from drainsinkhorn.core.errors import DrainError
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES
 from drainsinkhorn.core.problem import Potentials, Problem
@@ -57,13 +55,14 @@ def beside(work: Work, measured: Mapping[str, tuple[Outcome, Sequence[float]]]) 
         work: The unit.
         measured: By arm: what it did, and the seconds (E1) of its repeats.
     """
-    if work.unit.theory:
+    for wanted, what, say in (
+        (work.unit.theory, "predicted time", lambda: _times(work, measured)),
+        (work.unit.modal, "modal depth", lambda: [("modal", list(_modes(work)), None)]),
+    ):
         try:
-            yield from _times(work, measured)
-        except DrainError as error:
-            yield "skipped", f"no predicted time: {error}", None
-    if work.unit.modal:
-        yield "modal", list(_modes(work)), None
+            yield from list(say()) if wanted else ()
+        except Exception as error:  # noqa: BLE001  what was measured stands, whatever becomes of its theory
+            yield "skipped", f"no {what}: {type(error).__name__}: {error}", None
 
 
 def _times(work: Work, measured: Mapping[str, tuple[Outcome, Sequence[float]]]) -> Iterator[Said]:
@@ -113,8 +112,10 @@ def _profile(work: Work, ran: Ran, shape: tuple[int, int, int], widest: int) -> 
 
 
 def _shape(problem: Problem[Any]) -> tuple[int, int, int]:
-    n, m = sizes(problem)
-    return n, m, 0 if problem.x is None else int(problem.x.shape[1])
+    if problem.x is None or problem.y is None:
+        n, m = problem.cost.shape  # type: ignore[union-attr]
+        return n, m, 0
+    return len(problem.x), len(problem.y), int(problem.x.shape[1])
 
 
 def _curve(cost: WidthCost) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def _break_even(cost: WidthCost, every: Any) -> list[dict[str, Any]]:
 def _modes(work: Work) -> Iterator[dict[str, Any]]:
     """Predicted and measured depths of plain Sinkhorn, from nothing (cold) and from beside the solution (near)."""
     for place, problem in enumerate(work.problems[: work.unit.modal]):
-        n, m = sizes(problem)
+        n, m, _ = _shape(problem)
         if max(n, m) > MODAL_POINTS or problem.x is None:
             yield {"problem": place, "skipped": f"{n} x {m} points; modes are computed up to {MODAL_POINTS}"}
             continue
