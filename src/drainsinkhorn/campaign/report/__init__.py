@@ -1,0 +1,49 @@
+"""The report of a run folder: one self-contained page, and its tables in Markdown and LaTeX.
+
+A pure function of manifests and raw records: the same files give the same bytes, on any machine, at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from drainsinkhorn.campaign.records import Run, read_all
+from drainsinkhorn.campaign.report import overview, page
+from drainsinkhorn.campaign.report.evidence import Evidence
+from drainsinkhorn.campaign.report.sections import section
+from drainsinkhorn.campaign.report.tables import Table
+
+ORDER = ("metropt3", "packer19", "imagenet", "lidar", "transfer", "grouping", "attribution", "precision", "scaleout")
+"""Campaigns as the report shows them; others follow by name."""
+
+
+def build(runs: Sequence[Run]) -> dict[str, str]:
+    """The files of a report by name: index.html, tables.md, tables.tex."""
+    place = {name: number for number, name in enumerate(ORDER)}
+    every = [Evidence(run) for run in sorted(runs, key=lambda run: (place.get(run.name, len(ORDER)), run.name))]
+    claims = overview.claims(every)
+    parts = [*map(section, every), overview.foretold(every)]
+    first, last = overview.glance(every), overview.provenance(every)
+    tables = [overview.claim_table(claims)]
+    tables += [block for part in [*parts, last] for block in part.blocks if isinstance(block, Table)]
+    head = "Written by `drain bench report` from raw records; `paper` is the paper's own number, on its machine and data."
+    return {
+        "index.html": page.render(every, claims, first, parts, last),
+        "tables.md": f"# Tables\n\n{head}\n\n" + "\n".join(table.markdown() for table in tables),
+        "tables.tex": f"% {head}\n% Needs booktabs.\n\n" + "\n".join(table.latex() for table in tables),
+    }
+
+
+def write(out: Path) -> list[Path]:
+    """Read every campaign under a run folder and write its report into `out/report`."""
+    made = build(read_all(out))
+    folder = out / "report"
+    folder.mkdir(parents=True, exist_ok=True)
+    written = list[Path]()
+    for name, text in made.items():
+        path = folder / name
+        # Line ends are ours, whatever the system's are, so that bytes agree everywhere.
+        path.write_text(text, encoding="utf-8", newline="\n")
+        written.append(path)
+    return written
