@@ -27,7 +27,9 @@ def build(runs: Sequence[Run]) -> dict[str, str]:
     first, last = overview.glance(every), overview.provenance(every)
     tables = [overview.claim_table(claims)]
     tables += [block for part in [*parts, last] for block in part.blocks if isinstance(block, Table)]
-    head = "Written by `drain bench report` from raw records; `paper` is the paper's own number, on its machine and data."
+    head = (
+        "Written by `drain bench report` from raw records; `paper` is the paper's own number, on its machine and data."
+    )
     return {
         "index.html": page.render(every, claims, first, parts, last),
         "tables.md": f"# Tables\n\n{head}\n\n" + "\n".join(table.markdown() for table in tables),
