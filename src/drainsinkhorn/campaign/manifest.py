@@ -146,10 +146,12 @@ def freeze(folder: Path, made: Manifest) -> None:
         there: Manifest = json.loads(path.read_text())
     except ValueError as error:
         raise FileError(f"{path} is no manifest ({error}); remove the folder {folder} to begin anew") from error
-    if there.get("hash") != made["hash"]:
-        changed = "; ".join(differences(there, made)) or "the file was edited"
+    if {**there, "hash": None} != {**json.loads(json.dumps(made)), "hash": None} or there["hash"] != made["hash"]:
+        changed = "; ".join(differences(there, made))
+        edited = there.get("hash") == made["hash"] or not changed
         raise FileError(
-            f"{folder} holds records of another manifest ({changed}); name another --out, or restore what changed"
+            f"{folder} holds records of another manifest ({'the file was edited: ' if edited else ''}{changed}); "
+            "name another --out, or restore what changed"
         )
 
 

@@ -302,8 +302,13 @@ class _Attempt:
             self._judged(arm, None, False, None, f"a later run failed: {note}")
             return False
         passed = self.first[arm.name][1]
-        for what in ("depths", "arithmetic"):
-            if list(getattr(outcome, what)) != list(getattr(passed, what)):
+        # A run that had no time for all problems may have run others than the first; those of both must agree.
+        both = [(a, b) for a, b in zip(outcome.depths, passed.depths, strict=False) if a is not None and b is not None]
+        for what, same in (
+            ("depths", len(outcome.depths) == len(passed.depths) and all(a == b for a, b in both)),
+            ("arithmetic", outcome.arithmetic == passed.arithmetic),
+        ):
+            if not same:
                 self._judged(arm, outcome, False, None, f"a later run had other {what} than the one that passed")
                 return False
         return True
