@@ -44,7 +44,7 @@ class Evidence:
         """Sum up a contrast."""
         found = statistics.summarise(self.run, contrast)
         top, bottom = (self.label(contrast[role]) for role in ("denominator", "numerator"))
-        said = [f"{top} / {bottom}"] if f"{top} / {bottom}" != contrast["name"] else []
+        said = [f"{top} / {bottom}"] if not contrast["name"].startswith(f"{top} / {bottom}") else []
         said += [ENDPOINTS[contrast["endpoint"]]] if contrast["endpoint"] != "e1" else []
         said += ["consumer's time subtracted"] if found.reconstructed else []
         said += ["scaled up from some problems"] if found.extrapolated else []
@@ -113,18 +113,28 @@ class Evidence:
 
     @property
     def machine(self) -> str:
-        """The machine in words."""
-        facts = self.manifest["machine"]
-        if facts.get("gpu"):
-            number = facts.get("gpu_count") or 1
-            return f"{number} × {facts['gpu']}" if number > 1 else str(facts["gpu"])
-        cores = facts.get("cores")
-        return f"{facts.get('processor') or 'CPU'}" + (f", {words.plural(cores, 'core')}" if cores else "")
+        """The machines in words."""
+        facts = list(self.run.hosts.values()) or [self.manifest["machine"]]
+        return "; ".join(dict.fromkeys(map(described, facts)))
+
+    @property
+    def gpu(self) -> bool:
+        """Whether a GPU was used."""
+        return any(facts.get("gpu") for facts in (*self.run.hosts.values(), self.manifest["machine"]))
 
     @property
     def generated(self) -> bool:
         """Whether no file was read."""
         return not self.manifest["inputs"]
+
+
+def described(facts: Mapping[str, Any]) -> str:
+    """A machine in words: its GPU, or its processor and cores."""
+    if facts.get("gpu"):
+        number = facts.get("gpu_count") or 1
+        return f"{number} × {facts['gpu']}" if number > 1 else str(facts["gpu"])
+    cores = facts.get("cores")
+    return f"{facts.get('processor') or 'CPU'}" + (f", {words.plural(cores, 'core')}" if cores else "")
 
 
 def _hashable(value: Any) -> Any:

@@ -82,7 +82,10 @@ DECISIONS = (
     "is what the library does: it passes only where residual and band together are within the tolerance."
 )
 WORKERS = "Every worker has windows of its own, as many as one alone would have."
-WIDTHS = "What the kernels executed in the first timed run. Point at a step for its numbers; the legend switches arms."
+WIDTHS = (
+    "What the kernels executed in the first timed run. Arms that run one lane at a time are left out. Point at a step "
+    "for its numbers; the legend switches arms."
+)
 TIMES = "A dot is one timed run of one unit; nothing is left out."
 NATIVE = (
     "Such a threshold is no tolerance of marginals: what it reaches depends on the problem. Paper: tab:packer-"

@@ -44,7 +44,7 @@ class Claim(NamedTuple):
 
 def claims(every: Sequence[Evidence]) -> list[Claim]:
     """What must hold, checked against these records; what only GPUs are asked is marked as such unless one was used."""
-    gpu = any(e.manifest["machine"].get("gpu") for e in every)
+    gpu = any(e.gpu for e in every)
     return [claim._replace(gpu=claim.gpu and not gpu) for claim in _claims(every)]
 
 

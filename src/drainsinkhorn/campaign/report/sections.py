@@ -146,47 +146,39 @@ def _ratio_table(e: Evidence) -> Table:
 
 
 def sweeps(e: Evidence) -> Iterator[Block]:
-    """Ratios along tolerances or widths, where units differ in them."""
+    """Ratios along tolerances or widths, where contrasts of the same arms are asked of units that differ in them."""
     for option, across in (("tol", "tolerance"), ("width", "width of the window (lanes)")):
-        values = [value for value in e.options(option) if isinstance(value, int | float)]
-        if len(values) < 3:
-            continue
         levels, theirs = dict[Series, list[speed.Level]](), dict[str, list[tuple[float, paper.Ratio]]]()
-        pairs = dict.fromkeys(
-            (c["denominator"], c["numerator"]) for c in e.manifest["contrasts"] if c["endpoint"] == "e1"
-        )
-        for place, (top, bottom) in enumerate(pairs):
-            found = [level for value in sorted(values) if (level := _level(e, option, value, top, bottom))]
-            if len(found) < 3:
+        for (top, bottom), found in _along(e, option).items():
+            drawn = [(value, row) for value, row in sorted(found.items()) if row.ratio is not None]
+            if len(drawn) < 3:
                 continue
             name = f"{top} / {bottom}"
-            shape = SHAPES[(place + 4) % 6]
-            levels[Series(name, name, f"t{(4 + place) % 9}", "circle" if not place else shape)] = found
-            quotes = [
-                (value, ratio) for value in sorted(values) if (ratio := _quoted(e.name, option, value, top, bottom))
-            ]
+            tone = (4 + len(levels)) % 9
+            levels[Series(name, name, f"t{tone}", SHAPES[len(levels) % 6])] = [_level(option, *pair) for pair in drawn]
+            quotes = [(value, row.paper) for value, row in sorted(found.items()) if row.paper is not None]
             theirs |= {name: quotes} if quotes else {}
         if levels:
             title = f"Ratios against {'tolerance' if option == 'tol' else 'width'}"
-            note = notes.SWEEP
-            yield speed.sweep(f"{e.name}-by-{option}", title, across, levels, theirs, note)
+            yield speed.sweep(f"{e.name}-by-{option}", title, across, levels, theirs, notes.SWEEP)
 
 
-def _level(e: Evidence, option: str, value: float, top: str, bottom: str) -> speed.Level | None:
-    units = [unit for unit in e.units if e.option(unit, option) == value]
-    found = e.pair(top, bottom, units)
-    if found.ratio is None or found.interval is None:
-        return None
+def _along(e: Evidence, option: str) -> dict[tuple[str, str], dict[float, speed.Measured]]:
+    """By arms, then by the value that all units of a contrast share."""
+    found = dict[tuple[str, str], dict[float, speed.Measured]]()
+    for contrast, row in zip(e.manifest["contrasts"], e.measured, strict=True):
+        values = {e.option(unit, option) for unit in contrast["units"] or ()}
+        if len(values) == 1 and contrast["endpoint"] == "e1":
+            (value,) = values
+            if isinstance(value, int | float):
+                found.setdefault((contrast["denominator"], contrast["numerator"]), {})[value] = row
+    return found
+
+
+def _level(option: str, value: float, row: speed.Measured) -> speed.Level:
     label = words.tolerance(value) if option == "tol" else words.plain(value)
-    told = f"{option} {label}: {words.times(found.ratio)} {words.span(found.interval.low, found.interval.high)}, "
-    told += f"{found.wins} of {found.pairs} pairs won"
-    return speed.Level(value, label, found.ratio, found.interval.low, found.interval.high, told)
-
-
-def _quoted(campaign: str, option: str, value: float, top: str, bottom: str) -> paper.Ratio | None:
-    if option == "width":
-        return paper.WIDTHS.get(int(value)) if campaign == "imagenet" and bottom == "compact" else None
-    return paper.RATIOS.get(f"{campaign}/{top}-{bottom}@{words.tolerance(value)}")
+    told = f"{row.name}: {words.times(row.ratio)} {words.span(row.low, row.high)}, {row.wins} pairs won"
+    return speed.Level(value, label, row.ratio or 1.0, row.low, row.high, told)
 
 
 def frontier(e: Evidence) -> Iterator[Block]:
@@ -369,7 +361,7 @@ def crews(e: Evidence) -> Iterator[Block]:
     cores = e.manifest["machine"].get("cores")
     most = max(crew.workers for found in routes.values() for crew in found)
     note = notes.WORKERS
-    if not e.manifest["machine"].get("gpu") and cores and most > cores:
+    if not e.gpu and cores and most > cores:
         note += f" This machine has {words.plural(cores, 'core')}; more workers than that share them."
     yield machine.scaleout(f"{e.name}-workers", routes, paper.SCALEOUT, note)
     low, high = paper.SCALEOUT[4]
@@ -404,7 +396,7 @@ def traces(e: Evidence) -> Iterator[Block]:
     units = dict[str, dict[str, work.Trace]]()
     for record in e.timings:
         trace = record.get("widths")
-        if trace and record["repeat"] == 0:
+        if trace and record["repeat"] == 0 and max(width for _, width in trace) > 1:
             units.setdefault(record["unit"], {}).setdefault(record["arm"], [(at, width) for at, width in trace])
     shown = spread(list(units), PANELS)
     if shown:

@@ -73,6 +73,11 @@ def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def whole_ticks(high: float, about: int = 4) -> list[tuple[float, str]]:
+    """Round whole numbers from 0."""
+    return [(value, f"{value:g}") for value in linear_ticks(0, high, about) if value == int(value)]
+
+
 def log_ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round values between low and high on a logarithmic axis: decades, or finer steps where few decades are seen."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)

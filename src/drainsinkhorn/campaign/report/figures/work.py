@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from drainsinkhorn.campaign.report import words
 from drainsinkhorn.campaign.report.figures.frame import Figure, Series
-from drainsinkhorn.campaign.report.svg import Axis, Plot
+from drainsinkhorn.campaign.report.svg import Axis, Plot, whole_ticks
 from drainsinkhorn.core.ledger import survival
 
 ZONES = 160
@@ -49,7 +49,7 @@ def _survival(window: Window) -> str:
     said = f"{words.count(spent - needed)} of {words.count(spent)} slots removed ({words.percent(share)})"
     plot = Plot(
         Axis(0, max(1, len(lanes)), "cycle"),
-        Axis(0, max(1, len(window.depths)) * 1.04, "lanes"),
+        Axis(0, max(1, len(window.depths)) * 1.04, "lanes", ticks=whole_ticks(len(window.depths))),
         title=f"{window.name}: {said}",
         width=320,
         height=210,
@@ -112,7 +112,7 @@ def _widths(unit: str, traces: Mapping[str, Trace], arms: Mapping[str, Series]) 
     top = max((width for trace in traces.values() for _, width in trace), default=1)
     plot = Plot(
         Axis(0, max(1, end), "cycle of the kernel"),
-        Axis(0, top * 1.08, "width (lanes executed)"),
+        Axis(0, top * 1.08, "width (lanes executed)", ticks=whole_ticks(top)),
         title=f"Width over cycles, {unit}",
     )
     for arm, trace in traces.items():
