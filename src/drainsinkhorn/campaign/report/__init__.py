@@ -1,4 +1,4 @@
-"""The report of a run folder: one self-contained page, and its tables in Markdown and LaTeX.
+"""The report of some runs: one self-contained page, and its tables in Markdown and LaTeX.
 
 A pure function of manifests and raw records: the same files give the same bytes, on any machine, at any time.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from drainsinkhorn.campaign.records import Run, read_all
+from drainsinkhorn.campaign.records import Run
 from drainsinkhorn.campaign.report import overview, page
 from drainsinkhorn.campaign.report.evidence import Evidence
 from drainsinkhorn.campaign.report.sections import section
@@ -27,7 +27,9 @@ def build(runs: Sequence[Run]) -> dict[str, str]:
     first, last = overview.glance(every), overview.provenance(every)
     tables = [overview.claim_table(claims)]
     tables += [block for part in [*parts, last] for block in part.blocks if isinstance(block, Table)]
-    head = "Written by `drain bench report` from raw records; `paper` is the paper's own number, on its machine and data."
+    head = (
+        "Written by `drain bench report` from raw records; `paper` is the paper's own number, on its machine and data."
+    )
     return {
         "index.html": page.render(every, claims, first, parts, last),
         "tables.md": f"# Tables\n\n{head}\n\n" + "\n".join(table.markdown() for table in tables),
@@ -35,13 +37,11 @@ def build(runs: Sequence[Run]) -> dict[str, str]:
     }
 
 
-def write(out: Path) -> list[Path]:
-    """Read every campaign under a run folder and write its report into `out/report`."""
-    made = build(read_all(out))
-    folder = out / "report"
+def write(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Write the report of some runs into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     written = list[Path]()
-    for name, text in made.items():
+    for name, text in build(runs).items():
         path = folder / name
         # Line ends are ours, whatever the system's are, so that bytes agree everywhere.
         path.write_text(text, encoding="utf-8", newline="\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import statistics as middle
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from drainsinkhorn.campaign import statistics
 from drainsinkhorn.campaign.records import Record, Run
@@ -44,18 +44,19 @@ class Evidence:
         """Sum up a contrast."""
         found = statistics.summarise(self.run, contrast)
         top, bottom = (self.label(contrast[role]) for role in ("denominator", "numerator"))
-        said = [f"{top} / {bottom}, {ENDPOINTS[contrast['endpoint']]}"]
-        said += ["time of the consumer subtracted pair by pair"] if found.reconstructed else []
+        said = [f"{top} / {bottom}"] if not contrast["name"].startswith(f"{top} / {bottom}") else []
+        said += [ENDPOINTS[contrast["endpoint"]]] if contrast["endpoint"] != "e1" else []
+        said += ["consumer's time subtracted"] if found.reconstructed else []
         said += ["scaled up from some problems"] if found.extrapolated else []
         said += [f"{words.plural(len(found.void), 'unit')} void"] if found.void else []
         interval = found.interval
-        said += ["interval of repeats, one unit"] if interval is not None and interval.level == "repeat" else []
         low, high = (interval.low, interval.high) if interval is not None else (1.0, 1.0)
         wins = f"{found.wins} of {found.pairs}" if found.pairs else words.DASH
         tone = self.arms[contrast["numerator"]].tone
         name = str(contrast["name"])
         below = "; ".join(said)
-        return Measured(name, below, found.ratio, low, high, wins, quoted(self.name, contrast.get("paper")), tone)
+        theirs, missing = quoted(self.name, contrast.get("paper")), "void" if found.void else "not run"
+        return Measured(name, below, found.ratio, low, high, wins, len(found.units), theirs, missing, tone)
 
     def pair(self, top: str, bottom: str, units: Sequence[str] | None, endpoint: str = "e1") -> statistics.Summary:
         """Seconds of one arm over those of another, in some units."""
@@ -94,7 +95,7 @@ class Evidence:
         return self.run.facts(name)
 
     def depths(self, unit: str) -> tuple[str, list[int]] | None:
-        """Depths of a unit's problems, and the arm that ran them: compact where it did, else the first that knows all."""
+        """Depths of a unit's problems, and the arm that ran them: compact, else the first that knows them all."""
         known = {gate["arm"]: gate["depths"] for gate in self.gates if gate["unit"] == unit and gate["passed"]}
         order = sorted(known, key=lambda arm: ("compact" not in arm, list(self.arms).index(arm)))
         for arm in order:
@@ -112,18 +113,28 @@ class Evidence:
 
     @property
     def machine(self) -> str:
-        """The machine in words."""
-        facts = self.manifest["machine"]
-        if facts.get("gpu"):
-            number = facts.get("gpu_count") or 1
-            return f"{number} × {facts['gpu']}" if number > 1 else str(facts["gpu"])
-        cores = facts.get("cores")
-        return f"{facts.get('processor') or 'CPU'}" + (f", {words.plural(cores, 'core')}" if cores else "")
+        """The machines in words."""
+        facts = list(self.run.hosts.values()) or [self.manifest["machine"]]
+        return "; ".join(dict.fromkeys(map(described, facts)))
+
+    @property
+    def gpu(self) -> bool:
+        """Whether a GPU was used."""
+        return any(facts.get("gpu") for facts in (*self.run.hosts.values(), self.manifest["machine"]))
 
     @property
     def generated(self) -> bool:
         """Whether no file was read."""
         return not self.manifest["inputs"]
+
+
+def described(facts: Mapping[str, Any]) -> str:
+    """A machine in words: its GPU, or its processor and cores."""
+    if facts.get("gpu"):
+        number = facts.get("gpu_count") or 1
+        return f"{number} × {facts['gpu']}" if number > 1 else str(facts["gpu"])
+    cores = facts.get("cores")
+    return f"{facts.get('processor') or 'CPU'}" + (f", {words.plural(cores, 'core')}" if cores else "")
 
 
 def _hashable(value: Any) -> Any:
@@ -147,7 +158,9 @@ def quoted(campaign: str, given: Any) -> paper.Ratio | None:
     for key, ratio in paper.RATIOS.items():
         if key.startswith(f"{campaign}/") and ratio.value == value and ratio.source == (source or ratio.source):
             return ratio
-    return paper.Ratio(value, source, given.get("what", ""), given.get("low"), given.get("high"), given.get("spread", ""))
+    return paper.Ratio(
+        value, source, given.get("what", ""), given.get("low"), given.get("high"), given.get("spread", "")
+    )
 
 
 def spread(values: Sequence[Any], most: int) -> list[Any]:

@@ -6,7 +6,7 @@ import statistics as middle
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from drainsinkhorn.campaign.report import words
+from drainsinkhorn.campaign.report import notes, words
 from drainsinkhorn.campaign.report.evidence import Evidence
 from drainsinkhorn.campaign.report.figures import speed, theory
 from drainsinkhorn.campaign.report.figures.frame import TONES, Figure, Series
@@ -25,16 +25,30 @@ CASES = 100
 
 
 class Claim(NamedTuple):
-    """Something that must hold, what was found, and whether it does; None where it was not measured."""
+    """Something that must hold.
+
+    Attributes:
+        name: What.
+        asked: How it is judged.
+        found: What these records say.
+        holds: None where it was not measured.
+        gpu: Asked of GPUs; elsewhere it is shown and not demanded.
+    """
 
     name: str
     asked: str
     found: str
     holds: bool | None
+    gpu: bool = False
 
 
 def claims(every: Sequence[Evidence]) -> list[Claim]:
-    """What must hold, checked against these records."""
+    """What must hold, checked against these records; what only GPUs are asked is marked as such unless one was used."""
+    gpu = any(e.gpu for e in every)
+    return [claim._replace(gpu=claim.gpu and not gpu) for claim in _claims(every)]
+
+
+def _claims(every: Sequence[Evidence]) -> list[Claim]:
     return [_audited(every), _identity(every), *_compaction(every), _order(every), _foretold(every), *_precision(every)]
 
 
@@ -57,7 +71,7 @@ def _identity(every: Sequence[Evidence]) -> Claim:
 
 
 def padded(e: Evidence) -> Iterator[tuple[str, str, float, float]]:
-    """(unit, arm compared, padding, ratio over compact) wherever compact was timed beside mask, or static without it."""
+    """Unit, arm compared, padding, ratio over compact, wherever compact was timed beside mask or static."""
     if "compact" not in e.arms:
         return
     for unit in e.units:
@@ -72,14 +86,18 @@ def padded(e: Evidence) -> Iterator[tuple[str, str, float, float]]:
 def _compaction(every: Sequence[Evidence]) -> Iterator[Claim]:
     found = [(e.name, *row) for e in every for row in padded(e)]
     null = [abs(ratio - 1) for _, _, arm, pad, ratio in found if pad <= NEAR_NULL and arm == "mask"]
-    text = f"{len(null)} such units, at most {words.percent(max(null), 1)} from 1" if null else "no such unit"
+    text = (
+        f"{words.plural(len(null), 'such unit')}, at most {words.percent(max(null), 1)} from 1"
+        if null
+        else "no such unit"
+    )
     yield Claim("Where all lanes finish together, compaction costs nothing", "mask / compact within 1 % of 1", text,
-                max(null) <= NULL if null else None)  # fmt: skip
+                max(null) <= NULL if null else None, gpu=True)  # fmt: skip
     rich = [ratio / (1 + pad) for _, _, _, pad, ratio in found if pad >= PADDED]
     good = sum(share >= DELIVERED for share in rich)
     text = f"{good} of {len(rich)} units; least {min(rich):.2f} (1 + padding)" if rich else "no such unit"
-    yield Claim("Where they do not, padding becomes time", "ratio over compact at least 0.92 (1 + padding), padding ≥ 0.2",
-                text, good == len(rich) if rich else None)  # fmt: skip
+    yield Claim("Where they do not, padding becomes time", "ratio at least 0.92 (1 + padding), padding ≥ 0.2",
+                text, good == len(rich) if rich else None, gpu=True)  # fmt: skip
 
 
 def _order(every: Sequence[Evidence]) -> Claim:
@@ -93,9 +111,11 @@ def _order(every: Sequence[Evidence]) -> Claim:
     rows.sort()
     pairs = [(a, b) for i, a in enumerate(rows) for b in rows[i + 1 :] if b[0] > a[0]]
     wrong = sum(a[1] > b[2] for a, b in pairs)
-    found = f"{len(pairs) - wrong} of {len(pairs)} pairs of layouts, within their intervals" if pairs else "not measured"
+    found = (
+        f"{len(pairs) - wrong} of {len(pairs)} pairs of layouts, within their intervals" if pairs else "not measured"
+    )
     return Claim("Layouts are ordered as their padding predicts", "no pair the other way round", found,
-                 not wrong if pairs else None)  # fmt: skip
+                 not wrong if pairs else None, gpu=True)  # fmt: skip
 
 
 def _errors(every: Sequence[Evidence]) -> list[float]:
@@ -106,10 +126,11 @@ def _errors(every: Sequence[Evidence]) -> list[float]:
 def _foretold(every: Sequence[Evidence]) -> Claim:
     errors = [abs(error) for error in _errors(every)]
     if not errors:
-        return Claim("Time is foretold by the width-cost curve", "within 10 %", "not measured", None)
+        return Claim("Time is foretold by the width-cost curve", "within 10 %", "not measured", None, gpu=True)
     good = sum(error <= FORETOLD for error in errors)
-    found = f"{good} of {len(errors)}; median {words.percent(middle.median(errors), 1)}, worst {words.percent(max(errors), 1)}"
-    return Claim("Time is foretold by the width-cost curve", "within 10 %", found, good == len(errors))
+    found = f"{good} of {len(errors)}; median {words.percent(middle.median(errors), 1)}, "
+    found += f"worst {words.percent(max(errors), 1)}"
+    return Claim("Time is foretold by the width-cost curve", "within 10 %", found, good == len(errors), gpu=True)
 
 
 def _precision(every: Sequence[Evidence]) -> Iterator[Claim]:
@@ -132,31 +153,42 @@ def _precision(every: Sequence[Evidence]) -> Iterator[Claim]:
 
 def claim_table(found: Sequence[Claim]) -> Table:
     """Claims as a table."""
-    states = {True: "yes", False: "no", None: "not measured"}
-    rows = [[claim.name, claim.asked, claim.found, states[claim.holds]] for claim in found]
+    rows = [[claim.name, claim.asked, claim.found, STATES[state(claim)]] for claim in found]
     return Table("claims", "What must hold", ("claim", "asked", "found", "holds here"), rows)
+
+
+STATES = {"yes": "holds", "no": "does not hold", "gpu": "not on this CPU; asked of GPUs", "unknown": "not measured"}
+
+
+def state(claim: Claim) -> str:
+    """Where a claim stands, a key of STATES."""
+    if claim.holds is None:
+        return "unknown"
+    return "yes" if claim.holds else "gpu" if claim.gpu else "no"
 
 
 def glance(every: Sequence[Evidence]) -> Section:
     """All contrasts that have a number in the paper, under one axis."""
     groups = dict[str, list[Measured]]()
     for e in every:
-        rows = [row for row in e.measured if row.paper is not None]
+        rows = [row._replace(below=_flags(row.below)) for row in e.measured if row.paper is not None]
         if rows:
             what = "generated data" if e.generated else str(e.manifest["options"].get("data", "real data"))
             groups[f"{e.manifest['title']} · {e.machine} · {what}"] = rows
-    note = "Filled: here, geometric mean of paired ratios with a 95 % bootstrap interval. Hollow: the paper's own number, from "
-    note += "its machine and its data, so the two need not agree; what differs is said in each campaign. Above 1, the second "
-    note += "arm of a contrast is faster."
-    blocks = [speed.forest("glance-forest", "Here and in the paper", groups, note)] if groups else []
+    note = notes.GLANCE
+    blocks = [speed.forest("glance-forest", "", groups, note)] if groups else []
     return Section("glance", "Here and in the paper", "", blocks=[*blocks])
+
+
+def _flags(below: str) -> str:
+    """What must be known of a ratio even at a glance."""
+    return "; ".join(part for part in below.split("; ") if part.startswith("scaled") or part.endswith("void"))
 
 
 def foretold(every: Sequence[Evidence]) -> Section:
     """Theory beside measurement, over all campaigns."""
     blocks = [*_promise(every), *_times(every), *_depths(every), *_identities(every), *_even(every)]
-    lead = "What the identities and the measured width-cost curve say should happen, beside what did. Slots are exact; time is a "
-    lead += "prediction from the curve, depths one from the spectrum of a problem."
+    lead = notes.THEORY
     return Section("theory", "Theory beside measurement", lead, blocks=blocks)
 
 
@@ -186,7 +218,7 @@ def _promise(every: Sequence[Evidence]) -> Iterator[Figure]:
         series = legend[names.index(name)]
         tip = f"{name}, {unit}: {arm} / compact {words.times(ratio)}, 1 + padding {1 + pad:.3f}"
         plot.mark(1 + pad, ratio, series.shape, series.tone, tip, series=name)
-    note = "A point is a unit. Solid: all padding becomes time. Dashed: 0.92 of it, what must hold on a GPU from 0.2 on."
+    note = notes.PADDING
     yield Figure("theory-padding", "What padding promises, and what compaction delivers", plot.render(), note, legend)
 
 
@@ -203,7 +235,7 @@ def _times(every: Sequence[Evidence]) -> Iterator[Figure]:
         if spots:
             found[_series(len(found), e.name)] = spots
     if found:
-        note = "Shaded: within 10 %. Prediction and measurement are lower quartiles: other work on a machine only adds time."
+        note = notes.FORETOLD
         yield theory.predicted_times("theory-time", found, note)
 
 
@@ -219,11 +251,11 @@ def _depths(every: Sequence[Evidence]) -> Iterator[Figure]:
                 for kind, series in kinds.items():
                     if value.get("depth") and value.get(kind):
                         told = f"{e.name}, {fact['unit']}, problem {value['problem']}, {value['start']} start, "
-                        told += f"tol {words.tolerance(value['tol'])}: {series.label} {value[kind]}, measured {value['depth']}"
+                        told += f"tol {words.tolerance(value['tol'])}: {series.label} {value[kind]}, "
+                        told += f"measured {value['depth']}"
                         found[series].append(theory.Foretold(value[kind], value["depth"], told))
     if any(found.values()):
-        note = "Plain Sinkhorn from zero and from beside the solution, small problems. Near the solution the full spectrum is "
-        note += "exact; from zero the first cycles are not linear. λ₂ alone ignores what the start does not touch."
+        note = notes.MODAL
         yield theory.depths("theory-depth", {series: spots for series, spots in found.items() if spots}, note)
 
 
@@ -264,7 +296,12 @@ def _even(every: Sequence[Evidence]) -> Iterator[Block]:
             where = f"{e.name}, {fact['unit']}"
             rows.append([where, e.label(fact["arm"]) if fact["arm"] else words.DASH, words.plain(cycles), said])
     if rows:
-        columns = ("unit", "arm", ">cycles to the next audit", "width: fewest lanes that must leave for a repack to pay")
+        columns = (
+            "unit",
+            "arm",
+            ">cycles to the next audit",
+            "width: fewest lanes that must leave for a repack to pay",
+        )
         yield Table("theory-even", "Break-even of a repack", columns, rows, folded=len(rows) > 6)
 
 
@@ -304,6 +341,5 @@ def provenance(every: Sequence[Evidence]) -> Section:
         for name in names
     ]
     packages = Table("versions", "Versions", ("package", "version"), versions, folded=True)
-    lead = "A manifest freezes source, inputs, options, clock, versions and machine; records are appended to a raw file "
-    lead += "and never edited. This page is a function of those files alone: drain bench report writes it again, byte for byte."
+    lead = notes.PROVENANCE
     return Section("provenance", "Provenance", lead, blocks=[made, machines, packages])

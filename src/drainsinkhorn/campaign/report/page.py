@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
 
-from drainsinkhorn.campaign.report import words
+from drainsinkhorn.campaign.report import notes, words
 from drainsinkhorn.campaign.report.evidence import Evidence
-from drainsinkhorn.campaign.report.overview import Claim
-from drainsinkhorn.campaign.report.sections import Section
-
-METHOD = {
-    "Gate": "Before an arm is timed in a unit its answers are audited in float64 with direct differences by code that "
-    "shares nothing with the solver. An arm that fails is void there: shown as void, not timed, in no ratio.",
-    "Turns": "Arms of a unit run in turns, in an order balanced for place and predecessor; warm-ups are not counted.",
-    "Endpoints": "E1 ends with potentials after the two-sided check, E2 with the consumer's output, E3 with training. Where "
-    "E1 could only be reconstructed, the consumer's time is subtracted inside the same run before any ratio.",
-    "Ratio": "Seconds of one arm over seconds of the other in the same repeat of the same unit. A unit's ratio is the "
-    "geometric mean of its repeats, a host's of its units, and every host counts the same.",
-    "Interval": "95 % bootstrap with a fixed seed, units drawn anew within hosts, expanded for few units. Where there is "
-    "one unit repeats are drawn, and the interval speaks of timing alone.",
-    "Slots": "One lane executed for one cycle. Static windows spend width times the largest depth, compact the sum of the "
-    "depths; padding is the first over the second, less one.",
-}
+from drainsinkhorn.campaign.report.overview import STATES, Claim, state
+from drainsinkhorn.campaign.report.sections import Block, Section
+from drainsinkhorn.campaign.report.tables import Table
 
 
 def render(
     every: Sequence[Evidence], claims: Sequence[Claim], overview: Section, parts: Sequence[Section], last: Section
 ) -> str:
     """The whole page."""
-    files = resources.files(__package__)
+    files = resources.files("drainsinkhorn.campaign.report")
     style, script = ((files / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     sections = [overview, *parts]
     links = "".join(f'<li><a href="#{part.key}">{words.html(_short(part))}</a></li>' for part in [*sections, last])
@@ -58,12 +45,14 @@ def _header(every: Sequence[Evidence], claims: Sequence[Claim]) -> str:
     units = sum(len(e.run.closed) for e in every)
     scales = " and ".join(dict.fromkeys(str(e.manifest["scale"]) for e in every))
     made = sum(e.generated for e in every)
-    data = "all on generated data" if made == len(every) else f"{made} on generated data" if made else "all on real data"
-    said = f"{words.plural(len(every), 'campaign')} at {scales} scale ({data}), {words.plural(units, 'unit')} and studies, "
+    data = (
+        "all on generated data" if made == len(every) else f"{made} on generated data" if made else "all on real data"
+    )
+    said = f"{words.plural(len(every), 'campaign')} at {scales} scale ({data}), "
+    said += f"{words.plural(units, 'unit')} and studies, "
     said += f"{words.plural(runs, 'timed run')} on {'; '.join(machines)}."
-    names = {True: ("yes", "holds"), False: ("no", "does not hold here"), None: ("unknown", "not measured here")}
     cards = "".join(
-        f'<li class="{names[claim.holds][0]}"><span class="state">{names[claim.holds][1]}</span>'
+        f'<li class="{state(claim)}"><span class="state">{STATES[state(claim)]}</span>'
         f"<b>{words.html(claim.name)}</b><span>{words.html(claim.found)}</span>"
         f"<span>asked: {words.html(claim.asked)}</span></li>"
         for claim in claims
@@ -86,10 +75,31 @@ def _section(part: Section) -> str:
         + (f'<p class="lead">{words.html(part.lead)}</p>' if part.lead else "")
         + (f'<ul class="chips">{chips}</ul>' if chips else "")
         + differs
-        + f'<div class="blocks">{"".join(block.html() for block in part.blocks)}</div></section>'
+        + f'<div class="blocks">{"".join(_arranged(part.blocks))}</div></section>'
     )
 
 
+def _arranged(blocks: Sequence[Block]) -> Iterator[str]:
+    """Blocks in their order; one of half a page that has no neighbour takes the whole line, its words beside it."""
+    waiting = False
+    for place, block in enumerate(blocks):
+        text = block.html()
+        if _half(block):
+            follows = place + 1 < len(blocks) and _half(blocks[place + 1]) == _half(block)
+            if not waiting and not follows:
+                text = text.replace('class="fig', 'class="fig alone', 1).replace('class="tab slim', 'class="tab', 1)
+            else:
+                waiting = not waiting
+        yield text
+
+
+def _half(block: Block) -> str | None:
+    """What half of the page's width is enough for."""
+    if isinstance(block, Table):
+        return "table" if block.slim and not block.folded else None
+    return None if block.wide else "figure"
+
+
 def _method() -> str:
-    terms = "".join(f"<dt>{words.html(term)}</dt><dd>{words.html(text)}</dd>" for term, text in METHOD.items())
+    terms = "".join(f"<dt>{words.html(term)}</dt><dd>{words.html(text)}</dd>" for term, text in notes.METHOD.items())
     return f'<section id="method"><h2>How it is measured</h2><dl class="method">{terms}</dl></section>'

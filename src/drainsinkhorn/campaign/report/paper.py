@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GPU = "A100-SXM4-80GB"
+HOSTS = "two hosts with four A100-SXM4-80GB each"
+UNNAMED = "GPUs that it does not name for this campaign"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Setting:
         tol: Two-sided tolerances.
         units: The paired units.
         source: Label.
-        machine: The hardware, where the paper tells.
+        machine: The hardware, as far as the paper tells.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Setting:
     tol: tuple[float, ...]
     units: str
     source: str
-    machine: str = GPU
+    machine: str = UNNAMED
 
 
 TAUS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -79,7 +80,7 @@ SETTINGS: dict[str, Setting] = {
         TAUS,
         "24 host-order-GPU pairs for each tolerance",
         "tab:workload-configs",
-        f"two hosts with four {GPU} each",
+        HOSTS,
     ),
     "imagenet": Setting(
         "C63 and C35",
@@ -117,7 +118,7 @@ SETTINGS: dict[str, Setting] = {
         (1e-3,),
         "24 host-order-GPU pairs",
         "tab:c80-attribution",
-        f"two hosts with four {GPU} each",
+        HOSTS,
     ),
     "precision": Setting(
         "C10", "near-threshold cases", (), (), (), None, (), "84 cases and 16 attacks, 1/2/4/8 GPUs", "sec:experiments"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drainsinkhorn.campaign.report import paper, words
+from drainsinkhorn.campaign.report import notes, paper, words
 from drainsinkhorn.campaign.report.evidence import ENDPOINTS, Evidence, spread
 from drainsinkhorn.campaign.report.figures import machine, speed, truth, work
 from drainsinkhorn.campaign.report.figures.frame import Figure, Series
@@ -17,25 +17,6 @@ Block = Figure | Table
 PANELS = 6
 """Survival curves and width traces of a campaign; more are spread evenly over its units."""
 FEW_UNITS = 8
-
-INTRODUCTIONS = {
-    "metropt3": "Windows of compressor readings against a healthy window, as predictive maintenance compares them. How "
-    "much does the whole path gain over the public serial solver, and how much of that is compaction?",
-    "packer19": "Cells of successive time points, at five tolerances under one two-sided controller. What does each way "
-    "to run cost, how far is its output from a tight reference, and what does a threshold on the change of potentials "
-    "really reach?",
-    "imagenet": "Couplings for flow matching on image features: the solver alone and the full training interval, and "
-    "the ratio of static to compact as windows grow wider.",
-    "lidar": "Consecutive LiDAR scans: small dimension, many points, warm neighbours.",
-    "transfer": "The same executor over other libraries: does draining pay where the kernels are not ours?",
-    "grouping": "One fixed set of problems, grouped into windows in five ways. The needed work is the same in all of "
-    "them; only the padding differs.",
-    "attribution": "From the plainest packed solver to the whole library, one variable at a time. The first four rows "
-    "are the paper's.",
-    "precision": "Cases made to lie near the tolerance, and attacks on a running solve. Whose decisions agree with "
-    "float64, and does anything wrong get out?",
-    "scaleout": "Whole windows on independent workers; nothing is exchanged while they run.",
-}
 
 
 @dataclass(frozen=True)
@@ -66,9 +47,17 @@ def section(e: Evidence) -> Section:
         survivals, traces, times, native, quality, curves, kernels,
         resources, settings, gates, left_out,
     )  # fmt: skip
-    blocks = [block for part in parts for block in part(e)]
-    lead = INTRODUCTIONS.get(e.name, "")
+    blocks = sorted((block for part in parts for block in part(e)), key=_rank)
+    blocks = [replace(b, about=e.manifest["title"]) if isinstance(b, Table) else b for b in blocks]
+    lead = notes.INTRODUCTIONS.get(e.name, "")
     return Section(e.name, e.manifest["title"], lead, chips(e), differs(e), blocks)
+
+
+def _rank(block: Block) -> int:
+    """First the ratios, then small figures beside one another, wide ones, tables, and what is folded."""
+    if isinstance(block, Table):
+        return 4 if block.folded else 3
+    return 0 if block.first else 2 if block.wide else 1
 
 
 def chips(e: Evidence) -> list[tuple[str, str]]:
@@ -77,7 +66,10 @@ def chips(e: Evidence) -> list[tuple[str, str]]:
     standing = len({(gate["unit"], gate["arm"]) for gate in e.gates}) - failed
     found = [
         ("machine", e.machine),
-        ("warn" if e.generated else "data", "generated data" if e.generated else e.manifest["options"].get("data", "data")),
+        (
+            "warn" if e.generated else "data",
+            "generated data" if e.generated else e.manifest["options"].get("data", "data"),
+        ),
         ("scale", f"{e.manifest['scale']} scale"),
         ("plain", words.plural(len(e.timings), "timed run")),
     ]
@@ -110,15 +102,13 @@ def ratios(e: Evidence) -> Iterator[Block]:
         return
     chain = _chain(e.manifest["contrasts"])
     if len(chain) >= 3:
-        note = "A bar goes from the time before a change to the time after it, in units of the first arm's time; the thin "
-        note += "line is the interval. Each ratio is paired by itself; bars chain them."
+        note = notes.WATERFALL
         yield speed.waterfall(f"{e.name}-waterfall", [rows[place] for place in chain], note)
         rest = [row for place, row in enumerate(rows) if place not in chain]
     else:
         rest = rows
     if rest:
-        note = "Time of the first arm over time of the second, paired repeat by repeat: above 1 the second is faster. "
-        note += "Line: bootstrap interval, 95 %. Hollow: the paper's own number, on its own machine and data."
+        note = notes.RATIOS
         yield speed.forest(f"{e.name}-ratios", "Ratios of times", {"": rest}, note)
     yield _ratio_table(e)
 
@@ -140,57 +130,55 @@ def _ratio_table(e: Evidence) -> Table:
             [
                 row.name,
                 row.below,
-                VOID if row.ratio is None else words.times(row.ratio),
+                row.missing if row.ratio is None else words.times(row.ratio),
                 words.DASH if row.ratio is None else words.span(row.low, row.high),
                 row.wins,
-                words.DASH if theirs is None else words.times(theirs.value),
-                words.DASH if theirs is None else " ".join((words.span(theirs.low, theirs.high), theirs.spread)).strip(),
+                words.DASH if theirs is None else words.told(theirs.value),
+                words.DASH
+                if theirs is None
+                else " ".join((words.span(theirs.low, theirs.high), theirs.spread)).strip(),
                 words.DASH if theirs is None else theirs.source,
             ]
         )
     columns = ("contrast", "arms and endpoint", ">here", ">95 %", ">wins", ">paper", "its interval", "in the paper")
-    title = f"{e.manifest['title']}: ratios"
+    title = "ratios"
     return Table(f"{e.name}-ratio-table", title, columns, rows, paper=frozenset({5, 6, 7}), folded=True)
 
 
 def sweeps(e: Evidence) -> Iterator[Block]:
-    """Ratios along tolerances or widths, where units differ in them."""
+    """Ratios along tolerances or widths, where contrasts of the same arms are asked of units that differ in them."""
     for option, across in (("tol", "tolerance"), ("width", "width of the window (lanes)")):
-        values = [value for value in e.options(option) if isinstance(value, int | float)]
-        if len(values) < 3:
-            continue
         levels, theirs = dict[Series, list[speed.Level]](), dict[str, list[tuple[float, paper.Ratio]]]()
-        pairs = dict.fromkeys((c["denominator"], c["numerator"]) for c in e.manifest["contrasts"] if c["endpoint"] == "e1")
-        for place, (top, bottom) in enumerate(pairs):
-            found = [level for value in sorted(values) if (level := _level(e, option, value, top, bottom))]
-            if len(found) < 3:
+        for (top, bottom), found in _along(e, option).items():
+            drawn = [(value, row) for value, row in sorted(found.items()) if row.ratio is not None]
+            if len(drawn) < 3:
                 continue
             name = f"{top} / {bottom}"
-            shape = SHAPES[(place + 4) % 6]
-            levels[Series(name, name, f"t{(4 + place) % 9}", "circle" if not place else shape)] = found
-            quotes = [(value, ratio) for value in sorted(values) if (ratio := _quoted(e.name, option, value, top, bottom))]
+            tone = (4 + len(levels)) % 9
+            levels[Series(name, name, f"t{tone}", SHAPES[len(levels) % 6])] = [_level(option, *pair) for pair in drawn]
+            quotes = [(value, row.paper) for value, row in sorted(found.items()) if row.paper is not None]
             theirs |= {name: quotes} if quotes else {}
         if levels:
             title = f"Ratios against {'tolerance' if option == 'tol' else 'width'}"
-            note = "Above 1 the second arm is faster. Filled: here, with 95 % intervals. Hollow, dashed: the paper."
-            yield speed.sweep(f"{e.name}-by-{option}", title, across, levels, theirs, note)
+            yield speed.sweep(f"{e.name}-by-{option}", title, across, levels, theirs, notes.SWEEP)
 
 
-def _level(e: Evidence, option: str, value: float, top: str, bottom: str) -> speed.Level | None:
-    units = [unit for unit in e.units if e.option(unit, option) == value]
-    found = e.pair(top, bottom, units)
-    if found.ratio is None or found.interval is None:
-        return None
+def _along(e: Evidence, option: str) -> dict[tuple[str, str], dict[float, speed.Measured]]:
+    """By arms, then by the value that all units of a contrast share."""
+    found = dict[tuple[str, str], dict[float, speed.Measured]]()
+    for contrast, row in zip(e.manifest["contrasts"], e.measured, strict=True):
+        values = {e.option(unit, option) for unit in contrast["units"] or ()}
+        if len(values) == 1 and contrast["endpoint"] == "e1":
+            (value,) = values
+            if isinstance(value, int | float):
+                found.setdefault((contrast["denominator"], contrast["numerator"]), {})[value] = row
+    return found
+
+
+def _level(option: str, value: float, row: speed.Measured) -> speed.Level:
     label = words.tolerance(value) if option == "tol" else words.plain(value)
-    told = f"{option} {label}: {words.times(found.ratio)} {words.span(found.interval.low, found.interval.high)}, "
-    told += f"{found.wins} of {found.pairs} pairs won"
-    return speed.Level(value, label, found.ratio, found.interval.low, found.interval.high, told)
-
-
-def _quoted(campaign: str, option: str, value: float, top: str, bottom: str) -> paper.Ratio | None:
-    if option == "width":
-        return paper.WIDTHS.get(int(value)) if campaign == "imagenet" and bottom == "compact" else None
-    return paper.RATIOS.get(f"{campaign}/{top}-{bottom}@{words.tolerance(value)}")
+    told = f"{row.name}: {words.times(row.ratio)} {words.span(row.low, row.high)}, {row.wins} pairs won"
+    return speed.Level(value, label, row.ratio or 1.0, row.low, row.high, told)
 
 
 def frontier(e: Evidence) -> Iterator[Block]:
@@ -207,8 +195,7 @@ def frontier(e: Evidence) -> Iterator[Block]:
     theirs = list[speed.Spot]()
     if e.name == "packer19":
         theirs = [speed.Spot("compact", 1e-3, paper.PARETO[1e-3][6], paper.SECONDS["packer19"]["compact"])]
-    note = "Median seconds of a unit against the total variation between its output and that of a tight reference; down "
-    note += "and to the left is better. Points of an arm are its tolerances."
+    note = notes.PARETO
     if theirs:
         note += " The paper gives a time at 1e-3 alone (tab:absolute-ot-times, tab:packer-pareto)."
     yield speed.pareto(f"{e.name}-pareto", spots, e.arms, theirs, note)
@@ -234,8 +221,8 @@ def _deviations(e: Evidence, spots: Sequence[speed.Spot]) -> Table:
             ]
         )
     columns = (">tolerance", ">largest residual", ">largest deviation", ">paper: residual", ">paper: deviation")
-    note = "Residuals by a float64 auditor over all arms that passed; deviation is total variation. Paper: tab:packer-pareto."
-    title = f"{e.manifest['title']}: what each tolerance reaches"
+    note = notes.DEVIATIONS
+    title = "what each tolerance reaches"
     return Table(f"{e.name}-deviations", title, columns, rows, note, frozenset({3, 4}))
 
 
@@ -257,21 +244,21 @@ def layouts(e: Evidence) -> Iterator[Block]:
                 f"{value['padding']:.3f}",
                 f"{value['active_slots']:.3f}",
                 VOID if ratio is None else words.times(ratio),
-                *([f"{v:.3f}" for v in theirs[:3]] + [words.times(theirs[3])] if theirs else [words.DASH] * 4),
+                *([f"{v:.3f}" for v in theirs[:3]] + [words.told(theirs[3])] if theirs else [words.DASH] * 4),
             ]
         )
     if not rows:
         return
     theirs_drawn = [speed.Layout(name, row[1], row[3], row[3], row[3]) for name, row in paper.GROUPING.items()]
     if here:
-        note = "On the solid line all padding becomes time. Problems and needed work are the same in every layout."
+        note = notes.GROUPING
         yield speed.grouping(f"{e.name}-padding", here, theirs_drawn, note)
     columns = (
         "layout", ">H_D", ">padding", ">active / static slots", ">static / compact",
         ">paper: H_D", ">padding", ">active / static", ">static / active",
     )  # fmt: skip
-    title = f"{e.manifest['title']}: layouts"
-    note = "H_D: standard deviation over mean of depths in a window. Paper: tab:m3-grouping."
+    title = "layouts"
+    note = notes.LAYOUTS
     yield Table(f"{e.name}-layouts", title, columns, rows, note, frozenset({5, 6, 7, 8}))
 
 
@@ -288,8 +275,7 @@ def decisions(e: Evidence) -> Iterator[Block]:
         for value in facts
     ]
     asked = [(key, label) for key, label in METHODS if any(case.decisions[key] is not None for case in cases)]
-    note = "A cell is a case made to lie near the tolerance; full colour where the decision is not float64's. `guarded` is "
-    note += "what the library does: it passes only where residual and band together are within the tolerance."
+    note = notes.DECISIONS
     yield truth.decisions(f"{e.name}-decisions", cases, asked, note)
     rows = list[list[str]]()
     for key, label in asked:
@@ -299,11 +285,22 @@ def decisions(e: Evidence) -> Iterator[Block]:
         theirs = paper.PRECISION_DISAGREE.get(key)
         quoted = f"{theirs} of {paper.PRECISION_CASES}" if theirs is not None else words.DASH
         rows.append([label, words.count(len(said)), str(early + late), str(early), str(late), quoted])
-    columns = ("decisions of", ">cases", ">disagree with float64", ">passed too early", ">held too long", ">paper disagree")
+    columns = (
+        "decisions of",
+        ">cases",
+        ">disagree with float64",
+        ">passed too early",
+        ">held too long",
+        ">paper disagree",
+    )
     gaps = [abs(value["screen_gap"]) for value in facts if value.get("screen_gap") is not None]
-    note = f"Largest difference between a screen and the row residual of its verify: {words.small(max(gaps))}. " if gaps else ""
+    note = (
+        f"Largest difference between a screen and the row residual of its verify: {words.small(max(gaps))}. "
+        if gaps
+        else ""
+    )
     note += "Paper: 84 cases and 16 attacks together, fp32 and TF32 three each, guarded none (C10)."
-    yield Table(f"{e.name}-disagree", f"{e.manifest['title']}: disagreements", columns, rows, note, frozenset({5}))
+    yield Table(f"{e.name}-disagree", "disagreements", columns, rows, note, frozenset({5}))
 
 
 def attacks(e: Evidence) -> Iterator[Block]:
@@ -312,11 +309,16 @@ def attacks(e: Evidence) -> Iterator[Block]:
     if not facts:
         return
     rows = [
-        [str(v["attack"]), words.plain(v.get("workers")), "caught" if v["caught"] else "missed", str(v.get("how") or "")]
+        [
+            str(v["attack"]),
+            words.plain(v.get("workers")),
+            "caught" if v["caught"] else "missed",
+            str(v.get("how") or ""),
+        ]
         for v in facts
     ]
     caught = sum(bool(value["caught"]) for value in facts)
-    title = f"{e.manifest['title']}: attacks, {caught} of {len(rows)} caught"
+    title = f"attacks, {caught} of {len(rows)} caught"
     yield Table(f"{e.name}-attacks", title, ("attack", ">workers", "outcome", "how"), rows, folded=len(rows) > 24)
 
 
@@ -336,7 +338,7 @@ def shadow(e: Evidence) -> Iterator[Block]:
     events, missed, gap = paper.SHADOW
     rows.append(["paper", words.count(events), words.count(missed), words.small(gap)])
     columns = ("unit", ">lanes held back by the screen", ">of them ready", ">largest gap of row residuals")
-    yield Table(f"{e.name}-shadow", f"{e.manifest['title']}: shadow replay", columns, rows)
+    yield Table(f"{e.name}-shadow", "shadow replay", columns, rows)
 
 
 def crews(e: Evidence) -> Iterator[Block]:
@@ -358,14 +360,14 @@ def crews(e: Evidence) -> Iterator[Block]:
         found.sort()
     cores = e.manifest["machine"].get("cores")
     most = max(crew.workers for found in routes.values() for crew in found)
-    note = "Every worker has windows of its own, as many as one alone would have."
-    if not e.manifest["machine"].get("gpu") and cores and most > cores:
+    note = notes.WORKERS
+    if not e.gpu and cores and most > cores:
         note += f" This machine has {words.plural(cores, 'core')}; more workers than that share them."
     yield machine.scaleout(f"{e.name}-workers", routes, paper.SCALEOUT, note)
     low, high = paper.SCALEOUT[4]
     rows.append(["paper", "4", words.DASH, f"{low}–{high}×", words.percent(low / 4, 1)])
     columns = ("route", ">workers", ">seconds", ">throughput over one", ">efficiency")
-    yield Table(f"{e.name}-worker-table", f"{e.manifest['title']}: workers", columns, rows)
+    yield Table(f"{e.name}-worker-table", "workers", columns, rows)
 
 
 def survivals(e: Evidence) -> Iterator[Block]:
@@ -380,7 +382,9 @@ def survivals(e: Evidence) -> Iterator[Block]:
     if not windows:
         return
     arms = {known[unit][0] for unit in shown}
-    note = f"Depths as the arm {' and '.join(sorted(map(e.label, arms)))} ran them. The whole area is what static windows "
+    note = (
+        f"Depths as the arm {' and '.join(sorted(map(e.label, arms)))} ran them. The whole area is what static windows "
+    )
     note += "execute, the dark part what the problems need; windows of a unit are added up."
     if len(known) > len(shown):
         note += f" {len(shown)} of {len(known)} units, evenly spread."
@@ -392,11 +396,11 @@ def traces(e: Evidence) -> Iterator[Block]:
     units = dict[str, dict[str, work.Trace]]()
     for record in e.timings:
         trace = record.get("widths")
-        if trace and record["repeat"] == 0:
+        if trace and record["repeat"] == 0 and max(width for _, width in trace) > 1:
             units.setdefault(record["unit"], {}).setdefault(record["arm"], [(at, width) for at, width in trace])
     shown = spread(list(units), PANELS)
     if shown:
-        note = "What the kernels executed in the first timed run. Point at a step for its numbers; the legend switches arms."
+        note = notes.WIDTHS
         yield work.widths(f"{e.name}-widths", {unit: units[unit] for unit in shown}, e.arms, note)
 
 
@@ -417,8 +421,10 @@ def times(e: Evidence) -> Iterator[Block]:
         if not runs:
             continue
         if endpoint == "e1" or not any(r["seconds"].get("e1") is not None for r in e.timings):
-            note = "A dot is one timed run of one unit; nothing is left out."
-            yield speed.raw_times(f"{e.name}-times-{endpoint}", f"Every timed run, seconds {ending}", runs, e.arms, note)
+            note = notes.TIMES
+            yield speed.raw_times(
+                f"{e.name}-times-{endpoint}", f"Every timed run, seconds {ending}", runs, e.arms, note
+            )
         yield _medians(e, endpoint, ending)
 
 
@@ -435,11 +441,11 @@ def _medians(e: Evidence, endpoint: str, ending: str) -> Table:
         rows.append([unit, *cells])
     theirs = paper.SECONDS.get(e.name) if endpoint == "e1" else None
     if theirs:
-        rows.append([f"paper ({paper.GPU})", *(words.seconds(theirs.get(arm)) for arm in arms)])
+        rows.append(["paper", *(words.seconds(theirs.get(arm)) for arm in arms)])
     note = "Medians of the repeats." + (" ~: scaled up from some of the problems." if scaled else "")
     note += " Paper: tab:absolute-ot-times, at 1e-3." if theirs else ""
     columns = ("unit", *(f">{e.label(arm)}" for arm in arms))
-    title = f"{e.manifest['title']}: seconds {ending} ({endpoint.upper()})"
+    title = f"seconds {ending} ({endpoint.upper()})"
     folded = len(rows) > FEW_UNITS or endpoint != "e1"
     return Table(f"{e.name}-seconds-{endpoint}", title, columns, rows, note, folded=folded)
 
@@ -458,7 +464,11 @@ def native(e: Evidence) -> Iterator[Block]:
                 words.small(value.get("residual")),
                 words.small(value.get("tv")),
                 words.seconds(value.get("seconds")),
-                *([words.small(quoted[1]), words.small(quoted[2]), words.seconds(quoted[3])] if quoted else [words.DASH] * 3),
+                *(
+                    [words.small(quoted[1]), words.small(quoted[2]), words.seconds(quoted[3])]
+                    if quoted
+                    else [words.DASH] * 3
+                ),
             ]
         )
     if rows:
@@ -466,9 +476,8 @@ def native(e: Evidence) -> Iterator[Block]:
             ">threshold", ">depth", ">residual reached", ">deviation", ">seconds",
             ">paper: residual", ">deviation", ">seconds",
         )  # fmt: skip
-        title = f"{e.manifest['title']}: what a threshold on the change of potentials reaches"
-        note = "Such a threshold is no tolerance of marginals: what it reaches depends on the problem. "
-        note += "Paper: tab:packer-native-stopping."
+        title = "what a threshold on the change of potentials reaches"
+        note = notes.NATIVE
         yield Table(f"{e.name}-native", title, columns, rows, note, frozenset({5, 6, 7}))
 
 
@@ -498,8 +507,8 @@ def quality(e: Evidence) -> Iterator[Block]:
         columns = (
             ">evaluations", "measure", ">official", ">compact", ">ratio", ">allowed", "passed", ">paper: ratio",
         )  # fmt: skip
-        title = f"{e.manifest['title']}: quality of the trained flow"
-        note = "Lower is better; not inferior where the ratio is at most what is allowed. Paper: tab:imagenet-quality."
+        title = "quality of the trained flow"
+        note = notes.QUALITY
         yield Table(f"{e.name}-quality", title, columns, rows, note, frozenset({7}))
 
 
@@ -511,7 +520,7 @@ def curves(e: Evidence) -> Iterator[Block]:
         name = ", ".join(part for part in (fact["unit"], e.label(fact["arm"]) if fact["arm"] else None) if part)
         found[name] = dict(zip(value["widths"], value["seconds"], strict=True))
     if found:
-        note = "Measured on the real backend with the unit's own problems. Slots become time through this curve."
+        note = notes.CURVE
         yield machine.cost_curve(f"{e.name}-curve", {name: found[name] for name in spread(list(found), 5)}, note)
 
 
@@ -520,8 +529,7 @@ def kernels(e: Evidence) -> Iterator[Block]:
     values = [fact["value"] for fact in e.facts("roofline")]
     found = [machine.Kernel(str(v["kernel"]), v["seconds"], v["floor"], str(v.get("bound", ""))) for v in values]
     if found:
-        note = "The floor is the least time that the named unit of the machine needs for the arithmetic of the kernel; dark, "
-        note += "the floor, light, what is spent beyond it."
+        note = notes.ROOFLINE
         yield machine.roofline(f"{e.name}-roofline", found, note)
 
 
@@ -537,15 +545,17 @@ def resources(e: Evidence) -> Iterator[Block]:
         if any(cell != words.DASH for cell in cells):
             rows.append([series.label, *cells])
     if rows:
-        columns = ("arm", ">slots executed", ">slots needed", ">of executed", ">energy", ">peak memory")
-        note = "Slots: one run of every unit, added up. Energy and peak memory: median of a timed run; – where the machine "
-        note += "does not tell."
+        columns = ("arm", ">slots executed", ">slots needed", ">needed / executed", ">energy", ">peak memory")
+        note = notes.RESOURCES
         if e.name == "metropt3":
             static, active = paper.METRO_SLOTS
-            note += f" Paper: {words.count(static)} slots static, {words.count(active)} active; energy {paper.METRO_ENERGY}× less."
+            note += f" Paper: {words.count(static)} slots static, {words.count(active)} active, "
+            note += f"{paper.METRO_ENERGY}× less energy."
         if e.name in ("packer19", "attribution"):
-            note += " Paper (C80-LM): 100 of 256 slots removed; 880 J and 80.8 MiB masked, 688 J and 106.9 MiB compacted."
-        yield Table(f"{e.name}-resources", f"{e.manifest['title']}: slots, energy, memory", columns, rows, note)
+            note += (
+                " Paper (C80-LM): 100 of 256 slots removed; 880 J and 80.8 MiB masked, 688 J and 106.9 MiB compacted."
+            )
+        yield Table(f"{e.name}-resources", "slots, energy, memory", columns, rows, note)
 
 
 def _joules(value: float | None) -> str:
@@ -586,7 +596,7 @@ def settings(e: Evidence) -> Iterator[Block]:
     } if setting else {}  # fmt: skip
     rows = [[name, value or words.DASH, theirs.get(name) or words.DASH] for name, value in here.items()]
     name = setting.name if setting else "paper"
-    title = f"{e.manifest['title']}: configuration"
+    title = "configuration"
     yield Table(f"{e.name}-settings", title, ("", "here", f"paper ({name})"), rows, paper=frozenset({2}), folded=True)
 
 
@@ -607,8 +617,8 @@ def gates(e: Evidence) -> Iterator[Block]:
     ]
     if rows:
         columns = ("unit", "arm", "gate", ">largest residual", ">tolerance", ">audited", "arithmetic", "note")
-        note = "Residuals by a float64 auditor with direct differences, before any timing. Void is neither timed nor counted."
-        yield Table(f"{e.name}-gates", f"{e.manifest['title']}: gates", columns, rows, note, folded=True)
+        note = notes.GATES
+        yield Table(f"{e.name}-gates", "gates", columns, rows, note, folded=True)
 
 
 def left_out(e: Evidence) -> Iterator[Block]:
@@ -623,8 +633,9 @@ def left_out(e: Evidence) -> Iterator[Block]:
     missing = [u["name"] for u in (*e.manifest["units"], *e.manifest["studies"]) if u["name"] not in closed]
     rows += [[name, "all", "not yet run", "the run was stopped before it; drain bench run goes on"] for name in missing]
     if e.run.abandoned or e.run.torn:
-        said = f"{e.run.abandoned} records of interrupted attempts and {e.run.torn} torn lines of the raw file"
+        said = f"{words.plural(e.run.abandoned, 'record')} of interrupted attempts, "
+        said += words.plural(e.run.torn, "torn line")
         rows.append(["raw file", words.DASH, "left out", said])
     if rows:
-        title = f"{e.manifest['title']}: what is void, was not run or is left out"
+        title = "what is void, was not run or is left out"
         yield Table(f"{e.name}-left-out", title, ("unit", "arm", "state", "why"), rows)

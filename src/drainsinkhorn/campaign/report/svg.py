@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from drainsinkhorn.campaign.report import words
+
 Point = tuple[float, float]
-SHAPES = ("circle", "square", "triangle", "diamond", "down", "cross", "bar", "ring")
+SHAPES = ("circle", "square", "triangle", "diamond", "down", "cross")
 
 
 def place(value: float) -> str:
@@ -71,6 +73,11 @@ def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def whole_ticks(high: float, about: int = 4) -> list[tuple[float, str]]:
+    """Round whole numbers from 0."""
+    return [(value, f"{value:g}") for value in linear_ticks(0, high, about) if value == int(value)]
+
+
 def log_ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round values between low and high on a logarithmic axis: decades, or finer steps where few decades are seen."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
@@ -96,9 +103,22 @@ def tick_text(value: float) -> str:
         if size < 1e6 and size >= 10000:
             return f"{value / 1000:g}k"
         head = mantissa.removesuffix(".0")
-        power = "10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-        return power if head == "1" else f"{head}·{power}"
+        return words.raised(f"{head}e{int(exponent)}")
     return f"{value:g}"
+
+
+def time_ticks(low: float, high: float, about: int = 5) -> list[tuple[float, str]]:
+    """Ticks of a logarithmic axis of seconds, each with its unit."""
+    return [(value, words.brief_seconds(value)) for value in log_ticks(low, high, about)]
+
+
+def apart(ticks: Sequence[tuple[float, str]], axis: Axis, least: float, keep: float) -> list[tuple[float, str]]:
+    """Ticks that stand at least so far apart, as a share of the axis; one of them stays in any case."""
+    kept = [tick for tick in ticks if tick[0] == keep]
+    for tick in ticks:
+        if all(abs(axis.share(tick[0]) - axis.share(other[0])) >= least for other in kept):
+            kept.append(tick)
+    return sorted(kept)
 
 
 def around(values: Iterable[float], *, log: bool = False, room: float = 0.08, keep: Iterable[float] = ()) -> Point:
@@ -193,8 +213,8 @@ class Plot:
     def zone(self, x0: float, x1: float, tip: str) -> None:
         """An unseen band over the full height that tells something when the pointer is in it."""
         (left, _), (right, _) = self.at(x0, self.y.low), self.at(x1, self.y.low)
-        size = {"width": float(right - left), "height": float(self.bottom - self.top)}
-        self.add(tag("rect", x=float(left), y=float(self.top), **size, class_="zone", data_tip=tip))
+        box = f"M{place(left)} {self.top}H{place(right)}V{self.bottom}H{place(left)}Z"
+        self.add(tag("path", d=box, class_="zone", data_tip=tip))
 
     def render(self) -> str:
         """The SVG element."""
@@ -204,17 +224,17 @@ class Plot:
 
     def _axes(self) -> list[str]:
         parts = list[str]()
-        for value, words in self.x.marks():
+        for value, text in self.x.marks():
             px, _ = self.at(value, self.y.low)
             if "x" in self._grid:
                 parts.append(tag("path", class_="grid", d=f"M{place(px)} {self.top}V{self.bottom}"))
             parts.append(tag("path", class_="tick", d=f"M{place(px)} {self.bottom}v4"))
-            parts.append(tag("text", escape(words), x=px, y=self.bottom + 17, text_anchor="middle", class_="num"))
-        for value, words in self.y.marks():
+            parts.append(tag("text", escape(text), x=px, y=self.bottom + 17, text_anchor="middle", class_="num"))
+        for value, text in self.y.marks():
             _, py = self.at(self.x.low, value)
             if "y" in self._grid:
                 parts.append(tag("path", class_="grid", d=f"M{self.left} {place(py)}H{self.right}"))
-            parts.append(tag("text", escape(words), x=self.left - 7, y=py + 3.8, text_anchor="end", class_="num"))
+            parts.append(tag("text", escape(text), x=self.left - 7, y=py + 3.8, text_anchor="end", class_="num"))
         parts.append(tag("path", class_="axis", d=f"M{self.left} {self.bottom}H{self.right}"))
         middle = (self.left + self.right) / 2
         if self.x.label:
@@ -237,7 +257,7 @@ def marker(px: float, py: float, shape: str, class_: str, tip: str | None = None
         f"l{place(-1.35 * s)} {place(1.35 * s)}l{place(-1.35 * s)} {place(-1.35 * s)}Z",
         "cross": f"M{place(px - s)} {place(py - s)}l{place(2 * s)} {place(2 * s)}"
         f"m0 {place(-2 * s)}l{place(-2 * s)} {place(2 * s)}",
-        "bar": f"M{place(px - 0.5 * s)} {place(py - 1.3 * s)}h{place(s)}v{place(2.6 * s)}h{place(-s)}Z",
+        "dash": f"M{place(px - 1.4 * s)} {place(py)}h{place(2.8 * s)}",
     }
     common = {"class_": f"mark {shape} {class_}", "data_tip": tip}
     if shape in paths:

@@ -11,6 +11,8 @@ from drainsinkhorn.campaign.report import words
 VOID = "void"
 FLAGS = {VOID: "void", "missed": "bad", "disagrees": "bad", "no": "bad", "yes": "good", "caught": "good"}
 """Cells that are one of these words are coloured on the page."""
+SLIM = 66
+"""Letters of the widest row that half the page holds."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Table:
         note: A sentence below.
         paper: Columns, by place, that hold the paper's numbers.
         folded: Shown on the page only when opened.
+        about: What it belongs to; on the page that is the section.
     """
 
     key: str
@@ -34,6 +37,13 @@ class Table:
     note: str = ""
     paper: frozenset[int] = field(default_factory=frozenset[int])
     folded: bool = False
+    about: str = ""
+
+    @property
+    def slim(self) -> bool:
+        """Whether half the page is wide enough."""
+        lines = [self.heads, *self.rows]
+        return sum(max(len(line[place]) for line in lines) + 2 for place in range(len(self.columns))) <= SLIM
 
     @property
     def heads(self) -> list[str]:
@@ -53,10 +63,14 @@ class Table:
         )
         note = f'<p class="note">{words.html(self.note)}</p>' if self.note else ""
         table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}'
-        title = words.html(self.title)
+        title = words.html(self.title[:1].upper() + self.title[1:])
         if self.folded:
             return f'<details class="tab" id="{escape(self.key)}"><summary>{title}</summary>{table}</details>'
-        return f'<div class="tab" id="{escape(self.key)}"><h4>{title}</h4>{table}</div>'
+        return f'<div class="tab{" slim" if self.slim else ""}" id="{escape(self.key)}"><h4>{title}</h4>{table}</div>'
+
+    @property
+    def _whole(self) -> str:
+        return f"{self.about}: {self.title}" if self.about else self.title[:1].upper() + self.title[1:]
 
     def _cell(self, name: str, place: int, text: str) -> str:
         classes = [word for word, on in (("r", self.right(place)), ("paper", place in self.paper)) if on]
@@ -71,7 +85,7 @@ class Table:
         rule = ["---:" if self.right(place) else "---" for place in range(len(self.columns))]
         lines = [self.heads, rule, *self.rows]
         text = "\n".join("| " + " | ".join(words.markdown(cell) for cell in line) + " |" for line in lines)
-        return f"### {self.title}\n\n{text}\n" + (f"\n{self.note}\n" if self.note else "")
+        return f"### {self._whole}\n\n{text}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def latex(self) -> str:
         """As LaTeX, with booktabs."""
@@ -82,7 +96,7 @@ class Table:
             [
                 r"\begin{table}",
                 r"\centering",
-                rf"\caption{{{words.latex(self.title)}}}",
+                rf"\caption{{{words.latex(self._whole)}}}",
                 rf"\label{{tab:{self.key}}}",
                 rf"\begin{{tabular}}{{@{{}}{form}@{{}}}}",
                 r"\toprule",

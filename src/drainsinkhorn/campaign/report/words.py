@@ -10,6 +10,7 @@ from typing import Any
 DASH = "–"
 _POWER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)e(-?)0*(\d+)(?!\w)")
 _MINUS = "−"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "|": "$|$",
@@ -35,7 +36,14 @@ def span(low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
     digits = 0 if low >= 100 else 1 if low >= 10 else 3 if 0.9 <= low < 2 else 2
+    if high - low < 0.002:
+        digits = 4
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def told(value: float) -> str:
+    """A ratio of the paper, with the digits it gives."""
+    return f"{value:.3f}×" if abs(value - round(value, 3)) < 1e-9 else f"{value:.4f}×"
 
 
 def seconds(value: float | None) -> str:
@@ -46,6 +54,14 @@ def seconds(value: float | None) -> str:
         if value >= size or unit == "µs":
             return f"{significant(value / size)} {unit}"
     return DASH
+
+
+def brief_seconds(value: float) -> str:
+    """A round time with its unit, without digits that say nothing."""
+    unit, size = next(
+        ((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if value >= size * 0.999), ("µs", 1e-6)
+    )
+    return f"{value / size:g} {unit}"
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -107,6 +123,16 @@ def plain(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {plain(part)}" for key, part in value.items())
     return DASH if value is None else str(value)
+
+
+def raised(text: str) -> str:
+    """Text for a chart: powers of ten with raised digits."""
+
+    def power(found: re.Match[str]) -> str:
+        head = "" if found[1] == "1" else f"{found[1]}·"
+        return f"{head}10{(found[2] + found[3]).translate(_RAISED)}"
+
+    return _POWER.sub(power, text)
 
 
 def html(text: str) -> str:

@@ -51,6 +51,7 @@ class Figure:
         note: How to read it, and what differs from the paper.
         legend: Series that it draws.
         wide: Takes the full width.
+        first: Stands before all others of its section.
     """
 
     key: str
@@ -59,6 +60,7 @@ class Figure:
     note: str = ""
     legend: Sequence[Series] = ()
     wide: bool = False
+    first: bool = False
 
     def html(self) -> str:
         """As HTML."""
@@ -66,7 +68,7 @@ class Figure:
         shown = f'<div class="legend" role="group" aria-label="Series shown">{legend}</div>' if legend else ""
         note = f'<p class="note">{words.html(self.note)}</p>' if self.note else ""
         wide = " wide" if self.wide else ""
-        head = f"<figcaption>{words.html(self.title)}</figcaption>"
+        head = f"<figcaption>{words.html(self.title)}</figcaption>" if self.title else ""
         return f'<figure class="fig{wide}" id="{escape(self.key)}">{head}{shown}{self.body}{note}</figure>'
 
 
@@ -74,7 +76,7 @@ def _button(series: Series) -> str:
     sign = tag("svg", marker(8, 7, series.shape, series.tone, size=4.4), width=16, height=14, aria_hidden="true")
     return (
         f'<button type="button" class="key" data-series="{escape(series.key)}" aria-pressed="true">'
-        f"{sign}{words.html(series.label)}</button>"
+        f"{sign}<span>{words.html(series.label)}</span></button>"
     )
 
 
@@ -91,8 +93,8 @@ def listing(axis: Axis, rows: Sequence[Row | str], heads: Sequence[str], kind: s
     """Rows under one axis; the charts stretch with the page and the words wrap. A string is a heading between rows."""
     count = len(heads) - 1
     scale = "".join(
-        tag("text", escape(text), x=f"{place(100 * axis.share(value))}%", y=12, text_anchor="middle", class_="num")
-        for value, text in axis.marks()
+        tag("text", escape(text), x=f"{place(100 * share)}%", y=12, text_anchor=_anchor(share), class_="num")
+        for share, text in ((axis.share(value), text) for value, text in axis.marks())
     )
     ruler = tag("svg", scale, class_="ruler", width="100%", height=16, aria_hidden="true")
     top = "".join(f'<div class="cell">{words.html(head)}</div>' for head in heads[1:])
@@ -108,6 +110,11 @@ def listing(axis: Axis, rows: Sequence[Row | str], heads: Sequence[str], kind: s
         )
         parts.append(f'<div class="row"><div class="name">{words.html(row.name)}{below}</div>{row.chart}{cells}</div>')
     return f'<div class="listing n{count} {kind}">{"".join(parts)}</div>'
+
+
+def _anchor(share: float) -> str:
+    """Where a label hangs, so that it stays inside."""
+    return "start" if share < 0.03 else "end" if share > 0.97 else "middle"
 
 
 class Strip:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from drainsinkhorn.campaign.report import words
 from drainsinkhorn.campaign.report.figures.frame import PAPER, Figure, Row, Series, Strip, listing
-from drainsinkhorn.campaign.report.svg import Axis, Plot, around
+from drainsinkhorn.campaign.report.svg import Axis, Plot, around, time_ticks
 
 
 class Kernel(NamedTuple):
@@ -37,7 +37,9 @@ def roofline(key: str, kernels: Sequence[Kernel], note: str) -> Figure:
         cells = (f"<b>{words.times(over)}</b>", words.seconds(kernel.seconds), words.seconds(kernel.floor))
         lines.append(Row(kernel.name, f"bound: {kernel.bound}", strip.render(told), cells))
     heads = ("kernel", "over floor", "measured", "floor")
-    return Figure(key, "Roofline: kernels against what the machine allows", listing(axis, lines, heads), note, wide=True)
+    return Figure(
+        key, "Roofline: kernels against what the machine allows", listing(axis, lines, heads), note, wide=True
+    )
 
 
 def cost_curve(key: str, curves: Mapping[str, Mapping[int, float]], note: str) -> Figure:
@@ -46,8 +48,8 @@ def cost_curve(key: str, curves: Mapping[str, Mapping[int, float]], note: str) -
     places = sorted({width for curve in curves.values() for width in curve})
     low, high = around(values, log=True)
     x = Axis(*around(places, log=True, room=0.06), "width (lanes)", log=True, ticks=[(w, str(w)) for w in _few(places)])
-    y = Axis(low, high, "seconds for a cycle", log=True)
-    plot = Plot(x, y, title="Cost of a cycle against width")
+    y = Axis(low, high, "time of a cycle", log=True, ticks=time_ticks(low, high))
+    plot = Plot(x, y, title="Cost of a cycle against width", margins=(64, 18, 16, 46), height=320)
     legend = list[Series]()
     for place, (name, curve) in enumerate(curves.items()):
         series = Series(name, name, f"t{(place + 4) % 9}", ("circle", "square", "triangle", "diamond")[place % 4])
@@ -73,7 +75,9 @@ class Crew(NamedTuple):
     told: str
 
 
-def scaleout(key: str, routes: Mapping[str, Sequence[Crew]], paper: Mapping[int, tuple[float, float]], note: str) -> Figure:
+def scaleout(
+    key: str, routes: Mapping[str, Sequence[Crew]], paper: Mapping[int, tuple[float, float]], note: str
+) -> Figure:
     """Throughput against workers, with the ideal line."""
     most = max([2, *(crew.workers for crews in routes.values() for crew in crews), *paper])
     top = max([most, *(crew.scaling for crews in routes.values() for crew in crews)])

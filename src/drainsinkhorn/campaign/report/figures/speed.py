@@ -1,7 +1,8 @@
-"""Speed: ratios with their intervals beside the paper's, sweeps, grouping, the waterfall, raw times, speed and truth."""
+"""Speed: ratios beside the paper's, sweeps, grouping, the waterfall, raw times, time against deviation."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from drainsinkhorn.campaign.report import words
 from drainsinkhorn.campaign.report.figures.frame import PAPER, Figure, Row, Series, Strip, listing
 from drainsinkhorn.campaign.report.paper import Ratio
-from drainsinkhorn.campaign.report.svg import Axis, Plot, around
+from drainsinkhorn.campaign.report.svg import Axis, Plot, apart, around, time_ticks
 
 
 class Measured(NamedTuple):
@@ -22,7 +23,9 @@ class Measured(NamedTuple):
         low: Lower end of the interval.
         high: Upper end.
         wins: "5 of 6", of pairs.
+        units: Units that the pairs come from.
         paper: The paper's ratio.
+        missing: Why there is no ratio: "void" or "not run".
         tone: Of its mark.
     """
 
@@ -32,7 +35,9 @@ class Measured(NamedTuple):
     low: float
     high: float
     wins: str
+    units: int
     paper: Ratio | None
+    missing: str = "not run"
     tone: str = "t4"
 
 
@@ -41,15 +46,20 @@ def paper_text(found: Ratio | None) -> str:
     if found is None:
         return f'<span class="none">{words.DASH}</span>'
     spread = f' <small title="{found.spread}">{words.span(found.low, found.high)}</small>' if found.spread else ""
-    return f'<span title="{found.what}; {found.source}">{words.times(found.value)}</span>{spread}'
+    return f'<span title="{found.what}; {found.source}">{words.told(found.value)}</span>{spread}'
 
 
 def our_text(row: Measured) -> str:
     """Our ratio with its interval, as HTML."""
     if row.ratio is None:
-        return '<span class="flag void">void</span>'
+        return f'<span class="flag {row.missing.replace(" ", "-")}">{row.missing}</span>'
     spread = words.span(row.low, row.high) if row.high > row.low else ""
     return f"<b>{words.times(row.ratio)}</b> <small>{spread}</small>"
+
+
+def wins_text(row: Measured) -> str:
+    """Pairs won and how many units they come from, as HTML."""
+    return f"{row.wins} <small>{words.plural(row.units, 'unit')}</small>" if row.units else words.DASH
 
 
 def ratio_axis(rows: Sequence[Measured], label: str = "") -> Axis:
@@ -58,10 +68,10 @@ def ratio_axis(rows: Sequence[Measured], label: str = "") -> Axis:
     values += [v for row in rows if row.paper for v in (row.paper.value, row.paper.low or row.paper.value)]
     values += [row.paper.high for row in rows if row.paper and row.paper.high]
     low, high = around(values, log=True, room=0.06, keep=(1.0, 1.2))
-    shown = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low <= tick <= high]
-    if len(shown) < 4:
-        shown = [tick for tick in (0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7) if low <= tick <= high]
-    return Axis(low, high, label, log=True, ticks=[(tick, f"{tick:g}×") for tick in shown])
+    bare = Axis(low, high, label, log=True)
+    rounds = (1, 2, 5, 10, 1.5, 3, 0.5, 20, 50, 100, 200, 500, 1000, 0.2, 0.1, 4, 7, 1.25, 2.5, 0.8, 1.1, 0.9)
+    ticks = [(tick, f"{tick:g}×") for tick in rounds if low <= tick <= high]
+    return Axis(low, high, label, log=True, ticks=apart(ticks, bare, 0.11, 1))
 
 
 def forest(key: str, title: str, groups: Mapping[str, Sequence[Measured]], note: str) -> Figure:
@@ -72,28 +82,28 @@ def forest(key: str, title: str, groups: Mapping[str, Sequence[Measured]], note:
         if len(groups) > 1:
             lines.append(name)
         lines += [_forest_row(axis, row) for row in rows]
-    heads = ("contrast", "here", "wins", "paper")
-    return Figure(key, title, listing(axis, lines, heads, "forest"), note, wide=True)
+    heads = ("contrast", "here", "pairs won", "paper")
+    return Figure(key, title, listing(axis, lines, heads, "forest"), note, wide=True, first=True)
 
 
 def _forest_row(axis: Axis, row: Measured) -> Row:
     strip = Strip(axis, base=1.0)
     both = row.ratio is not None and row.paper is not None
-    told = f"{row.name}: here {words.times(row.ratio)}" if row.ratio is not None else f"{row.name}: void"
+    told = f"{row.name}: " + (row.missing if row.ratio is None else f"here {words.times(row.ratio)}")
     if row.paper is not None:
         found, shift = row.paper, 6.5 if both else 0
         if found.low is not None and found.high is not None:
             strip.interval(found.low, found.high, "t-paper", shift)
         spread = f" {words.span(found.low, found.high)} ({found.spread})" if found.spread else ""
-        tip = f"paper {words.times(found.value)}{spread}: {found.what}; {found.source}"
+        tip = f"paper {words.told(found.value)}{spread}: {found.what}; {found.source}"
         strip.mark(found.value, "diamond", "t-paper", tip, shift=shift, size=3.9)
-        told += f", paper {words.times(found.value)}"
+        told += f", paper {words.told(found.value)}"
     if row.ratio is not None:
         shift = -5 if both else 0
         strip.interval(row.low, row.high, row.tone, shift)
         tip = f"here {words.times(row.ratio)} {words.span(row.low, row.high)}, {row.wins} pairs won"
         strip.mark(row.ratio, "circle", row.tone, tip, shift=shift)
-    return Row(row.name, row.below, strip.render(told), (our_text(row), row.wins, paper_text(row.paper)))
+    return Row(row.name, row.below, strip.render(told), (our_text(row), wins_text(row), paper_text(row.paper)))
 
 
 def waterfall(key: str, rows: Sequence[Measured], note: str) -> Figure:
@@ -104,9 +114,10 @@ def waterfall(key: str, rows: Sequence[Measured], note: str) -> Figure:
         edges.append(at)
     low, high = around(edges, log=True, room=0.05)
     marks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3) if low <= t <= high]
-    axis = Axis(low, high, log=True, ticks=[(t, f"{t:g}") for t in marks])
+    bare = Axis(low, high, log=True)
+    axis = Axis(low, high, log=True, ticks=apart([(t, f"{t:g}") for t in marks], bare, 0.08, 1))
     lines = list[Row | str]()
-    for row, before, after in zip(rows, edges, edges[1:], strict=False):
+    for row, (before, after) in zip(rows, itertools.pairwise(edges), strict=True):
         strip = Strip(axis, base=1.0)
         if row.ratio is not None:
             small = abs(math.log(row.ratio)) < math.log(1.02)
@@ -118,7 +129,7 @@ def waterfall(key: str, rows: Sequence[Measured], note: str) -> Figure:
         cells = (our_text(row), f"{words.significant(after, 3)}", paper_text(row.paper))
         lines.append(Row(row.name, row.below, strip.render(told), cells))
     body = listing(axis, lines, ("change", "ratio here", "time left", "paper"), "waterfall")
-    return Figure(key, "Where the speed comes from, one variable at a time", body, note, wide=True)
+    return Figure(key, "Where the speed comes from, one variable at a time", body, note, wide=True, first=True)
 
 
 class Level(NamedTuple):
@@ -140,13 +151,18 @@ def sweep(
     paper: Mapping[str, Sequence[tuple[float, Ratio]]],
     note: str,
 ) -> Figure:
-    """Ratios along what is varied, one line for each contrast; the paper's, by key of the contrast, hollow beside them."""
+    """Ratios along what is varied, one line for each contrast; the paper's, by key of a contrast, hollow."""
     every = [level for found in levels.values() for level in found]
     theirs = [(value, ratio) for found in paper.values() for value, ratio in found]
     values = [v for level in every for v in (level.ratio, level.low, level.high)]
     values += [v for _, ratio in theirs for v in (ratio.low or ratio.value, ratio.high or ratio.value)]
     places = {value: words.plain(value) for value, _ in theirs} | {level.value: level.label for level in every}
-    x = Axis(*around(places, log=True, room=0.07), across, log=True, ticks=sorted(places.items()))
+    x = Axis(
+        *around(places, log=True, room=0.07),
+        across,
+        log=True,
+        ticks=[(v, words.raised(text)) for v, text in sorted(places.items())],
+    )
     log = high_span(values)
     plot = Plot(x, Axis(*around(values, log=log, keep=(1.0,)), "ratio of times", log=log), title=title, height=320)
     plot.path([(x.low, 1.0), (x.high, 1.0)], "base")
@@ -155,7 +171,7 @@ def sweep(
         plot.path([(value, ratio.value) for value, ratio in found], f"dashed {tones[name]}", series="paper")
         for value, ratio in found:
             wins = f", {ratio.wins[0]} of {ratio.wins[1]} won" if ratio.wins else ""
-            tip = f"paper, {ratio.what}: {words.times(ratio.value)} {words.span(ratio.low, ratio.high)}{wins}"
+            tip = f"paper, {ratio.what}: {words.told(ratio.value)} {words.span(ratio.low, ratio.high)}{wins}"
             shape = f"hollow {tones[name]}"
             plot.mark(value, ratio.value, "diamond", shape, f"{tip}; {ratio.source}", series="paper")
     for series, found in levels.items():
@@ -189,7 +205,9 @@ def grouping(key: str, here: Sequence[Layout], paper: Sequence[Layout], note: st
     top = max((1 + layout.padding for layout in every), default=1.5)
     high = max([top, *(layout.high for layout in every)])
     x = Axis(*around([1.0, top], room=0.06), "1 + padding (static slots over needed slots)")
-    y = Axis(*around([1.0, high], room=0.06, keep=[min((layout.low for layout in every), default=1)]), "static / compact")
+    y = Axis(
+        *around([1.0, high], room=0.06, keep=[min((layout.low for layout in every), default=1)]), "static / compact"
+    )
     plot = Plot(x, y, title="Grouping: ratio of times against padding", height=320)
     ends = (max(x.low, 1.0), x.high)
     plot.path([(value, value) for value in ends], "base")
@@ -220,8 +238,8 @@ class Timed(NamedTuple):
 
 def raw_times(key: str, title: str, runs: Sequence[Timed], arms: Mapping[str, Series], note: str) -> Figure:
     """Every timed run as a dot, a row for each arm, and the median as a line."""
-    axis = Axis(*around([run.seconds for run in runs], log=True), "seconds", log=True)
-    axis = Axis(axis.low, axis.high, log=True, ticks=[(v, words.seconds(v)) for v, _ in axis.marks()])
+    ends = around([run.seconds for run in runs], log=True)
+    axis = Axis(*ends, log=True, ticks=time_ticks(*ends))
     lines = list[Row | str]()
     for arm, series in arms.items():
         own = [run for run in runs if run.arm == arm]
@@ -250,7 +268,8 @@ def pareto(key: str, spots: Sequence[Spot], arms: Mapping[str, Series], paper: S
     seen = [spot for spot in spots if spot.deviation > 0]
     every = [*seen, *paper]
     x = Axis(*around([s.deviation for s in every], log=True), "total variation of the output", log=True)
-    y = Axis(*around([s.seconds for s in every], log=True), "seconds to potentials (E1)", log=True)
+    ends = around([s.seconds for s in every], log=True)
+    y = Axis(*ends, "time to potentials (E1)", log=True, ticks=time_ticks(*ends))
     plot = Plot(x, y, title="Speed against deviation of the output", height=340, grid="xy")
     for spot in paper:
         tip = f"paper at tol {words.tolerance(spot.tol)}: {words.seconds(spot.seconds)}, {words.small(spot.deviation)}"
@@ -265,6 +284,7 @@ def pareto(key: str, spots: Sequence[Spot], arms: Mapping[str, Series], paper: S
             plot.mark(spot.deviation, spot.seconds, series.shape, series.tone, tip, series=series.key)
     low = {spot.tol: spot for spot in sorted(seen, key=lambda spot: -spot.seconds)}
     for spot in low.values():
-        plot.text(spot.deviation, spot.seconds, words.tolerance(spot.tol), dy=18, anchor="middle", class_="lab dim")
+        label = words.raised(words.tolerance(spot.tol))
+        plot.text(spot.deviation, spot.seconds, label, dy=19, anchor="middle", class_="lab dim")
     legend = [*drawn, *([PAPER] if paper else [])]
     return Figure(key, "Speed against deviation of the output", plot.render(), note, legend)

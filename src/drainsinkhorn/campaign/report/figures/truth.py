@@ -37,8 +37,8 @@ def decisions(key: str, cases: Sequence[Case], methods: Sequence[tuple[str, str]
             verdict = "not asked" if said is None else "accepts" if said else "rejects"
             truth = "accepts" if case.float64 else "rejects"
             tip = f"{case.name}: float64 {truth}, {label} {verdict}"
-            at = {"x": left + place * step, "y": y, "width": cell, "height": height}
-            parts.append(tag("rect", **at, rx=1, class_=f"case {kind}", data_tip=tip))
+            box = f"M{left + place * step} {y}h{cell}v{height}h{-cell}Z"
+            parts.append(tag("path", d=box, class_=f"case {kind}", data_tip=tip))
         count = tag("tspan", str(wrong), class_="wrong" if wrong else "right")
         text = f"{count} of {asked}"
         parts.append(tag("text", text, x=left + len(cases) * step + 8, y=y + 14, class_="lab"))
@@ -47,4 +47,4 @@ def decisions(key: str, cases: Sequence[Case], methods: Sequence[tuple[str, str]
     told = "Decisions that differ from float64, by case and precision"
     svg = tag("svg", "".join(parts), viewBox=size, class_="plot cases", role="img", aria_label=told)
     body = f'<div class="scroll"><div class="least">{svg}</div></div>'
-    return Figure(key, "Decisions against float64, case by case", body, note, wide=True)
+    return Figure(key, "Decisions against float64, case by case", body, note, wide=True, first=True)

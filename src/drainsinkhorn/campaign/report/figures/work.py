@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from drainsinkhorn.campaign.report import words
 from drainsinkhorn.campaign.report.figures.frame import Figure, Series
-from drainsinkhorn.campaign.report.svg import Axis, Plot
+from drainsinkhorn.campaign.report.svg import Axis, Plot, whole_ticks
 from drainsinkhorn.core.ledger import survival
 
 ZONES = 160
@@ -37,7 +38,8 @@ def survivals(key: str, windows: Sequence[Window], note: str) -> Figure:
     panels = "".join(_survival(window) for window in windows)
     keys = '<span class="sample needed"></span>still at work <span class="sample removed"></span>removed by compaction'
     body = f'<p class="samples">{keys}</p><div class="panels">{panels}</div>'
-    return Figure(key, "Survival: lanes that still work, and the work that compaction removes", body, note, wide=True)
+    title = "Survival: lanes that still work, and the work that compaction removes"
+    return Figure(key, title, body, note, wide=len(windows) > 1)
 
 
 def _survival(window: Window) -> str:
@@ -47,7 +49,7 @@ def _survival(window: Window) -> str:
     said = f"{words.count(spent - needed)} of {words.count(spent)} slots removed ({words.percent(share)})"
     plot = Plot(
         Axis(0, max(1, len(lanes)), "cycle"),
-        Axis(0, max(1, len(window.depths)) * 1.04, "lanes"),
+        Axis(0, max(1, len(window.depths)) * 1.04, "lanes", ticks=whole_ticks(len(window.depths))),
         title=f"{window.name}: {said}",
         width=320,
         height=210,
@@ -101,7 +103,7 @@ def widths(key: str, units: Mapping[str, Mapping[str, Trace]], arms: Mapping[str
         options = "".join(f'<option value="{place}">{words.html(unit)}</option>' for place, unit in enumerate(units))
         choice = f'<label class="choose">unit <select data-choose>{options}</select></label>'
     drawn = {arm for traces in units.values() for arm in traces}
-    legend = [series for arm, series in arms.items() if arm in drawn]
+    legend = [series._replace(shape="dash") for arm, series in arms.items() if arm in drawn]
     return Figure(key, "Width of the kernel, cycle by cycle", choice + "".join(panels), note, legend)
 
 
@@ -110,7 +112,7 @@ def _widths(unit: str, traces: Mapping[str, Trace], arms: Mapping[str, Series]) 
     top = max((width for trace in traces.values() for _, width in trace), default=1)
     plot = Plot(
         Axis(0, max(1, end), "cycle of the kernel"),
-        Axis(0, top * 1.08, "width (lanes executed)"),
+        Axis(0, top * 1.08, "width (lanes executed)", ticks=whole_ticks(top)),
         title=f"Width over cycles, {unit}",
     )
     for arm, trace in traces.items():
@@ -122,7 +124,7 @@ def _widths(unit: str, traces: Mapping[str, Trace], arms: Mapping[str, Series]) 
             points.append((cycle, width))
         plot.path(points, f"stair {series.tone}", series=arm)
     for arm, trace in traces.items():
-        for (cycle, width), (after, _) in zip(trace, trace[1:], strict=False):
+        for (cycle, width), (after, _) in itertools.pairwise(trace):
             middle = (cycle + after) / 2
             tip = f"{arms[arm].label}: width {width}, cycles {cycle + 1} to {after}"
             plot.mark(middle, width, "circle", f"ghost {arms[arm].tone}", tip, series=arm)
