@@ -10,6 +10,8 @@ from html import escape
 from drainsinkhorn.campaign.report import words
 
 Point = tuple[float, float]
+WIDE = (68, 18, 16, 46)
+"""Margins of a chart whose vertical ticks are times."""
 SHAPES = ("circle", "square", "triangle", "diamond", "down", "cross")
 
 
