@@ -222,7 +222,7 @@ def grouping(key: str, here: Sequence[Layout], paper: Sequence[Layout], note: st
         plot.whisker(at, layout.low, layout.high, "t4", series="here")
         tip = f"{layout.name}: padding {layout.padding:.3f}, {words.times(layout.ratio)} "
         plot.mark(at, layout.ratio, "circle", "t4", tip + words.span(layout.low, layout.high), series="here")
-        plot.text(at, layout.ratio, layout.name, dx=8, dy=-6, class_="lab")
+    plot.names([(1 + layout.padding, layout.ratio, layout.name) for layout in here])
     legend = [Series("here", "here", "t4", "circle"), *([PAPER] if paper else [])]
     return Figure(key, "Grouping: what padding predicts, and what it gave", plot.render(), note, legend)
 

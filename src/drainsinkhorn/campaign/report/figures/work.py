@@ -38,7 +38,8 @@ def survivals(key: str, windows: Sequence[Window], note: str) -> Figure:
     """A small survival curve for every unit."""
     panels = "".join(_survival(window) for window in windows)
     keys = '<span class="sample needed"></span>still at work <span class="sample removed"></span>removed by compaction'
-    body = f'<p class="samples">{keys}</p><div class="panels">{panels}</div>'
+    one = " one" if len(windows) == 1 else ""
+    body = f'<p class="samples">{keys}</p><div class="panels{one}">{panels}</div>'
     title = "Survival: lanes that still work, and the work that compaction removes"
     return Figure(key, title, body, note, wide=len(windows) > 1)
 
