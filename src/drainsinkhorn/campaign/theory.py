@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,8 +82,7 @@ def _times(work: Work, measured: Mapping[str, tuple[Outcome, Sequence[float]]]) 
             curves[key] = cost = _profile(work, ran, shape, widest)
             yield "curve", _curve(cost), name
             yield "break_even", _break_even(cost, ran.audit.every), name
-        depths = [depth for depth in outcome.depths if depth is not None]
-        forecast = curves[key].predict(depths, ran.mode, ran.width, ran.audit)
+        forecast = curves[key].predict(_depths(ran, outcome, known.values()), ran.mode, ran.width, ran.audit)
         yield (
             "predicted_time",
             {
@@ -95,6 +94,25 @@ def _times(work: Work, measured: Mapping[str, tuple[Outcome, Sequence[float]]]) 
             },
             name,
         )
+
+
+def _depths(ran: Ran, outcome: Outcome, known: Iterable[tuple[Ran, Outcome, Sequence[float]]]) -> list[int]:
+    """Depths that decide an arm's schedule.
+
+    Lanes of a static batch all report the common depth. Where another arm ran the same problems under the same audits,
+    its depths say when each lane was ready, and so both that common depth and what was verified before it.
+    """
+    if _name(ran) == "static":
+        for other, done, _ in known:
+            same = (other.audit, other.accelerate, repr(other.backend)) == (
+                ran.audit,
+                ran.accelerate,
+                repr(ran.backend),
+            )
+            if same and _name(other) != "static":
+                outcome = done
+                break
+    return [depth for depth in outcome.depths if depth is not None]
 
 
 def _profile(work: Work, ran: Ran, shape: tuple[int, int, int], widest: int) -> WidthCost:

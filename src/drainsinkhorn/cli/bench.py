@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from drainsinkhorn.campaign import compare as comparing
-from drainsinkhorn.campaign import meters, named, probe, records, runner
+from drainsinkhorn.campaign import meters, named, probe, records, report, runner
 from drainsinkhorn.campaign.plan import SCALES, Campaign
 from drainsinkhorn.core.errors import DrainError
 
@@ -167,11 +167,7 @@ def write_report(
 ) -> None:
     """Write index.html, tables.md and tables.tex from the raw files alone."""
     folders = outs or [Path("bench")]
-    target = to or folders[0] / "report"
-    from drainsinkhorn.campaign import report
-
-    written = _told(lambda: report.write(records.read_all(*folders), target))
-    for path in written:
+    for path in _told(lambda: report.write(records.read_all(*folders), to or folders[0] / "report")):
         Console().print(str(path), markup=False, highlight=False)
 
 
