@@ -53,12 +53,12 @@ def on(device: str, array: Array) -> Any:
 
 
 def problem(x: Array, y: Array, eps: float, device: str, **columns: Any) -> Problem[Any]:
-    """A float32 problem, centred, its cost scaled to mean one, so that eps is a share of the mean cost."""
+    """A float32 problem, centred and scaled so that its mean cost is one: eps is a share of that."""
     x, y = (points.astype(np.float64) for points in (x, y))
     mean = float(((x.mean(0) - y.mean(0)) ** 2).sum() + x.var(0).sum() + y.var(0).sum())
     middle = (x.mean(0) + y.mean(0)) / 2
-    x, y = ((points - middle).astype(np.float32) for points in (x, y))
-    return Problem(x=on(device, x), y=on(device, y), eps=eps * mean, **columns)
+    x, y = (((points - middle) / mean**0.5).astype(np.float32) for points in (x, y))
+    return Problem(x=on(device, x), y=on(device, y), eps=eps, **columns)
 
 
 def ours(

@@ -269,7 +269,7 @@ def _generated_cells(seed: int, per_time: int, dim: int = 50) -> Cells:
 
 
 def imagenet(data: Path | None, seed: int = 0) -> Features:
-    """Principal components of 32 x 32 images: ImageNet-32 in its npz form, the PCA-500 subset, or generated features."""
+    """Principal components of 32 x 32 images: ImageNet-32 as npz, the PCA-500 subset, or generated ones."""
     if data is None:
         return Features(
             _unit_variance(_generated_features(seed)), Source("generated", differs=("features are generated",))
@@ -287,9 +287,9 @@ def imagenet(data: Path | None, seed: int = 0) -> Features:
 
 def _imagenet_pickles(paths: list[Path]) -> Features:
     raise FileError(
-        f"{paths[0]} is a pickle, which can run any code when it is read, so it is not; take the npz form of ImageNet-32 "
-        "(Imagenet32_train_npz.zip, train_data_batch_1.npz ...) from image-net.org, or convert it yourself with "
-        "numpy.savez_compressed('train_data_batch_1.npz', data=batch['data'])"
+        f"{paths[0]} is a pickle, which can run any code when it is read, so it is not; take the npz form of "
+        "ImageNet-32 (Imagenet32_train_npz.zip, train_data_batch_1.npz ...) from image-net.org, or convert it "
+        "yourself with numpy.savez_compressed('train_data_batch_1.npz', data=batch['data'])"
     )
 
 
@@ -388,7 +388,7 @@ def _kitti_npz(paths: list[Path]) -> Scans:
 
 
 def _generated_street(seed: int, frames: int = 12, count: int = 32_768) -> list[Array]:
-    """Ground, two rows of houses, and cars, seen from a car that moves 0.55 m a frame; every scan draws its own points."""
+    """Ground, two rows of houses, and cars, seen from a car that moves 0.55 m a frame; scans share no points."""
     rng = np.random.default_rng([seed, 53])
     cars = np.column_stack([rng.uniform(-30, 40, 14), rng.choice([-4.0, 4.0], 14) + rng.normal(0, 0.3, 14)])
     found = list[Array]()

@@ -1,7 +1,7 @@
 """Other libraries on our problems, called as their documentation says, with their answers in our convention.
 
-A peer solves problems one after another (`serial`) or together; it returns at once with its own output, and `potentials()`
-converts that, outside of any timing. Costs are squared distances (with a scale) or dense matrices. A peer that is missing
+A peer solves problems one after another (`serial`) or together and returns with its own output, which `potentials()`
+converts, outside of any timing. Costs are squared distances (with a scale) or dense matrices. A peer that is missing
 raises ImportError when it is made.
 """
 
@@ -208,6 +208,7 @@ class Keops:
             x, y = lazy(to_numpy(p.x)[:, None, :]), lazy(to_numpy(p.y)[None, :, :])
             distance = ((x - y) ** 2).sum(-1) * (scale_of(p) / p.eps)
             a, f, g = np.exp(log_a), np.zeros(len(log_a), np.float32), np.zeros(len(log_b), np.float32)
+            cycle = 0
             for cycle in range(MOST):
                 new = -(lazy((g + log_b)[None, :, None]) - distance).logsumexp(axis=1).ravel()
                 if cycle and cycle % self._every == 0 and np.abs(np.expm1(f - new) * a).sum() <= self._tol:
@@ -235,10 +236,13 @@ class Flash:
     _kernels: tuple[Any, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        from flash_sinkhorn.kernels.apply_flash import apply_plan_vec_flashstyle
-        from flash_sinkhorn.kernels.sinkhorn_flashstyle_sqeuclid import flashsinkhorn_lse_fused
+        from flash_sinkhorn.kernels import apply_flash, sinkhorn_flashstyle_sqeuclid  # type: ignore[import-not-found]
 
-        object.__setattr__(self, "_kernels", (flashsinkhorn_lse_fused, apply_plan_vec_flashstyle))
+        object.__setattr__(
+            self,
+            "_kernels",
+            (sinkhorn_flashstyle_sqeuclid.flashsinkhorn_lse_fused, apply_flash.apply_plan_vec_flashstyle),
+        )
 
     def serial(self, problems: Problems) -> Found:
         """One after another."""
@@ -253,7 +257,7 @@ class Flash:
         x, y, a, b, eps = self._given(problem)
         log_a, log_b, nx, ny = a.log(), b.log(), x.square().sum(1), y.square().sum(1)
         g, how = -ny, {"eps": eps, "allow_tf32": self.tf32}
-        f = -nx
+        f, cycle = -nx, 0
         for cycle in range(1, MOST):
             f = leg(x, y, g, log_b, eps, allow_tf32=self.tf32)
             g = leg(y, x, f, log_a, eps, allow_tf32=self.tf32)
@@ -269,13 +273,13 @@ class Flash:
         """Its own alternating solver, stopped by its own rule: no potential changed by `threshold` between checks."""
         import warnings
 
-        from flash_sinkhorn.sinkhorn_solvers import sinkhorn_flashstyle_alternating
+        from flash_sinkhorn import sinkhorn_solvers  # type: ignore[import-not-found]
 
         x, y, a, b, eps = self._given(problem)
         with warnings.catch_warnings():
             # It warns where the rule was not met; the row says so by its depth.
             warnings.simplefilter("ignore")
-            f, g, cycles = sinkhorn_flashstyle_alternating(
+            f, g, cycles = sinkhorn_solvers.sinkhorn_flashstyle_alternating(
                 x, y, a, b, eps=eps, n_iters=most, threshold=threshold, allow_tf32=self.tf32, return_n_iters=True
             )
         scale = scale_of(problem)

@@ -1,4 +1,4 @@
-"""Problems of the named campaigns, made from loaded data. All of them are centred and eps is a share of the mean cost."""
+"""Problems of the named campaigns, made from loaded data. They are centred, and their mean cost is one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def sensor_windows(log: Sensors, n: int, count: int, eps: float, seed: int, devi
 def cell_pairs(cells: Cells, n: int, count: int, seed: int) -> list[tuple[Array, Array]]:
     """Places of cells of `count` pairs of time windows, each of n cells.
 
-    Cells are in the order of time; window k begins after k / (count + 1) of them. Where windows would overlap, cells are
-    drawn without replacement from both halves around the cut, so that earlier and later cells stay apart.
+    Cells are in the order of time; window k begins after k / (count + 1) of them. Where windows would overlap, cells
+    are drawn without replacement from both halves around the cut, so that earlier and later cells stay apart.
     """
     total, rng = len(cells.points), np.random.default_rng([seed, 5])
     if total < 2 * n:
