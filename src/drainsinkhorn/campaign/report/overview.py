@@ -11,7 +11,7 @@ from drainsinkhorn.campaign.report.evidence import Evidence
 from drainsinkhorn.campaign.report.figures import speed, theory
 from drainsinkhorn.campaign.report.figures.frame import TONES, Figure, Series
 from drainsinkhorn.campaign.report.figures.speed import Measured
-from drainsinkhorn.campaign.report.sections import Block, Section
+from drainsinkhorn.campaign.report.sections import Block, Section, flags
 from drainsinkhorn.campaign.report.svg import SHAPES, Axis, Plot, around
 from drainsinkhorn.campaign.report.tables import Table
 
@@ -171,18 +171,13 @@ def glance(every: Sequence[Evidence]) -> Section:
     """All contrasts that have a number in the paper, under one axis."""
     groups = dict[str, list[Measured]]()
     for e in every:
-        rows = [row._replace(below=_flags(row.below)) for row in e.measured if row.paper is not None]
+        rows = [row._replace(below="; ".join(flags(row))) for row in e.measured if row.paper is not None]
         if rows:
             what = "generated data" if e.generated else str(e.manifest["options"].get("data", "real data"))
             groups[f"{e.manifest['title']} · {e.machine} · {what}"] = rows
     note = notes.GLANCE
     blocks = [speed.forest("glance-forest", "", groups, note)] if groups else []
     return Section("glance", "Here and in the paper", "", blocks=[*blocks])
-
-
-def _flags(below: str) -> str:
-    """What must be known of a ratio even at a glance."""
-    return "; ".join(part for part in below.split("; ") if part.startswith("scaled") or part.endswith("void"))
 
 
 def foretold(every: Sequence[Evidence]) -> Section:

@@ -72,14 +72,4 @@
     const section = document.getElementById(key);
     if (section) seen.observe(section);
   }
-
-  // What is folded on the screen is open on paper, and folded again after.
-  let opened = [];
-  addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open])")];
-    for (const part of opened) part.open = true;
-  });
-  addEventListener("afterprint", () => {
-    for (const part of opened) part.open = false;
-  });
 })();

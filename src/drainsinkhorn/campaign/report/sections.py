@@ -16,7 +16,7 @@ from drainsinkhorn.campaign.report.tables import VOID, Table
 Block = Figure | Table
 PANELS = 6
 """Survival curves and width traces of a campaign; more are spread evenly over its units."""
-FEW_UNITS = 8
+FEW_UNITS, FEW_ARMS = 8, 6
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,9 @@ def chips(e: Evidence) -> list[tuple[str, str]]:
             "generated data" if e.generated else e.manifest["options"].get("data", "data"),
         ),
         ("scale", f"{e.manifest['scale']} scale"),
-        ("plain", words.plural(len(e.timings), "timed run")),
     ]
+    if e.timings:
+        found.append(("plain", words.plural(len(e.timings), "timed run")))
     if standing or failed:
         found.append(("good", f"{words.plural(standing, 'gate')} passed"))
     if failed:
@@ -103,7 +104,8 @@ def ratios(e: Evidence) -> Iterator[Block]:
     chain = _chain(e.manifest["contrasts"])
     if len(chain) >= 3:
         note = notes.WATERFALL
-        yield speed.waterfall(f"{e.name}-waterfall", [rows[place] for place in chain], note)
+        steps = [rows[place]._replace(below=_becomes(e, rows[place], place)) for place in chain]
+        yield speed.waterfall(f"{e.name}-waterfall", steps, note)
         rest = [row for place, row in enumerate(rows) if place not in chain]
     else:
         rest = rows
@@ -111,6 +113,16 @@ def ratios(e: Evidence) -> Iterator[Block]:
         note = notes.RATIOS
         yield speed.forest(f"{e.name}-ratios", "Ratios of times", {"": rest}, note)
     yield _ratio_table(e)
+
+
+def _becomes(e: Evidence, row: speed.Measured, place: int) -> str:
+    """What a step of the waterfall leads to, and what must be known of it."""
+    return "; ".join(["to " + e.label(e.manifest["contrasts"][place]["numerator"]), *flags(row)])
+
+
+def flags(row: speed.Measured) -> list[str]:
+    """What must be known of a ratio wherever it is shown."""
+    return [part for part in row.below.split("; ") if part.startswith("scaled") or part.endswith("void")]
 
 
 def _chain(contrasts: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -304,22 +316,19 @@ def decisions(e: Evidence) -> Iterator[Block]:
 
 
 def attacks(e: Evidence) -> Iterator[Block]:
-    """Attacks on a running solve."""
+    """Attacks on a running solve; a line for each kind and outcome, with the numbers of workers it was tried on."""
     facts = [fact["value"] for fact in e.facts("attack")]
     if not facts:
         return
-    rows = [
-        [
-            str(v["attack"]),
-            words.plain(v.get("workers")),
-            "caught" if v["caught"] else "missed",
-            str(v.get("how") or ""),
-        ]
-        for v in facts
-    ]
+    tried = dict[tuple[str, str, str], list[str]]()
+    for value in facts:
+        outcome = "caught" if value["caught"] else "missed"
+        key = (str(value["attack"]), outcome, str(value.get("how") or ""))
+        tried.setdefault(key, []).append(words.plain(value.get("workers")))
+    rows = [[attack, ", ".join(workers), outcome, how] for (attack, outcome, how), workers in tried.items()]
     caught = sum(bool(value["caught"]) for value in facts)
-    title = f"attacks, {caught} of {len(rows)} caught"
-    yield Table(f"{e.name}-attacks", title, ("attack", ">workers", "outcome", "how"), rows, folded=len(rows) > 24)
+    title = f"attacks, {caught} of {len(facts)} caught"
+    yield Table(f"{e.name}-attacks", title, ("attack", ">workers", "outcome", "how"), rows)
 
 
 def shadow(e: Evidence) -> Iterator[Block]:
@@ -431,20 +440,23 @@ def times(e: Evidence) -> Iterator[Block]:
 def _medians(e: Evidence, endpoint: str, ending: str) -> Table:
     arms = [arm for arm in e.arms if any(e.typical(unit, arm, endpoint) is not None for unit in e.units)]
     scaled = {(r["unit"], r["arm"]) for r in e.timings if r["extrapolated"]}
-    rows = list[list[str]]()
-    for unit in e.units:
-        cells = list[str]()
-        for arm in arms:
-            value = e.typical(unit, arm, endpoint)
-            shown = VOID if (unit, arm) in e.void else words.seconds(value)
-            cells.append(f"~{shown}" if (unit, arm) in scaled and value is not None else shown)
-        rows.append([unit, *cells])
+
+    def cell(unit: str, arm: str) -> str:
+        value = e.typical(unit, arm, endpoint)
+        shown = VOID if (unit, arm) in e.void else words.seconds(value)
+        return f"~{shown}" if (unit, arm) in scaled and value is not None else shown
+
+    rows = [[unit, *(cell(unit, arm) for arm in arms)] for unit in e.units]
     theirs = paper.SECONDS.get(e.name) if endpoint == "e1" else None
     if theirs:
         rows.append(["paper", *(words.seconds(theirs.get(arm)) for arm in arms)])
     note = "Medians of the repeats." + (" ~: scaled up from some of the problems." if scaled else "")
     note += " Paper: tab:absolute-ot-times, at 1e-3." if theirs else ""
     columns = ("unit", *(f">{e.label(arm)}" for arm in arms))
+    if len(arms) > FEW_ARMS and len(rows) <= FEW_ARMS:
+        lines = [[e.label(arm) for arm in arms], *(row[1:] for row in rows)]
+        columns = ("arm", *(f">{row[0]}" for row in rows))
+        rows = [list(line) for line in zip(*lines, strict=True)]
     title = f"seconds {ending} ({endpoint.upper()})"
     folded = len(rows) > FEW_UNITS or endpoint != "e1"
     return Table(f"{e.name}-seconds-{endpoint}", title, columns, rows, note, folded=folded)

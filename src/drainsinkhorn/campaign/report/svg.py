@@ -10,6 +10,8 @@ from html import escape
 from drainsinkhorn.campaign.report import words
 
 Point = tuple[float, float]
+WIDE = (68, 18, 16, 46)
+"""Margins of a chart whose vertical ticks are times."""
 SHAPES = ("circle", "square", "triangle", "diamond", "down", "cross")
 
 
@@ -209,6 +211,19 @@ class Plot:
         """Words at a data point, moved by some units of the view box."""
         px, py = self.at(x, y)
         self.add(tag("text", escape(words), x=px + dx, y=py + dy, text_anchor=anchor, class_=class_))
+
+    def names(self, spots: Sequence[tuple[float, float, str]]) -> None:
+        """Name data points, to the right or on the side where there is room, one name above the other."""
+        sides: dict[str, list[tuple[float, float, str]]] = {"start": [], "end": []}
+        for x, y, text in spots:
+            px, py = self.at(x, y)
+            sides["start" if px < 0.62 * self.right else "end"].append((py, px, text))
+        for anchor, found in sides.items():
+            last = -math.inf
+            for py, px, text in sorted(found):
+                last = max(py + 4, last + 13)
+                at = px + (9 if anchor == "start" else -9)
+                self.add(tag("text", escape(text), x=float(at), y=float(last), text_anchor=anchor, class_="lab"))
 
     def zone(self, x0: float, x1: float, tip: str) -> None:
         """An unseen band over the full height that tells something when the pointer is in it."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from drainsinkhorn.campaign.report import words
 from drainsinkhorn.campaign.report.figures.frame import PAPER, Figure, Row, Series, Strip, listing
-from drainsinkhorn.campaign.report.svg import Axis, Plot, around, time_ticks
+from drainsinkhorn.campaign.report.svg import WIDE, Axis, Plot, around, time_ticks
 
 
 class Kernel(NamedTuple):
@@ -49,7 +49,7 @@ def cost_curve(key: str, curves: Mapping[str, Mapping[int, float]], note: str) -
     low, high = around(values, log=True)
     x = Axis(*around(places, log=True, room=0.06), "width (lanes)", log=True, ticks=[(w, str(w)) for w in _few(places)])
     y = Axis(low, high, "time of a cycle", log=True, ticks=time_ticks(low, high))
-    plot = Plot(x, y, title="Cost of a cycle against width", margins=(64, 18, 16, 46), height=320)
+    plot = Plot(x, y, title="Cost of a cycle against width", margins=WIDE, height=320)
     legend = list[Series]()
     for place, (name, curve) in enumerate(curves.items()):
         series = Series(name, name, f"t{(place + 4) % 9}", ("circle", "square", "triangle", "diamond")[place % 4])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from drainsinkhorn.campaign.report import words
 from drainsinkhorn.campaign.report.figures.frame import PAPER, Figure, Row, Series, Strip, listing
 from drainsinkhorn.campaign.report.paper import Ratio
-from drainsinkhorn.campaign.report.svg import Axis, Plot, apart, around, time_ticks
+from drainsinkhorn.campaign.report.svg import WIDE, Axis, Plot, apart, around, time_ticks
 
 
 class Measured(NamedTuple):
@@ -222,7 +222,7 @@ def grouping(key: str, here: Sequence[Layout], paper: Sequence[Layout], note: st
         plot.whisker(at, layout.low, layout.high, "t4", series="here")
         tip = f"{layout.name}: padding {layout.padding:.3f}, {words.times(layout.ratio)} "
         plot.mark(at, layout.ratio, "circle", "t4", tip + words.span(layout.low, layout.high), series="here")
-        plot.text(at, layout.ratio, layout.name, dx=8, dy=-6, class_="lab")
+    plot.names([(1 + layout.padding, layout.ratio, layout.name) for layout in here])
     legend = [Series("here", "here", "t4", "circle"), *([PAPER] if paper else [])]
     return Figure(key, "Grouping: what padding predicts, and what it gave", plot.render(), note, legend)
 
@@ -270,7 +270,7 @@ def pareto(key: str, spots: Sequence[Spot], arms: Mapping[str, Series], paper: S
     x = Axis(*around([s.deviation for s in every], log=True), "total variation of the output", log=True)
     ends = around([s.seconds for s in every], log=True)
     y = Axis(*ends, "time to potentials (E1)", log=True, ticks=time_ticks(*ends))
-    plot = Plot(x, y, title="Speed against deviation of the output", height=340, grid="xy")
+    plot = Plot(x, y, title="Speed against deviation of the output", height=340, grid="xy", margins=WIDE)
     for spot in paper:
         tip = f"paper at tol {words.tolerance(spot.tol)}: {words.seconds(spot.seconds)}, {words.small(spot.deviation)}"
         plot.mark(spot.deviation, spot.seconds, "diamond", "t-paper", tip, series="paper")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from drainsinkhorn.campaign.report import words
 from drainsinkhorn.campaign.report.figures.frame import Figure, Series
-from drainsinkhorn.campaign.report.svg import Axis, Plot, around, time_ticks
+from drainsinkhorn.campaign.report.svg import WIDE, Axis, Plot, around, time_ticks
 
 
 class Foretold(NamedTuple):
@@ -24,7 +24,7 @@ def predicted_times(key: str, found: Mapping[Series, Sequence[Foretold]], note: 
     ends = around(values, log=True)
     ticks = time_ticks(*ends)
     x, y = Axis(*ends, "measured", log=True, ticks=ticks), Axis(*ends, "predicted", log=True, ticks=ticks)
-    plot = Plot(x, y, title="Predicted against measured time", height=360, grid="xy", margins=(64, 18, 16, 46))
+    plot = Plot(x, y, title="Predicted against measured time", height=360, grid="xy", margins=WIDE)
     low, high = ends
     plot.path([(low, 0.9 * low), (high, 0.9 * high), (high, 1.1 * high), (low, 1.1 * low)], "band", close=True)
     plot.path([(low, low), (high, high)], "base")

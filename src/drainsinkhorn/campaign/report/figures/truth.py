@@ -22,7 +22,7 @@ def decisions(key: str, cases: Sequence[Case], methods: Sequence[tuple[str, str]
     """A cell for every case and method; those that disagree with float64 stand out."""
     left, cell, gap, height = 150, 8, 1, 20
     step = cell + gap
-    width = left + step * max(1, len(cases)) + 64
+    width = left + step * max(1, len(cases)) + 84
     parts = list[str]()
     for row, (method, label) in enumerate(methods):
         y = row * (height + 6) + 4

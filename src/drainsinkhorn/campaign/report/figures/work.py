@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import NamedTuple
 
 from drainsinkhorn.campaign.report import words
@@ -37,7 +38,8 @@ def survivals(key: str, windows: Sequence[Window], note: str) -> Figure:
     """A small survival curve for every unit."""
     panels = "".join(_survival(window) for window in windows)
     keys = '<span class="sample needed"></span>still at work <span class="sample removed"></span>removed by compaction'
-    body = f'<p class="samples">{keys}</p><div class="panels">{panels}</div>'
+    one = " one" if len(windows) == 1 else ""
+    body = f'<p class="samples">{keys}</p><div class="panels{one}">{panels}</div>'
     title = "Survival: lanes that still work, and the work that compaction removes"
     return Figure(key, title, body, note, wide=len(windows) > 1)
 
@@ -100,7 +102,9 @@ def widths(key: str, units: Mapping[str, Mapping[str, Trace]], arms: Mapping[str
         panels.append(f'<div data-panel="{place}"{hidden}>{_widths(unit, traces, arms)}</div>')
     choice = ""
     if len(units) > 1:
-        options = "".join(f'<option value="{place}">{words.html(unit)}</option>' for place, unit in enumerate(units))
+        options = "".join(
+            f'<option value="{place}">{escape(words.raised(unit))}</option>' for place, unit in enumerate(units)
+        )
         choice = f'<label class="choose">unit <select data-choose>{options}</select></label>'
     drawn = {arm for traces in units.values() for arm in traces}
     legend = [series._replace(shape="dash") for arm, series in arms.items() if arm in drawn]
