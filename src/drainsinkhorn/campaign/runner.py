@@ -156,6 +156,7 @@ class _Runner:
         return self._ended()
 
     def _ended(self) -> Ended:
+        self._say("done" if len(self.closed) == self._total else "stopped")
         return Ended(len(self.closed), self._total, self.void)
 
     @property
