@@ -333,7 +333,7 @@ def packer19() -> Book:
     book.contrast("width-one / static at 1e-3", "static", "width-one", "e1", (1.263, "tab:packer-pareto"), ["tol 1e-3"])
     rows = [
         ("native_threshold", {"threshold": t, "depth": 10 * k, "residual": rounded(t * 0.1), "tv": rounded(t * 0.09),
-                              "seconds": rounded(0.3 * k)})
+                              "seconds": rounded(0.3 * k), "capped": int(k > 5), "by": "its rule on plain cycles"})
         for k, t in enumerate((1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5, 1e-6), 1)
     ]  # fmt: skip
     book.study("native thresholds", rows)
@@ -484,6 +484,11 @@ def precision() -> Book:
         true = book.rng.random() < 0.5
         wrong = {"fp32": case in (7, 40, 77), "tf32": case % 9 == 4, "split": case == 40, "guarded": False}
         value = {"case": f"case {case}", "float64": true, **{key: true != flip for key, flip in wrong.items()}}
+        value |= {
+            "delta": rounded((1 if true else -1) * 10 ** -(1 + case % 6)),
+            "residual": 1e-3,
+            "escalated": case < 30,
+        }
         cases.append(("decision", value | {"screen_gap": rounded(1e-8 * (1 + book.rng.random()))}))
     book.study("near the threshold", cases)
     kinds = ("NaN in a potential", "inf in a potential", "corrupted screen value", "wrong lane order at repack")
@@ -494,7 +499,10 @@ def precision() -> Book:
         for workers in (1, 2)
     ]
     book.study("attacks", tried)
-    book.study("shadow replay", [("shadow", {"events": 2210, "missed_ready": 0, "largest_row_gap": 2.4e-8})])
+    book.study(
+        "shadow replay",
+        [("shadow", {"windows": "cells", "events": 2210, "missed_ready": 0, "largest_row_gap": 2.4e-8})],
+    )
     return book
 
 

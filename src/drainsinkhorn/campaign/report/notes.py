@@ -78,7 +78,8 @@ DEVIATIONS = (
 GROUPING = "On the solid line all padding becomes time. Problems and needed work are the same in every layout."
 LAYOUTS = "H_D: standard deviation over mean of depths in a window. Paper: tab:m3-grouping."
 DECISIONS = (
-    "A cell is a case made to lie near the tolerance; full colour where the decision is not float64's. Guarded "
+    "A cell is a case made to lie near the tolerance, from a residual above it on the left to one below it on the "
+    "right; full colour where the decision is not float64's. Guarded "
     "is what the library does: it passes only where residual and band together are within the tolerance."
 )
 WORKERS = "Every worker has windows of its own, as many as one alone would have."

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from drainsinkhorn.campaign.report import notes, words
 from drainsinkhorn.campaign.report.evidence import Evidence
 from drainsinkhorn.campaign.report.figures import speed, theory
-from drainsinkhorn.campaign.report.figures.frame import TONES, Figure, Series
+from drainsinkhorn.campaign.report.figures.frame import ALL_PADDING, MOST_PADDING, TONES, Figure, Series
 from drainsinkhorn.campaign.report.figures.speed import Measured
 from drainsinkhorn.campaign.report.sections import Block, Section, flags
 from drainsinkhorn.campaign.report.svg import SHAPES, Axis, Plot, around
@@ -205,8 +205,8 @@ def _promise(every: Sequence[Evidence]) -> Iterator[Figure]:
         height=360,
         grid="xy",
     )
-    plot.path([(end, end) for end in ends], "base")
-    plot.path([(end, DELIVERED * end) for end in ends], "dashed faint")
+    plot.path([(end, end) for end in ends], "base", series=ALL_PADDING.key)
+    plot.path([(end, DELIVERED * end) for end in ends], "dashed faint", series=MOST_PADDING.key)
     names = list(dict.fromkeys(name for name, *_ in spots))
     legend = [_series(place, name) for place, name in enumerate(names)]
     for name, unit, arm, pad, ratio in spots:
@@ -214,7 +214,13 @@ def _promise(every: Sequence[Evidence]) -> Iterator[Figure]:
         tip = f"{name}, {unit}: {arm} / compact {words.times(ratio)}, 1 + padding {1 + pad:.3f}"
         plot.mark(1 + pad, ratio, series.shape, series.tone, tip, series=name)
     note = notes.PADDING
-    yield Figure("theory-padding", "What padding promises, and what compaction delivers", plot.render(), note, legend)
+    yield Figure(
+        "theory-padding",
+        "What padding promises, and what compaction delivers",
+        plot.render(),
+        note,
+        [*legend, ALL_PADDING, MOST_PADDING],
+    )
 
 
 def _times(every: Sequence[Evidence]) -> Iterator[Figure]:

@@ -9,7 +9,7 @@ from typing import Any
 from drainsinkhorn.campaign.report import notes, paper, words
 from drainsinkhorn.campaign.report.evidence import ENDPOINTS, Evidence, spread
 from drainsinkhorn.campaign.report.figures import machine, speed, truth, work
-from drainsinkhorn.campaign.report.figures.frame import Figure, Series
+from drainsinkhorn.campaign.report.figures.frame import TONES, Figure, Series
 from drainsinkhorn.campaign.report.svg import SHAPES
 from drainsinkhorn.campaign.report.tables import VOID, Table
 
@@ -166,7 +166,7 @@ def sweeps(e: Evidence) -> Iterator[Block]:
             if len(drawn) < 3:
                 continue
             name = f"{top} / {bottom}"
-            tone = (4 + len(levels)) % 9
+            tone = (4 + len(levels)) % TONES
             levels[Series(name, name, f"t{tone}", SHAPES[len(levels) % 6])] = [_level(option, *pair) for pair in drawn]
             quotes = [(value, row.paper) for value, row in sorted(found.items()) if row.paper is not None]
             theirs |= {name: quotes} if quotes else {}
@@ -282,6 +282,7 @@ def decisions(e: Evidence) -> Iterator[Block]:
     facts = [fact["value"] for fact in e.facts("decision")]
     if not facts:
         return
+    facts.sort(key=lambda value: (value.get("delta") or 0.0, str(value["case"])))
     cases = [
         truth.Case(str(value["case"]), bool(value["float64"]), {key: value.get(key) for key, _ in METHODS})
         for value in facts
@@ -311,6 +312,8 @@ def decisions(e: Evidence) -> Iterator[Block]:
         if gaps
         else ""
     )
+    raised = sum(bool(value.get("escalated")) for value in facts)
+    note += f"Guarded went to float64 in {words.plural(raised, 'case')}. " if raised else ""
     note += "Paper: 84 cases and 16 attacks together, fp32 and TF32 three each, guarded none (C10)."
     yield Table(f"{e.name}-disagree", "disagreements", columns, rows, note, frozenset({5}))
 
@@ -335,7 +338,7 @@ def shadow(e: Evidence) -> Iterator[Block]:
     """Shadow replay: every lane that the screen held back, verified beside it."""
     rows = [
         [
-            fact["unit"] or fact.get("study") or words.DASH,
+            str(fact["value"].get("windows") or fact["unit"] or fact.get("study")),
             words.count(fact["value"]["events"]),
             words.count(fact["value"]["missed_ready"]),
             words.small(fact["value"].get("largest_row_gap")),
@@ -346,7 +349,7 @@ def shadow(e: Evidence) -> Iterator[Block]:
         return
     events, missed, gap = paper.SHADOW
     rows.append(["paper", words.count(events), words.count(missed), words.small(gap)])
-    columns = ("unit", ">lanes held back by the screen", ">of them ready", ">largest gap of row residuals")
+    columns = ("windows", ">lanes held back by the screen", ">of them ready", ">largest gap of row residuals")
     yield Table(f"{e.name}-shadow", "shadow replay", columns, rows)
 
 
@@ -472,7 +475,7 @@ def native(e: Evidence) -> Iterator[Block]:
         rows.append(
             [
                 words.tolerance(value["threshold"]),
-                words.plain(value.get("depth")),
+                words.plain(value.get("depth")) + (" (cap)" if value.get("capped") else ""),
                 words.small(value.get("residual")),
                 words.small(value.get("tv")),
                 words.seconds(value.get("seconds")),
@@ -489,7 +492,8 @@ def native(e: Evidence) -> Iterator[Block]:
             ">paper: residual", ">deviation", ">seconds",
         )  # fmt: skip
         title = "what a threshold on the change of potentials reaches"
-        note = notes.NATIVE
+        ran = dict.fromkeys(str(f["value"]["by"]) for f in e.facts("native_threshold") if f["value"].get("by"))
+        note = (f"Here: {', '.join(ran)}. " if ran else "") + notes.NATIVE
         yield Table(f"{e.name}-native", title, columns, rows, note, frozenset({5, 6, 7}))
 
 

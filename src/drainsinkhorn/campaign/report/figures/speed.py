@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from drainsinkhorn.campaign.report import words
-from drainsinkhorn.campaign.report.figures.frame import PAPER, Figure, Row, Series, Strip, listing
+from drainsinkhorn.campaign.report.figures.frame import (
+    ALL_PADDING,
+    MOST_PADDING,
+    PAPER,
+    Figure,
+    Row,
+    Series,
+    Strip,
+    listing,
+)
 from drainsinkhorn.campaign.report.paper import Ratio
 from drainsinkhorn.campaign.report.svg import WIDE, Axis, Plot, apart, around, time_ticks
 
@@ -210,10 +219,8 @@ def grouping(key: str, here: Sequence[Layout], paper: Sequence[Layout], note: st
     )
     plot = Plot(x, y, title="Grouping: ratio of times against padding", height=320)
     ends = (max(x.low, 1.0), x.high)
-    plot.path([(value, value) for value in ends], "base")
-    plot.path([(value, 0.92 * value) for value in ends], "dashed faint")
-    plot.text(ends[1], ends[1], "1 + padding", dx=-4, dy=14, anchor="end", class_="lab dim")
-    plot.text(ends[1], 0.92 * ends[1], "0.92 (1 + padding)", dx=-4, dy=16, anchor="end", class_="lab dim")
+    plot.path([(value, value) for value in ends], "base", series=ALL_PADDING.key)
+    plot.path([(value, 0.92 * value) for value in ends], "dashed faint", series=MOST_PADDING.key)
     for layout in paper:
         tip = f"paper, {layout.name}: padding {layout.padding:.3f}, {words.times(layout.ratio)}; tab:m3-grouping"
         plot.mark(1 + layout.padding, layout.ratio, "diamond", "t-paper", tip, series="paper")
@@ -223,7 +230,7 @@ def grouping(key: str, here: Sequence[Layout], paper: Sequence[Layout], note: st
         tip = f"{layout.name}: padding {layout.padding:.3f}, {words.times(layout.ratio)} "
         plot.mark(at, layout.ratio, "circle", "t4", tip + words.span(layout.low, layout.high), series="here")
     plot.names([(1 + layout.padding, layout.ratio, layout.name) for layout in here])
-    legend = [Series("here", "here", "t4", "circle"), *([PAPER] if paper else [])]
+    legend = [Series("here", "here", "t4", "circle"), *([PAPER] if paper else []), ALL_PADDING, MOST_PADDING]
     return Figure(key, "Grouping: what padding predicts, and what it gave", plot.render(), note, legend)
 
 
