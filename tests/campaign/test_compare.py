@@ -45,7 +45,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
 
     git("init", "-q", "-b", "main")
-    for tag, sleep, cycles in (("base", 0.02, 400), ("slow", 0.06, 400), ("wrong", 0.02, 1)):
+    for tag, sleep, cycles in (("base", 0.02, 40), ("slow", 0.15, 40), ("wrong", 0.02, 1)):
         (package / "__init__.py").write_text(FAKE.format(sleep=sleep, cycles=cycles))
         git("add", "-A")
         git("commit", "-qm", tag)
