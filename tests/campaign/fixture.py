@@ -1,6 +1,7 @@
 """A raw set that covers every figure of the report: nine campaigns with invented numbers, always the same ones.
 
-`python tests/campaign/fixture.py FOLDER` writes it; `drain bench report FOLDER` shows it. Nothing in it was measured.
+`python -m tests.campaign.fixture FOLDER` writes it and `drain bench report FOLDER` shows it; with the word golden for a
+folder the golden tables are written anew. Nothing in it was measured.
 Beside plain units it has a void arm, an arm that could not run, seconds that were scaled up, seconds reconstructed
 from a consumer's, two hosts, a unit that is not done, an interrupted attempt and a torn line.
 """
@@ -11,12 +12,14 @@ import itertools
 import json
 import random
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drainsinkhorn.campaign import report
 from drainsinkhorn.campaign.manifest import digest
-from drainsinkhorn.campaign.records import MANIFEST, RAW, Record, line
+from drainsinkhorn.campaign.records import MANIFEST, RAW, Record, line, read_all
 from drainsinkhorn.core.ledger import survival
 
 HOSTS = {
@@ -530,5 +533,16 @@ def write(folder: Path) -> Path:
     return folder
 
 
+def renew(golden: Path) -> None:
+    """Write the golden tables anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = report.build(read_all(write(Path(folder))))
+    for name in ("tables.md", "tables.tex"):
+        (golden / name).write_text(made[name], encoding="utf-8", newline="\n")
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    if sys.argv[1] == "golden":
+        renew(Path(__file__).parent / "golden")
+    else:
+        write(Path(sys.argv[1]))

@@ -34,6 +34,7 @@ class Evidence:
         self.void = statistics.failed(run)
         self.gates = run.kind("gate")
         self.timings = statistics.timings(run)
+        self._pairs = dict[tuple[str, str, tuple[str, ...], str], statistics.Summary]()
 
     @functools.cached_property
     def measured(self) -> list[Measured]:
@@ -60,8 +61,12 @@ class Evidence:
 
     def pair(self, top: str, bottom: str, units: Sequence[str] | None, endpoint: str = "e1") -> statistics.Summary:
         """Seconds of one arm over those of another, in some units."""
-        asked = {"name": f"{top} / {bottom} {units}", "numerator": bottom, "denominator": top, "endpoint": endpoint}
-        return statistics.summarise(self.run, {**asked, "units": units})
+        key = (top, bottom, tuple(units or ()), endpoint)
+        if key not in self._pairs:
+            name = f"{top} / {bottom}, {', '.join(units or ('all',))}"
+            asked = {"name": name, "numerator": bottom, "denominator": top, "endpoint": endpoint, "units": units}
+            self._pairs[key] = statistics.summarise(self.run, asked)
+        return self._pairs[key]
 
     def label(self, arm: str) -> str:
         """What a reader sees for an arm."""
