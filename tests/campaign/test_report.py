@@ -19,7 +19,7 @@ from tests.campaign import fixture
 
 from drainsinkhorn.campaign import report
 from drainsinkhorn.campaign.records import Run, parse, read_all, settle
-from drainsinkhorn.campaign.report import overview, paper, words
+from drainsinkhorn.campaign.report import claims, paper, words
 from drainsinkhorn.campaign.report.evidence import Evidence, quoted, spread
 from drainsinkhorn.campaign.report.figures import palette
 from drainsinkhorn.campaign.report.figures.work import static_lanes
@@ -223,7 +223,7 @@ def test_a_campaign_of_a_stranger_is_shown_too(runs: list[Run]) -> None:
 
 
 def states(runs: list[Run]) -> dict[str, str]:
-    return {claim.name: overview.state(claim) for claim in overview.claims([Evidence(run) for run in runs])}
+    return {claim.name: claims.state(claim) for claim in claims.claims([Evidence(run) for run in runs])}
 
 
 def test_claims_of_the_raw_set(runs: list[Run]) -> None:

@@ -37,9 +37,16 @@ class Evidence:
         self._pairs = dict[tuple[str, str, tuple[str, ...], str], statistics.Summary]()
 
     @functools.cached_property
+    def contrasts(self) -> list[dict[str, Any]]:
+        """Contrasts of the manifest, those of the same arms and endpoint together."""
+        asked = list[dict[str, Any]](self.manifest["contrasts"])
+        kinds = list(dict.fromkeys(map(_kind, asked)))
+        return sorted(asked, key=lambda contrast: kinds.index(_kind(contrast)))
+
+    @functools.cached_property
     def measured(self) -> list[Measured]:
-        """Every contrast of the manifest, summed up."""
-        return [self.contrast(contrast) for contrast in self.manifest["contrasts"]]
+        """Every contrast, summed up."""
+        return [self.contrast(contrast) for contrast in self.contrasts]
 
     def contrast(self, contrast: Mapping[str, Any]) -> Measured:
         """Sum up a contrast."""
@@ -131,6 +138,10 @@ class Evidence:
     def generated(self) -> bool:
         """Whether no file was read."""
         return not self.manifest["inputs"]
+
+
+def _kind(contrast: Mapping[str, Any]) -> tuple[str, str, str]:
+    return contrast["denominator"], contrast["numerator"], contrast["endpoint"]
 
 
 def described(facts: Mapping[str, Any]) -> str:

@@ -49,8 +49,9 @@ METHOD = {
         "geometric mean of its repeats, a host's of its units, and every host counts the same."
     ),
     "Interval": (
-        "95 % bootstrap with a fixed seed, units drawn anew within hosts, expanded for few units. Where there is "
-        "one unit repeats are drawn, and the interval speaks of timing alone."
+        "Nominal 95 %, by bootstrap with a fixed seed: units drawn anew within hosts, expanded for few units. In "
+        "simulations it covers 94 to 96 % from eight units on, 91 % with five and 73 % with three. Where there is one "
+        "unit repeats are drawn, and the interval speaks of timing alone."
     ),
     "Slots": (
         "One lane executed for one cycle. Static windows spend width times the largest depth, compact the sum of "

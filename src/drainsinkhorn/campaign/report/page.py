@@ -7,10 +7,10 @@ from html import escape
 from importlib import resources
 
 from drainsinkhorn.campaign.report import notes, words
+from drainsinkhorn.campaign.report.claims import STATES, Claim, state
 from drainsinkhorn.campaign.report.evidence import Evidence
-from drainsinkhorn.campaign.report.overview import STATES, Claim, state
-from drainsinkhorn.campaign.report.sections import Block, Section
-from drainsinkhorn.campaign.report.tables import Table
+from drainsinkhorn.campaign.report.sections import Section
+from drainsinkhorn.campaign.report.tables import Block, Table
 
 
 def render(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from drainsinkhorn.campaign.report import words
+from drainsinkhorn.campaign.report.figures.frame import Figure
 
 VOID = "void"
 FLAGS = {VOID: "void", "missed": "bad", "disagrees": "bad", "no": "bad", "yes": "good", "caught": "good"}
@@ -110,3 +111,7 @@ class Table:
                 "",
             ]
         )
+
+
+Block = Figure | Table
+"""What a section is made of."""

@@ -183,11 +183,14 @@ def sweep(
             tip = f"paper, {ratio.what}: {words.told(ratio.value)} {words.span(ratio.low, ratio.high)}{wins}"
             shape = f"hollow {tones[name]}"
             plot.mark(value, ratio.value, "diamond", shape, f"{tip}; {ratio.source}", series="paper")
-    for series, found in levels.items():
-        plot.path([(level.value, level.ratio) for level in found], f"line {series.tone}", series=series.key)
+    for place, (series, found) in enumerate(levels.items()):
+        # Side by side, so that one interval does not hide another.
+        shift = (x.high / x.low) ** (0.011 * (place - (len(levels) - 1) / 2))
+        plot.path([(level.value * shift, level.ratio) for level in found], f"line {series.tone}", series=series.key)
         for level in found:
-            plot.whisker(level.value, level.low, level.high, series.tone, series=series.key)
-            plot.mark(level.value, level.ratio, series.shape, series.tone, level.told, series=series.key)
+            at = level.value * shift
+            plot.whisker(at, level.low, level.high, series.tone, series=series.key)
+            plot.mark(at, level.ratio, series.shape, series.tone, level.told, series=series.key)
     legend = [*levels, PAPER] if theirs else list(levels)
     return Figure(key, title, plot.render(), note, legend)
 
