@@ -161,7 +161,7 @@ def test_void_is_shown_and_in_no_ratio(made: dict[str, str], runs: list[Run]) ->
     assert '<li class="bad">1 void</li>' in text
     assert "problem 3 has residual 1.70·10" in text
     e = Evidence(named(runs, "packer19"))
-    row = next(row for row in e.measured if row.name == "official / compact at 1e-4")
+    row = next(row for row in e.measured if row.name == "official / compact, tol 1e-4")
     assert row.ratio is None
     assert row.missing == "void"
     assert row.paper is not None
