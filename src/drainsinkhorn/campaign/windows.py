@@ -46,15 +46,17 @@ def cell_windows(cells: Cells, pairs: list[tuple[Array, Array]], eps: float, dev
     return [problem(cells.points[early], cells.points[late], eps, device) for early, late in pairs]
 
 
-def noise_to_images(
-    features: Features, n: int, count: int, eps: float, seed: int, device: str, **columns: Any
-) -> list[Problem[Any]]:
-    """Gaussian noise against n images: the minibatches of flow matching."""
+def image_slices(features: Features, n: int, count: int, eps: float, seed: int, device: str) -> list[Problem[Any]]:
+    """Images against images of a slice along the leading component: slices differ in how far they lie and spread."""
+    order = np.argsort(features.values[:, 0], kind="stable")
+    reach = min(4 * n, len(order))
     found = list[Problem[Any]]()
     for k in range(count):
-        rng = np.random.default_rng([seed, 7, k])
-        y = features.values[rng.choice(len(features.values), n, replace=False)]
-        found.append(problem(rng.normal(size=y.shape).astype(np.float32), y, eps, device, **columns))
+        rng = np.random.default_rng([seed, 13, k])
+        x = features.values[rng.choice(len(order), n, replace=False)]
+        first = int(rng.integers(len(order) - reach + 1))
+        y = features.values[rng.choice(order[first : first + reach], n, replace=False)]
+        found.append(problem(x, y, eps, device))
     return found
 
 
