@@ -275,9 +275,11 @@ def test_a_number_of_the_paper_comes_with_its_interval() -> None:
     assert (found.low, found.high, found.spread) == (1.557, 1.559, "95 % CI")
     assert quoted("packer19", "packer19/mask-compact@1e-4") == found
     assert quoted("packer19", None) is None
-    other = quoted("lidar", {"value": 1.558, "source": "tab:packer-pareto"})
+    # The same number of the same table, asked for by another campaign; and one that is in no table of ours.
+    assert quoted("lidar", {"value": 1.558, "source": "tab:packer-pareto"}) == found
+    other = quoted("lidar", {"value": 1.558, "source": "elsewhere"})
     assert other is not None
-    assert other.low is None
+    assert (other.source, other.low) == ("elsewhere", None)
 
 
 def test_the_papers_numbers_agree_with_themselves() -> None:
