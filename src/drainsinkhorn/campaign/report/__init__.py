@@ -33,8 +33,19 @@ def build(runs: Sequence[Run]) -> dict[str, str]:
     return {
         "index.html": page.render(every, found, first, parts, last),
         "tables.md": f"# Tables\n\n{head}\n\n" + "\n".join(table.markdown() for table in tables),
-        "tables.tex": f"% {head}\n% Needs booktabs.\n\n" + "\n".join(table.latex() for table in tables),
+        "tables.tex": f"% {head}\n% Needs booktabs and graphicx.\n\n" + latex(tables),
     }
+
+
+def latex(tables: Sequence[Table]) -> str:
+    """Tables as LaTeX; those of a campaign begin a page, since LaTeX holds back only so many floats."""
+    text, about = list[str](), ""
+    for table in tables:
+        if table.about != about:
+            text.append("\\clearpage\n")
+            about = table.about
+        text.append(table.latex())
+    return "\n".join(text)
 
 
 def write(runs: Sequence[Run], folder: Path) -> list[Path]:

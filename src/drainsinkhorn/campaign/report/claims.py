@@ -67,16 +67,20 @@ def _identity(every: Sequence[Evidence]) -> Claim:
 
 
 def padded(e: Evidence) -> Iterator[tuple[str, str, float, float]]:
-    """Unit, arm compared, padding, ratio over compact, wherever compact was timed beside mask or static."""
-    if "compact" not in e.arms:
-        return
-    for unit in e.units:
-        pad = e.padding(unit)
-        for arm in ("mask", "static", "row-screen"):
-            found = e.pair(arm, "compact", [unit]) if arm in e.arms and pad is not None else None
-            if found is not None and found.ratio is not None and pad is not None:
-                yield unit, arm, pad, found.ratio
-                break
+    """Unit, arm compared, padding, ratio over compact, wherever our kernels ran compact beside mask or static."""
+    for before in ("", "sweep-"):
+        if f"{before}compact" not in e.arms:
+            continue
+        rivals = [arm for mode in ("mask", "static", "row-screen") if (arm := before + mode) in e.arms]
+        for unit in e.units:
+            pad = e.padding(unit)
+            if pad is None:
+                continue
+            for arm in rivals:
+                found = e.pair(arm, f"{before}compact", [unit])
+                if found.ratio is not None:
+                    yield unit, arm.removeprefix(before), pad, found.ratio
+                    break
 
 
 def _compaction(every: Sequence[Evidence]) -> Iterator[Claim]:

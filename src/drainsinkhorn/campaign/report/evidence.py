@@ -170,10 +170,12 @@ def quoted(campaign: str, given: Any) -> paper.Ratio | None:
     value, source = given["value"], given.get("source", "")
     if value is None:
         return None
-    # A number that is also in our list comes with its interval.
-    for key, ratio in paper.RATIOS.items():
-        if key.startswith(f"{campaign}/") and ratio.value == value and ratio.source == (source or ratio.source):
-            return ratio
+    # A number that is also in our list comes with its interval and its label there.
+    alike = [(key, ratio) for key, ratio in paper.RATIOS.items() if ratio.value == value]
+    own = [ratio for key, ratio in alike if key.startswith(f"{campaign}/")]
+    other = [ratio for _, ratio in alike if ratio.source == source]
+    for ratio in (*own, *other):
+        return ratio
     return paper.Ratio(
         value, source, given.get("what", ""), given.get("low"), given.get("high"), given.get("spread", "")
     )

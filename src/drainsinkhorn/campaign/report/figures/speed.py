@@ -54,7 +54,7 @@ def paper_text(found: Ratio | None) -> str:
     """The paper's ratio with its interval, as HTML."""
     if found is None:
         return f'<span class="none">{words.DASH}</span>'
-    spread = f' <small title="{found.spread}">{words.span(found.low, found.high)}</small>' if found.spread else ""
+    spread = f' <small title="{found.spread}">{words.told_span(found.low, found.high)}</small>' if found.spread else ""
     return f'<span title="{found.what}; {found.source}">{words.told(found.value)}</span>{spread}'
 
 
@@ -103,7 +103,7 @@ def _forest_row(axis: Axis, row: Measured) -> Row:
         found, shift = row.paper, 6.5 if both else 0
         if found.low is not None and found.high is not None:
             strip.interval(found.low, found.high, "t-paper", shift)
-        spread = f" {words.span(found.low, found.high)} ({found.spread})" if found.spread else ""
+        spread = f" {words.told_span(found.low, found.high)} ({found.spread})" if found.spread else ""
         tip = f"paper {words.told(found.value)}{spread}: {found.what}; {found.source}"
         strip.mark(found.value, "diamond", "t-paper", tip, shift=shift, size=3.9)
         told += f", paper {words.told(found.value)}"
@@ -180,7 +180,7 @@ def sweep(
         plot.path([(value, ratio.value) for value, ratio in found], f"dashed {tones[name]}", series="paper")
         for value, ratio in found:
             wins = f", {ratio.wins[0]} of {ratio.wins[1]} won" if ratio.wins else ""
-            tip = f"paper, {ratio.what}: {words.told(ratio.value)} {words.span(ratio.low, ratio.high)}{wins}"
+            tip = f"paper, {ratio.what}: {words.told(ratio.value)} {words.told_span(ratio.low, ratio.high)}{wins}"
             shape = f"hollow {tones[name]}"
             plot.mark(value, ratio.value, "diamond", shape, f"{tip}; {ratio.source}", series="paper")
     for place, (series, found) in enumerate(levels.items()):

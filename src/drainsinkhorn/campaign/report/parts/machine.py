@@ -63,7 +63,8 @@ def kernels(e: Evidence) -> Iterator[Block]:
 def settings(e: Evidence) -> Iterator[Block]:
     """Configuration, here and in the paper."""
     setting = paper.SETTINGS.get(e.name)
-    audits = {arm["options"].get("audit", {}).get("every") for arm in e.manifest["arms"] if arm["options"].get("audit")}
+    told = [arm["options"].get("audit") for arm in e.manifest["arms"]]
+    audits = {audit.get("every") for audit in told if isinstance(audit, dict)}
     every = ", ".join(sorted(words.plain(value) if value is not None else "as the backend likes" for value in audits))
     data = "generated" if e.generated else str(e.manifest["options"].get("data", ", ".join(e.manifest["inputs"])))
     here = {

@@ -78,7 +78,7 @@ def _ratio_table(e: Evidence) -> Table:
                 words.DASH if theirs is None else words.told(theirs.value),
                 words.DASH
                 if theirs is None
-                else " ".join((words.span(theirs.low, theirs.high), theirs.spread)).strip(),
+                else " ".join((words.told_span(theirs.low, theirs.high), theirs.spread)).strip(),
                 words.DASH if theirs is None else theirs.source,
             ]
         )

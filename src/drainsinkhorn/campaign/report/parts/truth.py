@@ -120,25 +120,24 @@ def native(e: Evidence) -> Iterator[Block]:
         yield Table(f"{e.name}-native", title, columns, rows, note, frozenset({5, 6, 7}))
 
 
-MEASURES = {"curvature": "curvature", "fm_mse": "held-out FM error", "frechet": "projected Fréchet"}
+MEASURES = {"curvature": "curvature", "loss": "held-out FM error", "frechet": "projected Fréchet"}
 
 
 def quality(e: Evidence) -> Iterator[Block]:
     """The nine gates of flow matching."""
     rows = list[list[str]]()
     for fact in e.facts("gates_nine"):
-        for value in fact["value"] if isinstance(fact["value"], list) else [fact["value"]]:
-            measure = str(value.get("metric"))
-            quoted = paper.QUALITY.get(value.get("nfe"), {}).get(measure)
+        for value in fact["value"]["rows"]:
+            quoted = paper.QUALITY.get(value["nfe"], {}).get(value["metric"])
             rows.append(
                 [
-                    words.plain(value.get("nfe")),
-                    MEASURES.get(measure, measure),
-                    words.plain(value.get("official")),
-                    words.plain(value.get("compact")),
-                    f"{value['ratio']:.4f}" if value.get("ratio") is not None else words.DASH,
-                    words.plain(value.get("limit", paper.QUALITY_LIMITS.get(measure))),
-                    "yes" if value.get("passed") else "no",
+                    str(value["nfe"]),
+                    MEASURES.get(str(value["metric"]), str(value["metric"])),
+                    words.significant(value["public"], 4),
+                    words.significant(value["complete"], 4),
+                    f"{value['ratio']:.4f}",
+                    f"{value['margin']:.2f}",
+                    "yes" if value["passed"] else "no",
                     f"{quoted[1] / quoted[0]:.4f}" if quoted else words.DASH,
                 ]
             )
@@ -177,7 +176,9 @@ def left_out(e: Evidence) -> Iterator[Block]:
     rows = list[list[str]]()
     for fact in e.facts("skipped"):
         arm = e.arms[fact["arm"]].label if fact["arm"] in e.arms else fact["arm"] or words.DASH
-        rows.append([fact["unit"] or fact.get("study") or words.DASH, arm, "not run", words.plain(fact["value"])])
+        value = fact["value"]
+        why = f"{value['what']}: {value['why']}" if isinstance(value, dict) else str(value)
+        rows.append([fact["unit"] or fact.get("study") or words.DASH, arm, "not run", why])
     rows = [list(row) for row in dict.fromkeys(map(tuple, rows))]
     rows += [[g["unit"], e.label(g["arm"]), VOID, g.get("note") or ""] for g in e.gates if not g["passed"]]
     closed = {name for _, name in e.run.closed}
