@@ -25,7 +25,7 @@ bench: .venv/test.stamp
 
 # The same where nothing can be installed: with the Python at hand, which has torch and triton.
 gpu-bench:
-	PYTHONPATH=src $(PYTHON) -m drainsinkhorn.cli.main bench run --scale $(SCALE) --out $(BENCH) --device cuda \
+	PYTHONPATH=src $(PYTHON) benchmarks/campaigns.py --scale $(SCALE) --out $(BENCH) --device cuda --report \
 	  $(if $(DATA),--data $(DATA)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # A few minutes: the generated workloads against the fastest peer. benchmarks/cpu_peers.py --help tells more.

@@ -212,7 +212,8 @@ def test_time_left_is_told(tmp_path: Path):
     assert ticks[0].left is None
     assert ticks[-1].left is not None
     assert [tick.done for tick in ticks] == sorted(tick.done for tick in ticks)
-    assert ticks[-1].what == "find"
+    assert [tick.what for tick in ticks[-2:]] == ["find", "done"]
+    assert ticks[-1].left == 0
 
 
 def test_a_study_that_fails_is_void_and_the_run_goes_on(tmp_path: Path):

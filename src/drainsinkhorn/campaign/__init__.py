@@ -4,6 +4,7 @@ from drainsinkhorn.campaign.plan import Arm as Arm
 from drainsinkhorn.campaign.plan import Campaign as Campaign
 from drainsinkhorn.campaign.plan import Contrast as Contrast
 from drainsinkhorn.campaign.plan import Finding as Finding
+from drainsinkhorn.campaign.plan import Loaded as Loaded
 from drainsinkhorn.campaign.plan import Outcome as Outcome
 from drainsinkhorn.campaign.plan import Place as Place
 from drainsinkhorn.campaign.plan import Study as Study

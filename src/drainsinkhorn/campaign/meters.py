@@ -16,6 +16,7 @@ from drainsinkhorn.campaign.plan import Place
 from drainsinkhorn.core.errors import BackendUnavailable, OptionsError
 
 DEVICES = ("cpu", "cuda")
+MEMORY = "memory_gib"
 SHORTEST = 0.5
 """Seconds below which energy is not told: the counter of a GPU moves only some ten times a second."""
 
@@ -34,6 +35,8 @@ def place(device: str = "auto") -> Place:
         raise BackendUnavailable("device cuda was asked for, and torch sees none here; use --device cpu")
     if cuda is None:
         return Place("cpu", time.perf_counter)
+    # JAX would take three quarters of the device for itself, and nothing would be left for torch.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
     def clock() -> float:
         cuda.synchronize()
@@ -70,7 +73,6 @@ def machine(device: str) -> dict[str, Any]:
         "architecture": platform.machine(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": _memory_gib(),
     }
     cuda = _cuda() if device == "cuda" else None
     if cuda is not None:
@@ -91,8 +93,11 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def host(device: str) -> dict[str, Any]:
-    """Which machine this is: the kind of machine, its name and its device."""
-    which = {"name": socket.gethostname(), "kernel": platform.release()}
+    """Which machine this is: the kind of machine, its name and its device.
+
+    Memory is told but identifies nothing: that of a virtual machine may grow while it is used.
+    """
+    which: dict[str, Any] = {"name": socket.gethostname(), "kernel": platform.release(), MEMORY: _memory_gib()}
     if device == "cuda":
         which |= _gpu_query("uuid")
     return {**machine(device), **which}

@@ -123,7 +123,7 @@ class _Desk:
     host: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.host = digest(self.facts)[:16]
+        self.host = digest({name: value for name, value in self.facts.items() if name != meters.MEMORY})[:16]
 
     def introduce(self) -> None:
         self.write([{"kind": "host", "unit": None, "arm": None, "attempt": None, "facts": self.facts}])
@@ -156,6 +156,7 @@ class _Runner:
         return self._ended()
 
     def _ended(self) -> Ended:
+        self._say("done" if len(self.closed) == self._total else "stopped")
         return Ended(len(self.closed), self._total, self.void)
 
     @property
@@ -256,7 +257,9 @@ class _Attempt:
         outcome, note = self._run(arm)
         passed, residual = False, None
         if outcome is not None:
-            passed, residual, note = gate.judge(self.work.problems, outcome, self.unit.tol, arm.slack)
+            passed, residual, note = gate.judge(
+                self.work.problems, outcome, self.unit.tol, arm.slack, self.work.place.device
+            )
             note = "; ".join(text for text in (note, outcome.note) if text)
         self._judged(arm, outcome, passed, residual, note)
         if outcome is None or not passed:

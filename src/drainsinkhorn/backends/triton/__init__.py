@@ -121,7 +121,7 @@ class TritonBackend:
         if dim <= DIRECT_DIM:
             return _made(k.DIRECT.value, dim, 1, False, False)
         dp = 16 if dim <= 16 else 32 if dim <= 32 else 64
-        return _made(k.PRODUCT.value, dp, -(-dim // dp), False, False)
+        return _made(k.PRODUCT.value, dp, -(-dim // dp), False, False, dp if dim < dp else 0)
 
 
 def interpreted() -> bool:
@@ -130,9 +130,9 @@ def interpreted() -> bool:
 
 
 @lru_cache(maxsize=256)
-def _made(kind: int, dp: int, chunks: int, dense: bool, rooted: bool) -> How:
+def _made(kind: int, dp: int, chunks: int, dense: bool, rooted: bool, slot: int = 0) -> How:
     gpu = "" if interpreted() or not torch.cuda.is_available() else torch.cuda.get_device_name()
-    return How(kind, dp, chunks, dense, rooted, **tile(kind, dp, gpu))
+    return How(kind, dp, chunks, dense, rooted, slot, **tile(kind, dp, gpu))
 
 
 @lru_cache(maxsize=64)
@@ -140,7 +140,8 @@ def _compile(how: How, momentum: bool, device: Any, precision: str) -> None:
     """Run every kernel once on a tiny problem."""
     import numpy as np
 
-    size, dim = 40, how.dp * how.chunks if how.kind in (k.PRODUCT.value, k.DIRECT.value) else 2
+    dim = how.dp * how.chunks - (how.slot > 0) if how.kind in (k.PRODUCT.value, k.DIRECT.value) else 2
+    size = 40
     weights = np.full(size, 1 / size)
     points = np.random.default_rng(0).normal(size=(size, dim))
     cost: Any = np.ones((size, size)) if how.dense else Cost("euclidean" if how.rooted else "sqeuclidean")

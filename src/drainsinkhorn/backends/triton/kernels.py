@@ -59,6 +59,7 @@ DIM = _Constant(28)
 SPLITS = _Constant(29)
 PARTIAL = _Constant(31)
 COUNTS = _Constant(32)
+FOLDED = _Constant(33)
 FIELDS = _Constant(40)
 # Columns of the float64 state of a lane.
 DEPTH = _Constant(0)
@@ -71,6 +72,8 @@ ROWS_EXACT = _Constant(6)
 STARTED = _Constant(7)
 HELD = _Constant(8)
 FROZEN = _Constant(9)
+UNIT = _Constant(10)
+BUDGET = _Constant(11)
 NUMBERS = _Constant(16)
 # What a leg is for: measured and kept (rows), measured and applied (columns), a check, a sample of rows.
 KEPT = _Constant(0)
@@ -91,6 +94,8 @@ MAX_BACKOFF = _Constant(rules.MAX_BACKOFF)
 
 GRID = _Constant(1024.0)
 """Potentials are rounded to multiples of 1 / GRID: two of them below 2^12 add up exactly in float32."""
+MOST_HALF = _Constant(6e4)
+"""What a float16 holds, or nearly."""
 APART = _Constant(80.0)
 """Bits by which a sum may leave 1 before it is done again with its largest term taken out."""
 
@@ -170,10 +175,25 @@ def _apart(single, place, others, near, x):
 
 
 @triton.jit
+def _with_slot(own, inside, value, DP: tl.constexpr):
+    """The own points with `value` where the others carry their potential: one adds it to the product, zero does not."""
+    slot = (tl.arange(0, DP) == DP - 1)[None, :] & inside[:, None]
+    return (
+        tl.where(slot, value, own[0]).to(tl.float16),
+        tl.where(slot, 0.0, own[1]).to(tl.float16),
+        own[2],
+        own[3],
+    )
+
+
+@triton.jit
 def _exponents(half, single, points, own, rows, inside, others, near, dim, other_size, size, other_points, level, h,
                KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr,
-               BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """`level_i + h_j` minus the scores of a tile, up to the norms that potentials carry."""
+               BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):  # fmt: skip
+    """`level_i + h_j` minus the scores of a tile, up to the norms that potentials carry.
+
+    With FOLD the product has added h_j already.
+    """
     if KIND == PRODUCT:
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         ks = tl.arange(0, DP)
@@ -194,6 +214,8 @@ def _exponents(half, single, points, own, rows, inside, others, near, dim, other
             acc = tl.dot(xh, yl, acc)
             acc = tl.dot(xl, yh, acc)
             acc = tl.dot(xh, yh, acc)
+        if FOLD:
+            return acc + level[:, None]
         return acc + level[:, None] + h[None, :]
     elif KIND == STORED:
         if SIDE == 0:
@@ -212,8 +234,40 @@ def _exponents(half, single, points, own, rows, inside, others, near, dim, other
 
 
 @triton.jit
-def _split(vectors, wide, lane_table, rows, inside, value, SIDE: tl.constexpr):
-    """Store the rounded part of a potential, the rest, and the weight with which it enters sums of the other side."""
+def _sums(half, single, points, own, rows, inside, dim, other_size, size, other_points, level, other_coarse,
+          other_weight, begin, end, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr,
+          BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):  # fmt: skip
+    """Sums of the terms of rows over a share of the columns."""
+    # Tensor cores leave a row in few threads, and it is summed at once; elsewhere a tile of sums is cheaper.
+    if KIND == PRODUCT:
+        total = tl.zeros((BM,), dtype=tl.float32)
+    else:
+        sums = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(begin, end, BN):
+        others = start + tl.arange(0, BN)
+        near = others < other_size
+        h = others
+        if not FOLD:
+            h = tl.load(other_coarse + others, mask=near, other=-1e30)
+        w = tl.load(other_weight + others, mask=near, other=0.0)
+        exponent = _exponents(half, single, points, own, rows, inside, others, near, dim, other_size, size,
+                              other_points, level, h, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD)  # fmt: skip
+        terms = tl.exp2(exponent) * w[None, :]
+        if KIND == PRODUCT:
+            total += tl.sum(terms, axis=1)
+        else:
+            sums += terms
+    if KIND != PRODUCT:
+        total = tl.sum(sums, axis=1)
+    return total
+
+
+@triton.jit
+def _split(half, vectors, wide, lane_table, rows, inside, value, SIDE: tl.constexpr, SLOT: tl.constexpr):
+    """Store the rounded part of a potential, the rest, and the weight with which it enters sums of the other side.
+
+    SLOT: the coordinates of a point where the last of them is free; there the rounded part is stored as well.
+    """
     norm = tl.load(wide + tl.load(lane_table + NORM + SIDE) + rows, mask=inside, other=0.0)
     mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
     level = value - norm
@@ -222,11 +276,19 @@ def _split(vectors, wide, lane_table, rows, inside, value, SIDE: tl.constexpr):
     tl.store(vectors + tl.load(lane_table + COARSE + SIDE) + rows, coarse.to(tl.float32), mask=inside)
     tl.store(vectors + tl.load(lane_table + FINE + SIDE) + rows, fine, mask=inside)
     tl.store(vectors + tl.load(lane_table + WEIGHT + SIDE) + rows, mass.to(tl.float32) * tl.exp2(fine), mask=inside)
+    if SLOT > 0:
+        if tl.load(lane_table + FOLDED) > 0:
+            # Two halves hold a rounded potential below 2^13 exactly.
+            bound = tl.minimum(tl.maximum(coarse, -MOST_HALF), MOST_HALF).to(tl.float32)
+            high = bound.to(tl.float16)
+            place = half + tl.load(lane_table + SPLIT + SIDE) + rows.to(tl.int64) * (2 * SLOT) + (SLOT - 1)
+            tl.store(place, high, mask=inside)
+            tl.store(place + SLOT, (bound - high.to(tl.float32)).to(tl.float16), mask=inside)
 
 
 @triton.jit
-def _finish(wide, vectors, errors, lane_table, tile, rows, inside, own, logs, mass, frozen,
-            SIDE: tl.constexpr, ROLE: tl.constexpr):  # fmt: skip
+def _finish(half, wide, vectors, errors, lane_table, tile, rows, inside, own, logs, mass, frozen,
+            SIDE: tl.constexpr, ROLE: tl.constexpr, SLOT: tl.constexpr):  # fmt: skip
     """What becomes of a measured tile: its part of the residual, then the leg itself, kept or applied."""
     # Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
     off = tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
@@ -238,7 +300,7 @@ def _finish(wide, vectors, errors, lane_table, tile, rows, inside, own, logs, ma
             # What is not finite is not entered; the error above tells.
             value = tl.where(tl.abs(value) < float("inf"), value, own)
             tl.store(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, value, mask=inside)
-            _split(vectors, wide, lane_table, rows, inside, value, SIDE)
+            _split(half, vectors, wide, lane_table, rows, inside, value, SIDE, SLOT)
         else:
             tl.store(vectors + tl.load(lane_table + LOGS + SIDE) + rows, logs.to(tl.float32), mask=inside)
         if ROLE == KEPT:
@@ -250,7 +312,7 @@ def _finish(wide, vectors, errors, lane_table, tile, rows, inside, own, logs, ma
 @triton.jit
 def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
         KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
-        BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr):  # fmt: skip
+        BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr, SLOT: tl.constexpr):  # fmt: skip
     """Measure one side of every lane that is not WIDE. `vectors` holds h, l and w.
 
     Programs are tiles of BM rows times shares of the columns.
@@ -284,14 +346,12 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
     other_coarse = vectors + tl.multiple_of(tl.load(lane_table + COARSE + 1 - SIDE), 64)
     other_weight = vectors + tl.multiple_of(tl.load(lane_table + WEIGHT + 1 - SIDE), 64)
     own_points = _own(half, single, points, rows, inside, size, KIND, DP, CHUNKS)
-    # Tensor cores leave a row in few threads, and it is summed at once; elsewhere a tile of sums is cheaper.
-    if KIND == PRODUCT:
-        total = tl.zeros((BM,), dtype=tl.float32)
-    else:
-        sums = tl.zeros((BM, BN), dtype=tl.float32)
+    if SLOT > 0:
+        own_points = _with_slot(own_points, inside, 0.0, DP)
     blocks = (other_size + BN - 1) // BN
     begin, end = blocks * share // splits * BN, blocks * (share + 1) // splits * BN
     if KIND == DIRECT:
+        sums = tl.zeros((BM, BN), dtype=tl.float32)
         # What the next tile needs is on its way while this one is computed; Triton does that for products alone.
         theirs = _theirs(single, other_points, other_coarse, other_weight, begin + tl.arange(0, BN), other_size, DP)
         for start in range(begin, end, BN):
@@ -299,21 +359,22 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
             coming = _theirs(single, other_points, other_coarse, other_weight, ahead, other_size, DP)
             sums += tl.exp2(_direct(own_points, coarse, theirs, DP)) * theirs[5][None, :]
             theirs = coming
-    else:
-        for start in range(begin, end, BN):
-            others = start + tl.arange(0, BN)
-            near = others < other_size
-            h = tl.load(other_coarse + others, mask=near, other=-1e30)
-            w = tl.load(other_weight + others, mask=near, other=0.0)
-            exponent = _exponents(half, single, points, own_points, rows, inside, others, near, dim, other_size, size,
-                                  other_points, coarse, h, KIND, DP, CHUNKS, SIDE, BM, BN)  # fmt: skip
-            terms = tl.exp2(exponent) * w[None, :]
-            if KIND == PRODUCT:
-                total += tl.sum(terms, axis=1)
-            else:
-                sums += terms
-    if KIND != PRODUCT:
         total = tl.sum(sums, axis=1)
+    else:
+        # A check is of other potentials than those in the slots.
+        if SLOT > 0 and ROLE != CHECKED:
+            if tl.load(lane_table + FOLDED) > 0:
+                with_slot = _with_slot(own_points, inside, 1.0, DP)
+                total = _sums(half, single, points, with_slot, rows, inside, dim, other_size, size, other_points, coarse,
+                              other_coarse, other_weight, begin, end,
+                              KIND, DP, CHUNKS, SIDE, BM, BN, True)  # fmt: skip
+            else:
+                total = _sums(half, single, points, own_points, rows, inside, dim, other_size, size, other_points,
+                              coarse, other_coarse, other_weight, begin, end,
+                              KIND, DP, CHUNKS, SIDE, BM, BN, False)  # fmt: skip
+        else:
+            total = _sums(half, single, points, own_points, rows, inside, dim, other_size, size, other_points, coarse,
+                          other_coarse, other_weight, begin, end, KIND, DP, CHUNKS, SIDE, BM, BN, False)  # fmt: skip
     # Sums go through memory even where nobody shares: in registers every thread would hold whole rows from here on.
     partial, stride = vectors + tl.load(lane_table + PARTIAL), _padded(size)
     tl.store(partial + share * stride + rows, total, mask=inside)
@@ -347,7 +408,7 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
                 exponent = _direct(own_points, none, these, DP)
             else:
                 exponent = _exponents(half, single, points, own_points, rows, inside, others, near, dim, other_size,
-                                      size, other_points, none, h, KIND, DP, CHUNKS, SIDE, BM, NARROW)  # fmt: skip
+                                      size, other_points, none, h, KIND, DP, CHUNKS, SIDE, BM, NARROW, False)  # fmt: skip
             new = tl.maximum(largest, tl.max(exponent, axis=1))
             total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
             largest = new
@@ -359,7 +420,7 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
     mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0).to(tl.float32)
     own = tl.load(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
     frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
-    _finish(wide, vectors, errors, lane_table, tile, rows, inside, own, logs, mass, frozen, SIDE, ROLE)
+    _finish(half, wide, vectors, errors, lane_table, tile, rows, inside, own, logs, mass, frozen, SIDE, ROLE, SLOT)
 
 
 @triton.jit
@@ -440,7 +501,8 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, halt
     else:
         mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
         frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
-        _finish(wide, vectors, errors, lane_table, tl.program_id(0), rows, inside, own, logs, mass, frozen, SIDE, ROLE)
+        _finish(vectors, wide, vectors, errors, lane_table, tl.program_id(0), rows, inside, own, logs, mass, frozen,
+                SIDE, ROLE, 0)  # fmt: skip
 
 
 @triton.jit
@@ -461,9 +523,9 @@ def _tiles(lane_table, BM: tl.constexpr, WIDE_BM: tl.constexpr, SIDE: tl.constex
 
 
 @triton.jit
-def apply(table, live, state, after, vectors, wide, stops, halted,
+def apply(table, live, state, after, half, vectors, wide, stops, halted,
           FIRST: tl.constexpr, MOMENTUM: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr,
-          BLOCK: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+          BLOCK: tl.constexpr, ROWS: tl.constexpr, SLOT: tl.constexpr):  # fmt: skip
     """Hold the lanes that are done, decide the stride of the others, and apply their measured f-leg.
 
     Reads the lane's numbers from `state` and writes them to `after`; every program of a lane decides alike.
@@ -523,7 +585,7 @@ def apply(table, live, state, after, vectors, wide, stops, halted,
     value, x = tl.where(finite, value, here), tl.where(finite, x, before)
     tl.store(wide + tl.load(lane_table + BEFORE) + rows, x, mask=inside)
     tl.store(wide + tl.load(lane_table + POTENTIAL) + rows, value, mask=inside)
-    _split(vectors, wide, lane_table, rows, inside, value, 0)
+    _split(half, vectors, wide, lane_table, rows, inside, value, 0, SLOT)
     if lead:
         kept = tl.where(columns == DEPTH, all_numbers + 1.0, all_numbers)
         kept = tl.where(columns == AGE, age, kept)
@@ -537,16 +599,22 @@ def apply(table, live, state, after, vectors, wide, stops, halted,
 
 
 @triton.jit
+def _stale(lane_table, numbers, wide, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):
+    """The stale residual of a lane, band included; not a number if the columns' is none."""
+    error = _total(wide, tl.load(lane_table + ERRORS), _tiles(lane_table, BM, WIDE_BM, 0), BLOCK)
+    if tl.load(numbers + STARTED) > 0:
+        error += 0.0 * _total(wide, tl.load(lane_table + ERRORS + 1), _tiles(lane_table, BM, WIDE_BM, 1), BLOCK)
+    return error + tl.load(numbers + BAND)
+
+
+@triton.jit
 def look(table, live, state, wide, stops, halted, report,
          LOCK: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Depth and stale residual of every lane into `report`; with LOCK, halt the pack if one of them passes its stop."""
     place = tl.program_id(0)
     lane = tl.load(live + place)
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
-    error = _total(wide, tl.load(lane_table + ERRORS), _tiles(lane_table, BM, WIDE_BM, 0), BLOCK)
-    if tl.load(numbers + STARTED) > 0:
-        error += 0.0 * _total(wide, tl.load(lane_table + ERRORS + 1), _tiles(lane_table, BM, WIDE_BM, 1), BLOCK)
-    stale = error + tl.load(numbers + BAND)
+    stale = _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK)
     tl.store(report + 2 * place, tl.load(numbers + DEPTH))
     tl.store(report + 2 * place + 1, stale)
     if LOCK:
@@ -557,7 +625,8 @@ def look(table, live, state, wide, stops, halted, report,
 
 
 @triton.jit
-def stage(table, live, potentials, vectors, wide, SIDE: tl.constexpr, ROWS: tl.constexpr):
+def stage(table, live, potentials, half, vectors, wide,
+          SIDE: tl.constexpr, ROWS: tl.constexpr, SLOT: tl.constexpr):  # fmt: skip
     """Split given potentials (float64, laid out by POTENTIAL) into h, l and w."""
     lane_table = table + tl.load(live + tl.program_id(1)) * FIELDS
     size = tl.load(lane_table + SIZES + SIDE).to(tl.int32)
@@ -567,7 +636,42 @@ def stage(table, live, potentials, vectors, wide, SIDE: tl.constexpr, ROWS: tl.c
     rows = first + tl.arange(0, ROWS)
     inside = rows < size
     value = tl.load(potentials + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
-    _split(vectors, wide, lane_table, rows, inside, value, SIDE)
+    _split(half, vectors, wide, lane_table, rows, inside, value, SIDE, SLOT)
+
+
+@triton.jit
+def settle(table, live, state, wide, potentials, given, found,
+           ROWS: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The states of lanes as they will be emitted, in units of the cost (`given`) and in bits (`potentials`).
+
+    They are rounded to float32 where that moves them by less than the lane's BUDGET. `found` tells in column 4 whether
+    they were, in column 5 whether the lane's residual is no number.
+    """
+    place = tl.program_id(0)
+    lane = tl.load(live + place)
+    lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
+    unit = tl.load(numbers + UNIT)
+    moved = 0.0 * unit
+    for side in tl.static_range(2):
+        size, start = tl.load(lane_table + SIZES + side).to(tl.int32), tl.load(lane_table + POTENTIAL + side)
+        farthest = tl.zeros((ROWS,), dtype=tl.float64)
+        for first in range(0, size, ROWS):
+            rows = first + tl.arange(0, ROWS)
+            value = tl.load(wide + start + rows, mask=rows < size, other=0.0) * unit
+            farthest = tl.maximum(farthest, tl.abs(value.to(tl.float32).to(tl.float64) - value))
+        moved += tl.max(farthest, axis=0)
+    single = moved <= tl.load(numbers + BUDGET)
+    for side in tl.static_range(2):
+        size, start = tl.load(lane_table + SIZES + side).to(tl.int32), tl.load(lane_table + POTENTIAL + side)
+        for first in range(0, size, ROWS):
+            rows = first + tl.arange(0, ROWS)
+            value = tl.load(wide + start + rows, mask=rows < size, other=0.0) * unit
+            value = tl.where(single, value.to(tl.float32).to(tl.float64), value)
+            tl.store(given + start + rows, value, mask=rows < size)
+            tl.store(potentials + start + rows, value / unit, mask=rows < size)
+    stale = _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK)
+    tl.store(found + 6 * place + 4, tl.where(single, 1.0, 0.0).to(tl.float64))
+    tl.store(found + 6 * place + 5, tl.where(stale == stale, 0.0, 1.0).to(tl.float64))
 
 
 @triton.jit
@@ -584,7 +688,7 @@ def checked(table, live, errors, vectors, samples, found, count_samples, DOUBLE:
         size = tl.load(lane_table + SIZES + side).to(tl.int32)
         tile = tl.where(double, WIDE_BM, BM)
         total = _total(errors, tl.load(lane_table + ERRORS + side), (size + tile - 1) // tile, BLOCK)
-        tl.store(found + 4 * place + side, total)
+        tl.store(found + 6 * place + side, total)
         count = tl.minimum(size, count_samples)
         places = tl.arange(0, COUNT)
         rows = (places.to(tl.int64) * size // count).to(tl.int32)
@@ -592,7 +696,7 @@ def checked(table, live, errors, vectors, samples, found, count_samples, DOUBLE:
         truth = tl.load(samples + (side * tl.num_programs(0) + place) * count_samples + places, mask=inside, other=0.0)
         said = tl.load(vectors + tl.load(lane_table + LOGS + side) + rows, mask=inside, other=0.0).to(tl.float64)
         off = tl.abs(tl.exp2(said - truth) - 1.0)
-        tl.store(found + 4 * place + 2 + side, tl.sum(tl.where(inside, off, 0.0), axis=0) / count)
+        tl.store(found + 6 * place + 2 + side, tl.sum(tl.where(inside, off, 0.0), axis=0) / count)
 
 
 @triton.jit
@@ -613,7 +717,8 @@ def moments(points, weights, found, size, dim, row_stride, lane_stride, weight_s
             product += scaled[:, None] * x[None, :]
         else:
             square += scaled * x
-    out = found + (lane * tl.num_programs(0) + chunk) * (DP + 1) * DP
+    kept = DP + 1 if FULL else 2
+    out = found + (lane * tl.num_programs(0) + chunk) * kept * DP
     tl.store(out + ks, first)
     if FULL:
         tl.store(out + DP + ks[:, None] * DP + ks[None, :], product)

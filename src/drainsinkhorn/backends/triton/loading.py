@@ -22,6 +22,8 @@ from drainsinkhorn.backends.triton.tiles import splits
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 UNIT = 2.0**-53
+FOLDED_BITS = 2.0**11
+"""Largest score and start, in bits, with which a lane's potentials enter the product: two halves hold them exactly."""
 CHUNK, ROWS = 512, 128
 """Rows whose moments one program adds up, and rows whose starts it computes."""
 
@@ -36,6 +38,7 @@ class How:
         chunks: Chunks of coordinates.
         dense: The cost is a matrix.
         rooted: The cost is the root of a squared distance.
+        slot: Coordinates of a point where the last is free, so that it can carry the potential; 0 where none is.
         bm: Rows of a tile.
         bn: Columns of a tile.
         warps: Warps of a program.
@@ -48,6 +51,7 @@ class How:
     chunks: int
     dense: bool
     rooted: bool
+    slot: int
     bm: int
     bn: int
     warps: int
@@ -159,6 +163,10 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     bits = 1 / (eps * math.log(2))
     largest = (_fill_dense if how.dense else _fill_points)(problems, how, views, bits, device)
     views["BEFORE0"][:] = views["POTENTIAL0"]
+    if how.slot:
+        # Potentials stay within a few times the largest score of where they start.
+        start = views["POTENTIAL0"].abs().amax(1) + views["POTENTIAL1"].abs().amax(1)
+        table[:, k.FOLDED.value] = (start + largest / math.log(2) <= FOLDED_BITS).cpu()
     # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
     band = 2 * (dim + 40) * UNIT * largest + 8 * UNIT * (n + m)
     programs = (whole[0] * shares[0], whole[1] * shares[1])
@@ -281,7 +289,8 @@ def _moments(points: Any, weights: Any, full: bool) -> tuple[Any, Any]:
     weights = weights.contiguous()
     padded = max(2, 1 << (dim - 1).bit_length())
     chunks = -(-size // CHUNK)
-    parts = torch.zeros((lanes, chunks, padded + 1, padded), dtype=torch.float64, device=points.device)
+    kept = padded + 1 if full else 2
+    parts = torch.zeros((lanes, chunks, kept, padded), dtype=torch.float64, device=points.device)
     k.moments[(chunks, lanes)](
         around, weights, parts, size, dim, dim, size * dim, size, CHUNK=CHUNK, DP=padded, FULL=full
     )

@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from drainsinkhorn.backends.arrays import is_single
+from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
-from drainsinkhorn.backends.triton.emission import emissions, first_legs, rounded
+from drainsinkhorn.backends.triton.emission import emissions, first_legs
+from drainsinkhorn.backends.triton.launching import launch
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress
@@ -37,13 +40,17 @@ of the state are where they were."""
 class _Lane:
     """A problem, and the place of its numbers in the table."""
 
-    __slots__ = ("band", "frozen", "group", "inner", "place", "problem", "support", "unit", "wide")
+    __slots__ = ("band", "budget", "depth", "frozen", "group", "inner", "place", "problem", "single", "support", "unit",
+                 "wide")  # fmt: skip
 
     def __init__(self, problem: Problem[Any]) -> None:
         self.problem = problem
         self.inner, self.support = restrict(problem)
         self.unit = problem.eps * math.log(2)
-        self.frozen = self.wide = False
+        # By how much rounding for a caller in float32 may move potentials; nobody else's are rounded.
+        self.budget = problem.eps * float(problem.tol or 0) / 10 if is_single(caller_array(problem)) else -1.0
+        self.frozen = self.wide = self.single = False
+        self.depth = 0
         self.place, self.band = -1, math.nan
         self.group: Any = None
 
@@ -68,6 +75,8 @@ class TritonPack(Counted):
         self._halted = torch.zeros(1, dtype=torch.int32, device=device)
         self._parity = self._slots = self._legs = 0
         self._graphs: dict[tuple[bool, bool, int], Any] = {}
+        self._given: Any = None
+        self._fresh: set[_Lane] = set()
         self.repack([], problems)
 
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
@@ -85,13 +94,13 @@ class TritonPack(Counted):
 
     def _line_up(self) -> None:
         """The table of live lanes, and grids for it."""
-        self._live = self._places(range(len(self._lanes)))
+        self._live = self._seats(self._lanes)
         self._wide = [lane.wide for lane in self._lanes]
         places = [lane.place for lane in self._lanes]
         self._most = self._sizes[places].max(axis=0, initial=0).tolist()
         self._most_programs = self._programs[places].max(axis=0, initial=0).tolist()
         self._graphs.clear()
-        self._settled = False
+        self._settled, self._stops = False, None
         # A graph is worth its capture where launches would take longer than what they launch.
         pairs = len(self._lanes) * self._most[0] * self._most[1]
         self._graphed = self.device.type == "cuda" and 0 < pairs <= GRAPH_PAIRS
@@ -105,8 +114,9 @@ class TritonPack(Counted):
             for name, (start, count) in lane.group.pieces.items():
                 self._arenas[name].give(start, count)
 
-    def _places(self, numbers: Sequence[int]) -> Any:
-        return torch.tensor([self._lanes[i].place for i in numbers], dtype=torch.int64).to(self.device)
+    def _seats(self, lanes: Sequence[_Lane]) -> Any:
+        """Their rows of the table, on the device."""
+        return torch.tensor([lane.place for lane in lanes], dtype=torch.int64).to(self.device)
 
     def _seat(self, lanes: list[_Lane]) -> None:
         """Rows of the table for new lanes; those that fell vacant first."""
@@ -144,6 +154,8 @@ class TritonPack(Counted):
             numbers = torch.zeros((len(group), k.NUMBERS.value), dtype=torch.float64, device=self.device)
             numbers[:, k.BEST.value] = math.inf
             numbers[:, k.BAND.value] = part.band
+            fixed = torch.tensor([(lane.unit, lane.budget) for lane in group], dtype=torch.float64)
+            numbers[:, k.UNIT.value : k.BUDGET.value + 1] = fixed.to(self.device)
             self._states[self._parity][places] = numbers
             for lane, band in zip(group, part.band.tolist(), strict=True):
                 lane.group, lane.band = part, band
@@ -156,7 +168,7 @@ class TritonPack(Counted):
         live = torch.tensor([lane.place for lane in lanes], dtype=torch.int64).to(self.device)
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
         self._halted.zero_()
-        self._stage(live, lanes, wide, vectors)
+        self._stage(live, lanes, wide, vectors, slot=self.how.slot)
         self._leg(live, lanes, 0, k.KEPT)
         off = SAFETY * self._rounding(live, lanes).clamp(min=SINGLE)
         stops = torch.tensor([float(lane.problem.tol or 0) for lane in lanes], dtype=torch.float64)
@@ -182,7 +194,7 @@ class TritonPack(Counted):
         self._stage(live, lanes, potentials, scratch)
         self._leg(live, lanes, 0, k.CHECKED, vectors=scratch, errors=errors)
         samples = self._sample(live, lanes, 0, potentials)
-        return self._checked(live, lanes, errors, scratch, samples, False)[:, 2]
+        return self._checked(live, lanes, errors, scratch, samples, False, self._findings(lanes))[:, 2]
 
     # Launches. `lanes` are those of `live`, for the grid.
 
@@ -199,12 +211,13 @@ class TritonPack(Counted):
         how, arenas = self.how, self._arenas
         wide = arenas["wide"].buffer
         programs = self._largest(self._programs, self._most_programs, lanes, side)
-        k.leg[programs, len(lanes)](
+        launch(
+            k.leg, (programs, len(lanes)),
             self._table, live, self._states[self._parity], arenas["half"].buffer, arenas["single"].buffer, wide,
             arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
             arenas["counts"].buffer, self._halted,
             KIND=how.kind, DP=how.dp, CHUNKS=how.chunks, SIDE=side, ROLE=role.value, BM=how.bm, BN=how.bn,
-            NARROW=min(NARROW[how.kind], how.bn), num_warps=how.warps, num_stages=how.stages,
+            NARROW=min(NARROW[how.kind], how.bn), SLOT=how.slot, num_warps=how.warps, num_stages=how.stages,
         )  # fmt: skip
 
     def _exact(
@@ -215,7 +228,8 @@ class TritonPack(Counted):
         # Sampled rows are few: one program for each.
         bm, bn = (WIDE_BM, WIDE_BN) if samples is None else (1, SAMPLE_BN)
         grid = self._grid(lanes, side, bm) if samples is None else (SAMPLES, len(lanes))
-        k.exact_leg[grid](
+        launch(
+            k.exact_leg, grid,
             self._table, live, self._states[self._parity], arenas["exact"].buffer, wide,
             wide if potentials is None else potentials, arenas["vectors"].buffer if vectors is None else vectors,
             wide if errors is None else errors, self._halted, wide if samples is None else samples, SAMPLES,
@@ -223,11 +237,13 @@ class TritonPack(Counted):
             num_warps=WIDE_WARPS,
         )  # fmt: skip
 
-    def _stage(self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any) -> None:
+    def _stage(self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any, *, slot: int = 0) -> None:
         for side in (0, 1):
-            k.stage[self._grid(lanes, side, ROWS)](
-                self._table, live, potentials, vectors, self._arenas["wide"].buffer, SIDE=side, ROWS=ROWS
-            )
+            launch(
+                k.stage, self._grid(lanes, side, ROWS),
+                self._table, live, potentials, self._arenas["half"].buffer, vectors, self._arenas["wide"].buffer,
+                SIDE=side, ROWS=ROWS, SLOT=slot,
+            )  # fmt: skip
 
     def _sample(self, live: Any, lanes: Sequence[_Lane], sides: int | None, potentials: Any) -> Any:
         """Log ratios of some rows (sides 0) or of some rows and columns (None) in float64."""
@@ -236,9 +252,38 @@ class TritonPack(Counted):
             self._exact(live, lanes, side, k.SAMPLED, potentials=potentials, samples=samples[side])
         return samples
 
-    def _checked(self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, exact: bool) -> Any:
-        found = torch.zeros((len(lanes), 4), dtype=torch.float64, device=self.device)
-        k.checked[(len(lanes),)](
+    def _settle(self, live: Any, lanes: Sequence[_Lane]) -> tuple[Any, Any]:
+        """The states of lanes as they will be emitted: their potentials in bits, and what was found."""
+        wide, found = self._arenas["wide"].buffer, self._findings(lanes)
+        potentials, self._given = torch.empty_like(wide), torch.empty_like(wide)
+        launch(
+            k.settle, (len(lanes),),
+            self._table, live, self._states[self._parity], wide, potentials, self._given, found,
+            ROWS=ROWS, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
+        )  # fmt: skip
+        self._fresh = set(lanes)
+        return potentials, found
+
+    def _findings(self, lanes: Sequence[_Lane]) -> Any:
+        """For each lane both residuals, how far sampled rows and columns are off, rounded or not, poisoned or not."""
+        return torch.zeros((len(lanes), 6), dtype=torch.float64, device=self.device)
+
+    def given(self, lanes: Sequence[_Lane]) -> Any:
+        """What will be emitted of lanes, in units of the cost and at the places of their potentials."""
+        if not self._fresh.issuperset(lanes):
+            _, found = self._settle(self._seats(lanes), lanes)
+            self._note(lanes, found.cpu())
+        return self._given
+
+    def _note(self, lanes: Sequence[_Lane], found: Any) -> None:
+        for lane, single in zip(lanes, found[:, 4].tolist(), strict=True):
+            lane.single = single > 0
+
+    def _checked(
+        self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, exact: bool, found: Any
+    ) -> Any:
+        launch(
+            k.checked, (len(lanes),),
             self._table, live, errors, vectors, samples, found, SAMPLES, DOUBLE=exact,
             BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
         )  # fmt: skip
@@ -247,10 +292,11 @@ class TritonPack(Counted):
     def _cycle(self, *, first: bool) -> None:
         live, lanes = self._live, self._lanes
         before, after = self._states[self._parity], self._states[1 - self._parity]
-        k.apply[self._grid(lanes, 0, ROWS)](
-            self._table, live, before, after, self._arenas["vectors"].buffer, self._arenas["wide"].buffer,
-            self._limits, self._halted, FIRST=first, MOMENTUM=self._momentum,
-            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS,
+        launch(
+            k.apply, self._grid(lanes, 0, ROWS),
+            self._table, live, before, after, self._arenas["half"].buffer, self._arenas["vectors"].buffer,
+            self._arenas["wide"].buffer, self._limits, self._halted, FIRST=first, MOMENTUM=self._momentum,
+            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS, SLOT=self.how.slot,
         )  # fmt: skip
         self._parity = 1 - self._parity
         for side, role in ((1, k.APPLIED), (0, k.KEPT)):
@@ -292,7 +338,8 @@ class TritonPack(Counted):
 
     def _look(self, live: Any, report: Any, *, lock: bool = False) -> None:
         """Depth and stale residual of lanes into `report`."""
-        k.look[(len(live),)](
+        launch(
+            k.look, (len(live),),
             self._table, live, self._states[self._parity], self._arenas["wide"].buffer, self._limits, self._halted,
             report, LOCK=lock, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
         )  # fmt: skip
@@ -301,38 +348,41 @@ class TritonPack(Counted):
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         """Launch all cycles without waiting for any: lanes that are done hold themselves on the device."""
-        limits = torch.tensor([float(stop) for stop in stops], dtype=torch.float64)
-        self._limits[self._live] = limits.to(self.device, non_blocking=True)
+        if self._stops != stops:
+            self._stops = list(stops)
+            limits = torch.tensor([float(stop) for stop in stops], dtype=torch.float64)
+            self._limits[self._live] = limits.to(self.device, non_blocking=True)
         self._halted.zero_()
-        before = self._states[self._parity][self._live, k.DEPTH.value]
+        self._fresh = set()
         moving = not all(lane.frozen for lane in self._lanes)
         if moving:
             self._cycles(cycles, lockstep=lockstep)
         self._look(self._live, self._report)
-        told = torch.cat([before[:, None], self._report], dim=1).cpu().tolist()
-        ran = [int(now - then) for then, now, _ in told]
+        told = [(int(depth), stale) for depth, stale in self._report.cpu().tolist()]
+        ran = [depth - lane.depth for lane, (depth, _) in zip(self._lanes, told, strict=True)]
+        for lane, (depth, _) in zip(self._lanes, told, strict=True):
+            lane.depth = depth
         frozen = sum(lane.frozen for lane in self._lanes)
         executed = sum(ran) + frozen * max(ran, default=0)
         self._slots += executed
         self._legs += 2 * executed
-        return [Progress(int(depth), stale) for _, depth, stale in told]
+        return [Progress(depth, stale) for depth, stale in told]
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state in a pass of its own, band included."""
         if not lanes:
             return []
         self._legs += len(lanes)
-        live, some = self._places(lanes), [self._lanes[i] for i in lanes]
+        some = [self._lanes[i] for i in lanes]
+        live = self._seats(some)
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
         errors, scratch = torch.zeros_like(wide), vectors.clone()
         self._leg(live, some, 0, k.CHECKED, vectors=scratch, errors=errors)
-        if any(lane.wide for lane in some):
-            places = [i for i in lanes if self._lanes[i].wide]
-            self._exact(
-                self._places(places), [self._lanes[i] for i in places], 0, k.CHECKED, vectors=scratch, errors=errors
-            )
+        double = [lane for lane in some if lane.wide]
+        if double:
+            self._exact(self._seats(double), double, 0, k.CHECKED, vectors=scratch, errors=errors)
         samples = torch.zeros((2, len(some), SAMPLES), dtype=torch.float64, device=self.device)
-        found = self._checked(live, some, errors, scratch, samples, False)
+        found = self._checked(live, some, errors, scratch, samples, False, self._findings(some))
         bands = self._states[self._parity][live, k.BAND.value].cpu()
         known = self._poisoned(live)
         return [math.nan if bad else float(v) for v, bad in zip(found[:, 0] + bands, known, strict=True)]
@@ -347,33 +397,48 @@ class TritonPack(Counted):
         if not lanes:
             return []
         self._legs += 2 * len(lanes)
-        live, some = self._places(lanes), [self._lanes[i] for i in lanes]
-        wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
-        given = rounded(self, some)
-        potentials, scratch, errors = wide.clone(), torch.empty_like(vectors), torch.zeros_like(wide)
-        for part in given:
-            for side, values in enumerate((part.f, part.g)):
-                potentials[part.places[side]] = values / part.unit[:, None]
+        some = [self._lanes[i] for i in lanes]
+        live = self._seats(some)
+        potentials, found = self._settle(live, some)
+        scratch, errors = torch.empty_like(self._arenas["vectors"].buffer), torch.empty_like(potentials)
         self._stage(live, some, potentials, scratch)
-        narrow = [i for i in lanes if not self._lanes[i].wide and not exact]
-        double = [i for i in lanes if self._lanes[i].wide or exact]
-        for side in (0, 1):
-            if narrow:
-                these = [self._lanes[i] for i in narrow]
-                self._leg(self._places(narrow), these, side, k.CHECKED, vectors=scratch, errors=errors)
-            if double:
-                these = [self._lanes[i] for i in double]
-                self._exact(self._places(double), these, side, k.CHECKED, potentials, scratch, errors)
+        double = [lane for lane in some if lane.wide or exact]
+        single = [lane for lane in some if not (lane.wide or exact)]
+        mixed = bool(single) and bool(double)
+        for part, measure in ((single, self._check), (double, self._check_exactly)):
+            if part:
+                measure(self._seats(part) if mixed else live, part, potentials, scratch, errors)
         samples = self._sample(live, some, None, potentials)
-        found = self._checked(live, some, errors, scratch, samples, exact)
-        own = torch.tensor([lane.band for lane in some], dtype=torch.float64)
-        bands = own + SAFETY * torch.maximum(found[:, 2], found[:, 3]).clamp(min=SINGLE)
-        careful = torch.tensor([exact or lane.wide for lane in some])
-        bands = torch.where(careful, own, bands)
-        poisoned = self._poisoned(live)
-        rows = torch.stack([found[:, 0], found[:, 1], bands], dim=1).tolist()
-        nan = Residual(math.nan, math.nan, math.nan)
-        return [nan if bad else Residual(*row) for row, bad in zip(rows, poisoned, strict=True)]
+        found = self._checked(live, some, errors, scratch, samples, exact, found)
+        self._note(some, found)
+        return [self._residual(lane, *row, exact=exact) for lane, row in zip(some, found.tolist(), strict=True)]
+
+    def _check(self, live: Any, lanes: Sequence[_Lane], _: Any, vectors: Any, errors: Any) -> None:
+        for side in (0, 1):
+            self._leg(live, lanes, side, k.CHECKED, vectors=vectors, errors=errors)
+
+    def _check_exactly(self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any, errors: Any) -> None:
+        for side in (0, 1):
+            self._exact(live, lanes, side, k.CHECKED, potentials, vectors, errors)
+
+    def _residual(
+        self,
+        lane: _Lane,
+        row: float,
+        col: float,
+        off_rows: float,
+        off_cols: float,
+        _: float,
+        bad: float,
+        *,
+        exact: bool,
+    ) -> Residual:
+        if bad:
+            return Residual(math.nan, math.nan, math.nan)
+        # A maximum that keeps what is not a number.
+        off = off_rows if off_rows >= off_cols or math.isnan(off_rows) else off_cols
+        off = off if off > SINGLE or math.isnan(off) else SINGLE
+        return Residual(row, col, lane.band if exact or lane.wide else lane.band + SAFETY * off)
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """Copies for the caller."""
@@ -383,8 +448,4 @@ class TritonPack(Counted):
         """These lanes no longer change."""
         for i in lanes:
             self._lanes[i].frozen = True
-        self._states[self._parity][self._places(lanes), k.FROZEN.value] = 1.0
-
-    def potentials(self, places: Any) -> Any:
-        """Potentials in bits at places of the arena."""
-        return self._arenas["wide"].buffer[places]
+        self._states[self._parity][self._seats([self._lanes[i] for i in lanes]), k.FROZEN.value] = 1.0

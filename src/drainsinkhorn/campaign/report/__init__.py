@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drainsinkhorn.campaign.records import Run
-from drainsinkhorn.campaign.report import overview, page
+from drainsinkhorn.campaign.report import claims, overview, page
 from drainsinkhorn.campaign.report.evidence import Evidence
 from drainsinkhorn.campaign.report.sections import section
 from drainsinkhorn.campaign.report.tables import Table
@@ -22,19 +22,30 @@ def build(runs: Sequence[Run]) -> dict[str, str]:
     """The files of a report by name: index.html, tables.md, tables.tex."""
     place = {name: number for number, name in enumerate(ORDER)}
     every = [Evidence(run) for run in sorted(runs, key=lambda run: (place.get(run.name, len(ORDER)), run.name))]
-    claims = overview.claims(every)
+    found = claims.claims(every)
     parts = [*map(section, every), overview.foretold(every)]
     first, last = overview.glance(every), overview.provenance(every)
-    tables = [overview.claim_table(claims)]
+    tables = [claims.claim_table(found)]
     tables += [block for part in [*parts, last] for block in part.blocks if isinstance(block, Table)]
     head = (
         "Written by `drain bench report` from raw records; `paper` is the paper's own number, on its machine and data."
     )
     return {
-        "index.html": page.render(every, claims, first, parts, last),
+        "index.html": page.render(every, found, first, parts, last),
         "tables.md": f"# Tables\n\n{head}\n\n" + "\n".join(table.markdown() for table in tables),
-        "tables.tex": f"% {head}\n% Needs booktabs.\n\n" + "\n".join(table.latex() for table in tables),
+        "tables.tex": f"% {head}\n% Needs booktabs and graphicx.\n\n" + latex(tables),
     }
+
+
+def latex(tables: Sequence[Table]) -> str:
+    """Tables as LaTeX; those of a campaign begin a page, since LaTeX holds back only so many floats."""
+    text, about = list[str](), ""
+    for table in tables:
+        if table.about != about:
+            text.append("\\clearpage\n")
+            about = table.about
+        text.append(table.latex())
+    return "\n".join(text)
 
 
 def write(runs: Sequence[Run], folder: Path) -> list[Path]:

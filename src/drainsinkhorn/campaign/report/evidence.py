@@ -34,11 +34,19 @@ class Evidence:
         self.void = statistics.failed(run)
         self.gates = run.kind("gate")
         self.timings = statistics.timings(run)
+        self._pairs = dict[tuple[str, str, tuple[str, ...], str], statistics.Summary]()
+
+    @functools.cached_property
+    def contrasts(self) -> list[dict[str, Any]]:
+        """Contrasts of the manifest, those of the same arms and endpoint together."""
+        asked = list[dict[str, Any]](self.manifest["contrasts"])
+        kinds = list(dict.fromkeys(map(_kind, asked)))
+        return sorted(asked, key=lambda contrast: kinds.index(_kind(contrast)))
 
     @functools.cached_property
     def measured(self) -> list[Measured]:
-        """Every contrast of the manifest, summed up."""
-        return [self.contrast(contrast) for contrast in self.manifest["contrasts"]]
+        """Every contrast, summed up."""
+        return [self.contrast(contrast) for contrast in self.contrasts]
 
     def contrast(self, contrast: Mapping[str, Any]) -> Measured:
         """Sum up a contrast."""
@@ -60,8 +68,12 @@ class Evidence:
 
     def pair(self, top: str, bottom: str, units: Sequence[str] | None, endpoint: str = "e1") -> statistics.Summary:
         """Seconds of one arm over those of another, in some units."""
-        asked = {"name": f"{top} / {bottom} {units}", "numerator": bottom, "denominator": top, "endpoint": endpoint}
-        return statistics.summarise(self.run, {**asked, "units": units})
+        key = (top, bottom, tuple(units or ()), endpoint)
+        if key not in self._pairs:
+            name = f"{top} / {bottom}, {', '.join(units or ('all',))}"
+            asked = {"name": name, "numerator": bottom, "denominator": top, "endpoint": endpoint, "units": units}
+            self._pairs[key] = statistics.summarise(self.run, asked)
+        return self._pairs[key]
 
     def label(self, arm: str) -> str:
         """What a reader sees for an arm."""
@@ -128,6 +140,10 @@ class Evidence:
         return not self.manifest["inputs"]
 
 
+def _kind(contrast: Mapping[str, Any]) -> tuple[str, str, str]:
+    return contrast["denominator"], contrast["numerator"], contrast["endpoint"]
+
+
 def described(facts: Mapping[str, Any]) -> str:
     """A machine in words: its GPU, or its processor and cores."""
     if facts.get("gpu"):
@@ -154,10 +170,12 @@ def quoted(campaign: str, given: Any) -> paper.Ratio | None:
     value, source = given["value"], given.get("source", "")
     if value is None:
         return None
-    # A number that is also in our list comes with its interval.
-    for key, ratio in paper.RATIOS.items():
-        if key.startswith(f"{campaign}/") and ratio.value == value and ratio.source == (source or ratio.source):
-            return ratio
+    # A number that is also in our list comes with its interval and its label there.
+    alike = [(key, ratio) for key, ratio in paper.RATIOS.items() if ratio.value == value]
+    own = [ratio for key, ratio in alike if key.startswith(f"{campaign}/")]
+    other = [ratio for _, ratio in alike if ratio.source == source]
+    for ratio in (*own, *other):
+        return ratio
     return paper.Ratio(
         value, source, given.get("what", ""), given.get("low"), given.get("high"), given.get("spread", "")
     )

@@ -49,8 +49,9 @@ METHOD = {
         "geometric mean of its repeats, a host's of its units, and every host counts the same."
     ),
     "Interval": (
-        "95 % bootstrap with a fixed seed, units drawn anew within hosts, expanded for few units. Where there is "
-        "one unit repeats are drawn, and the interval speaks of timing alone."
+        "Nominal 95 %, by bootstrap with a fixed seed: units drawn anew within hosts, expanded for few units. In "
+        "simulations it covers 94 to 96 % from eight units on, 91 % with five and 73 % with three. Where there is one "
+        "unit repeats are drawn, and the interval speaks of timing alone."
     ),
     "Slots": (
         "One lane executed for one cycle. Static windows spend width times the largest depth, compact the sum of "
@@ -78,7 +79,8 @@ DEVIATIONS = (
 GROUPING = "On the solid line all padding becomes time. Problems and needed work are the same in every layout."
 LAYOUTS = "H_D: standard deviation over mean of depths in a window. Paper: tab:m3-grouping."
 DECISIONS = (
-    "A cell is a case made to lie near the tolerance; full colour where the decision is not float64's. Guarded "
+    "A cell is a case made to lie near the tolerance, from a residual above it on the left to one below it on the "
+    "right; full colour where the decision is not float64's. Guarded "
     "is what the library does: it passes only where residual and band together are within the tolerance."
 )
 WORKERS = "Every worker has windows of its own, as many as one alone would have."

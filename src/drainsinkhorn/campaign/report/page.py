@@ -7,10 +7,10 @@ from html import escape
 from importlib import resources
 
 from drainsinkhorn.campaign.report import notes, words
+from drainsinkhorn.campaign.report.claims import STATES, Claim, state
 from drainsinkhorn.campaign.report.evidence import Evidence
-from drainsinkhorn.campaign.report.overview import STATES, Claim, state
-from drainsinkhorn.campaign.report.sections import Block, Section
-from drainsinkhorn.campaign.report.tables import Table
+from drainsinkhorn.campaign.report.sections import Section
+from drainsinkhorn.campaign.report.tables import Block, Table
 
 
 def render(
@@ -62,7 +62,7 @@ def _header(every: Sequence[Evidence], claims: Sequence[Claim]) -> str:
         "<p>drainsinkhorn solves many entropic transport problems as lanes of one kernel; a lane that passes its check "
         "leaves, and the kernel grows narrower. This page is what that was measured to be worth, beside what the paper "
         f"found.</p><p>{words.html(said)}</p></header>"
-        f'<ul class="cards" aria-label="What must hold">{cards}</ul>'
+        f'<h2 class="quiet">What must hold</h2><ul class="cards">{cards}</ul>'
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from drainsinkhorn.campaign.report import words
+from drainsinkhorn.campaign.report.figures.frame import Figure
 
 VOID = "void"
 FLAGS = {VOID: "void", "missed": "bad", "disagrees": "bad", "no": "bad", "yes": "good", "caught": "good"}
@@ -88,7 +89,7 @@ class Table:
         return f"### {self._whole}\n\n{text}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def latex(self) -> str:
-        """As LaTeX, with booktabs."""
+        """As LaTeX, with booktabs and graphicx."""
         form = "".join("r" if self.right(place) else "l" for place in range(len(self.columns)))
         lines = [r" & ".join(words.latex(cell) for cell in line) + r" \\" for line in [self.heads, *self.rows]]
         note = [rf"\par\smallskip{{\footnotesize {words.latex(self.note)}}}"] if self.note else []
@@ -98,15 +99,21 @@ class Table:
                 r"\centering",
                 rf"\caption{{{words.latex(self._whole)}}}",
                 rf"\label{{tab:{self.key}}}",
+                # Only what is too wide is made smaller.
+                r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
                 rf"\begin{{tabular}}{{@{{}}{form}@{{}}}}",
                 r"\toprule",
                 lines[0],
                 r"\midrule",
                 *lines[1:],
                 r"\bottomrule",
-                r"\end{tabular}",
+                r"\end{tabular}}",
                 *note,
                 r"\end{table}",
                 "",
             ]
         )
+
+
+Block = Figure | Table
+"""What a section is made of."""

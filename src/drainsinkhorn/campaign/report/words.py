@@ -46,6 +46,14 @@ def told(value: float) -> str:
     return f"{value:.3f}×" if abs(value - round(value, 3)) < 1e-9 else f"{value:.4f}×"
 
 
+def told_span(low: float | None, high: float | None) -> str:
+    """An interval of the paper, with the digits it gives and at least three."""
+    if low is None or high is None:
+        return ""
+    digits = max(3, *(len(f"{end:g}".partition(".")[2]) for end in (low, high)))
+    return f"[{low:.{digits}f}, {high:.{digits}f}]"
+
+
 def seconds(value: float | None) -> str:
     """A time with its unit."""
     if value is None or not math.isfinite(value):

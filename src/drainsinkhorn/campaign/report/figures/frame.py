@@ -10,8 +10,8 @@ from typing import NamedTuple
 from drainsinkhorn.campaign.report import words
 from drainsinkhorn.campaign.report.svg import SHAPES, Axis, marker, place, tag
 
-TONES = 9
-KNOWN = ("official", "width-one", "static", "mask", "compact")
+TONES = 12
+KNOWN = ("official", "width-one", "static", "mask", "compact", "default")
 """Arms that keep their tone in every figure; others take the next free one."""
 
 
@@ -25,6 +25,8 @@ class Series(NamedTuple):
 
 
 PAPER = Series("paper", "paper", "t-paper", "diamond")
+ALL_PADDING = Series("all", "1 + padding", "t-base", "dash")
+MOST_PADDING = Series("most", "0.92 (1 + padding)", "t-faint", "dash")
 
 
 def palette(names: Iterable[str], labels: dict[str, str] | None = None) -> dict[str, Series]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from drainsinkhorn.campaign.report import words
-from drainsinkhorn.campaign.report.figures.frame import PAPER, Figure, Row, Series, Strip, listing
+from drainsinkhorn.campaign.report.figures.frame import PAPER, TONES, Figure, Row, Series, Strip, listing
 from drainsinkhorn.campaign.report.svg import WIDE, Axis, Plot, around, time_ticks
 
 
@@ -52,7 +52,7 @@ def cost_curve(key: str, curves: Mapping[str, Mapping[int, float]], note: str) -
     plot = Plot(x, y, title="Cost of a cycle against width", margins=WIDE, height=320)
     legend = list[Series]()
     for place, (name, curve) in enumerate(curves.items()):
-        series = Series(name, name, f"t{(place + 4) % 9}", ("circle", "square", "triangle", "diamond")[place % 4])
+        series = Series(name, name, f"t{(place + 4) % TONES}", ("circle", "square", "triangle", "diamond")[place % 4])
         legend.append(series)
         points = sorted(curve.items())
         plot.path(points, f"line {series.tone}", series=name)
@@ -91,7 +91,7 @@ def scaleout(
         plot.mark(workers, middle, "diamond", "t-paper", f"paper: {low} to {high} with {workers} GPUs", series="paper")
     legend = list[Series]()
     for place, (name, crews) in enumerate(routes.items()):
-        series = Series(name, name, f"t{(place + 4) % 9}", ("circle", "square", "triangle")[place % 3])
+        series = Series(name, name, f"t{(place + 4) % TONES}", ("circle", "square", "triangle")[place % 3])
         legend.append(series)
         plot.path([(crew.workers, crew.scaling) for crew in crews], f"line {series.tone}", series=name)
         for crew in crews:

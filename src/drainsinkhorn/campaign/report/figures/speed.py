@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from drainsinkhorn.campaign.report import words
-from drainsinkhorn.campaign.report.figures.frame import PAPER, Figure, Row, Series, Strip, listing
+from drainsinkhorn.campaign.report.figures.frame import (
+    ALL_PADDING,
+    MOST_PADDING,
+    PAPER,
+    Figure,
+    Row,
+    Series,
+    Strip,
+    listing,
+)
 from drainsinkhorn.campaign.report.paper import Ratio
 from drainsinkhorn.campaign.report.svg import WIDE, Axis, Plot, apart, around, time_ticks
 
@@ -45,7 +54,7 @@ def paper_text(found: Ratio | None) -> str:
     """The paper's ratio with its interval, as HTML."""
     if found is None:
         return f'<span class="none">{words.DASH}</span>'
-    spread = f' <small title="{found.spread}">{words.span(found.low, found.high)}</small>' if found.spread else ""
+    spread = f' <small title="{found.spread}">{words.told_span(found.low, found.high)}</small>' if found.spread else ""
     return f'<span title="{found.what}; {found.source}">{words.told(found.value)}</span>{spread}'
 
 
@@ -94,7 +103,7 @@ def _forest_row(axis: Axis, row: Measured) -> Row:
         found, shift = row.paper, 6.5 if both else 0
         if found.low is not None and found.high is not None:
             strip.interval(found.low, found.high, "t-paper", shift)
-        spread = f" {words.span(found.low, found.high)} ({found.spread})" if found.spread else ""
+        spread = f" {words.told_span(found.low, found.high)} ({found.spread})" if found.spread else ""
         tip = f"paper {words.told(found.value)}{spread}: {found.what}; {found.source}"
         strip.mark(found.value, "diamond", "t-paper", tip, shift=shift, size=3.9)
         told += f", paper {words.told(found.value)}"
@@ -171,14 +180,17 @@ def sweep(
         plot.path([(value, ratio.value) for value, ratio in found], f"dashed {tones[name]}", series="paper")
         for value, ratio in found:
             wins = f", {ratio.wins[0]} of {ratio.wins[1]} won" if ratio.wins else ""
-            tip = f"paper, {ratio.what}: {words.told(ratio.value)} {words.span(ratio.low, ratio.high)}{wins}"
+            tip = f"paper, {ratio.what}: {words.told(ratio.value)} {words.told_span(ratio.low, ratio.high)}{wins}"
             shape = f"hollow {tones[name]}"
             plot.mark(value, ratio.value, "diamond", shape, f"{tip}; {ratio.source}", series="paper")
-    for series, found in levels.items():
-        plot.path([(level.value, level.ratio) for level in found], f"line {series.tone}", series=series.key)
+    for place, (series, found) in enumerate(levels.items()):
+        # Side by side, so that one interval does not hide another.
+        shift = (x.high / x.low) ** (0.011 * (place - (len(levels) - 1) / 2))
+        plot.path([(level.value * shift, level.ratio) for level in found], f"line {series.tone}", series=series.key)
         for level in found:
-            plot.whisker(level.value, level.low, level.high, series.tone, series=series.key)
-            plot.mark(level.value, level.ratio, series.shape, series.tone, level.told, series=series.key)
+            at = level.value * shift
+            plot.whisker(at, level.low, level.high, series.tone, series=series.key)
+            plot.mark(at, level.ratio, series.shape, series.tone, level.told, series=series.key)
     legend = [*levels, PAPER] if theirs else list(levels)
     return Figure(key, title, plot.render(), note, legend)
 
@@ -210,10 +222,8 @@ def grouping(key: str, here: Sequence[Layout], paper: Sequence[Layout], note: st
     )
     plot = Plot(x, y, title="Grouping: ratio of times against padding", height=320)
     ends = (max(x.low, 1.0), x.high)
-    plot.path([(value, value) for value in ends], "base")
-    plot.path([(value, 0.92 * value) for value in ends], "dashed faint")
-    plot.text(ends[1], ends[1], "1 + padding", dx=-4, dy=14, anchor="end", class_="lab dim")
-    plot.text(ends[1], 0.92 * ends[1], "0.92 (1 + padding)", dx=-4, dy=16, anchor="end", class_="lab dim")
+    plot.path([(value, value) for value in ends], "base", series=ALL_PADDING.key)
+    plot.path([(value, 0.92 * value) for value in ends], "dashed faint", series=MOST_PADDING.key)
     for layout in paper:
         tip = f"paper, {layout.name}: padding {layout.padding:.3f}, {words.times(layout.ratio)}; tab:m3-grouping"
         plot.mark(1 + layout.padding, layout.ratio, "diamond", "t-paper", tip, series="paper")
@@ -223,7 +233,7 @@ def grouping(key: str, here: Sequence[Layout], paper: Sequence[Layout], note: st
         tip = f"{layout.name}: padding {layout.padding:.3f}, {words.times(layout.ratio)} "
         plot.mark(at, layout.ratio, "circle", "t4", tip + words.span(layout.low, layout.high), series="here")
     plot.names([(1 + layout.padding, layout.ratio, layout.name) for layout in here])
-    legend = [Series("here", "here", "t4", "circle"), *([PAPER] if paper else [])]
+    legend = [Series("here", "here", "t4", "circle"), *([PAPER] if paper else []), ALL_PADDING, MOST_PADDING]
     return Figure(key, "Grouping: what padding predicts, and what it gave", plot.render(), note, legend)
 
 

@@ -26,7 +26,8 @@ def predicted_times(key: str, found: Mapping[Series, Sequence[Foretold]], note: 
     x, y = Axis(*ends, "measured", log=True, ticks=ticks), Axis(*ends, "predicted", log=True, ticks=ticks)
     plot = Plot(x, y, title="Predicted against measured time", height=360, grid="xy", margins=WIDE)
     low, high = ends
-    plot.path([(low, 0.9 * low), (high, 0.9 * high), (high, 1.1 * high), (low, 1.1 * low)], "band", close=True)
+    band = [(low, low), (low / 0.9, low), (high, 0.9 * high), (high, high), (high / 1.1, high), (low, 1.1 * low)]
+    plot.path(band, "band", close=True)
     plot.path([(low, low), (high, high)], "base")
     _spots(plot, found)
     return Figure(key, "Predicted against measured time", plot.render(), note, list(found))

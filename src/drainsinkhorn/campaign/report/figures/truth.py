@@ -20,8 +20,9 @@ class Case(NamedTuple):
 
 def decisions(key: str, cases: Sequence[Case], methods: Sequence[tuple[str, str]], note: str) -> Figure:
     """A cell for every case and method; those that disagree with float64 stand out."""
-    left, cell, gap, height = 150, 8, 1, 20
-    step = cell + gap
+    left, height = 150, 20
+    step = max(3, min(9, 940 // max(1, len(cases))))
+    cell = step - 1
     width = left + step * max(1, len(cases)) + 84
     parts = list[str]()
     for row, (method, label) in enumerate(methods):
