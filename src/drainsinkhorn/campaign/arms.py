@@ -29,7 +29,7 @@ PAPER = Audit(every=4, first_passage=False, screen="row", margin=0.95)
 """The paper's audits: every 4 cycles, lanes leave on that grid, a row screen and a verify at 0.95 tol."""
 PLAIN: dict[str, Any] = {"accelerate": "none", "init": "zero"}
 MAX_DEPTH = 20_000
-PEER_SECONDS = 20.0
+PEER_SECONDS = 5.0
 """What a serial peer may take for one run of a unit; beyond it, it runs some of the problems and is scaled up."""
 
 

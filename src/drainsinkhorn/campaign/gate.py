@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.arrays import library, to_numpy
 from drainsinkhorn.campaign.plan import Outcome
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.testing.auditor import marginal_errors
@@ -17,16 +17,23 @@ PAIRS = 2**22
 """Pairs of points that are looked at together."""
 
 
-def residual(problem: Problem[Any], potentials: Potentials[Any]) -> float:
+def residual(problem: Problem[Any], potentials: Potentials[Any], device: str = "cpu") -> float:
     """The larger L1 residual of the plan that these potentials stand for, in float64; NaN if it has none.
 
-    Squared distances are summed coordinate by coordinate, as direct differences, on the device where the points are.
-    Other costs go to the auditor that the backends are tested with.
+    Squared distances are summed coordinate by coordinate, as direct differences. Other costs go to the auditor that the
+    backends are tested with.
+
+    Args:
+        problem: The problem.
+        potentials: In this library's convention.
+        device: Where to compute, for points that are no tensors; tensors are audited where they lie.
     """
     if not isinstance(problem.cost, str) or problem.cost != "sqeuclidean":
         return _worst(*marginal_errors(problem, potentials))
-    if type(problem.x).__module__.startswith("torch"):
-        return _torch(problem, potentials)
+    if library(problem.x) == "torch":
+        return _torch(problem, potentials, problem.x.device)  # type: ignore[union-attr]
+    if device == "cuda":
+        return _torch(problem, potentials, device)
     x, y, f, g = (to_numpy(side).astype(np.float64) for side in (problem.x, problem.y, *potentials))
     return _numpy(problem, x, y, f, g)
 
@@ -56,12 +63,12 @@ def _numpy(problem: Problem[Any], x: Any, y: Any, f: Any, g: Any) -> float:
         return _worst(row, float(np.abs(columns - b).sum()))
 
 
-def _torch(problem: Problem[Any], potentials: Potentials[Any]) -> float:
+def _torch(problem: Problem[Any], potentials: Potentials[Any], device: Any) -> float:
     import torch
 
-    device = problem.x.device  # type: ignore[union-attr]
     double = {"dtype": torch.float64, "device": device}
-    x, y, f, g = (torch.as_tensor(side).detach().to(**double) for side in (problem.x, problem.y, *potentials))
+    given = (side if library(side) == "torch" else to_numpy(side) for side in (problem.x, problem.y, *potentials))
+    x, y, f, g = (torch.as_tensor(side).detach().to(**double) for side in given)
     a, b = (torch.as_tensor(_weights(w, len(p)), **double) for w, p in ((problem.a, x), (problem.b, y)))
     step = max(1, 4 * PAIRS // len(y))
     row, columns = torch.zeros((), **double), torch.zeros(len(y), **double)
@@ -77,7 +84,7 @@ def _torch(problem: Problem[Any], potentials: Potentials[Any]) -> float:
 
 
 def judge(
-    problems: Sequence[Problem[Any]], outcome: Outcome, tol: float, slack: float = 1.0
+    problems: Sequence[Problem[Any]], outcome: Outcome, tol: float, slack: float = 1.0, device: str = "cpu"
 ) -> tuple[bool, float | None, str]:
     """Whether an outcome passes, its largest audited residual (None if one is no number), and why not."""
     missing = len(problems) - len(outcome.answers)
@@ -90,7 +97,7 @@ def judge(
     for place, potentials in sorted(outcome.answers.items()):
         problem = problems[place]
         limit = slack * (problem.tol or tol)
-        found = residual(problem, potentials)
+        found = residual(problem, potentials, device)
         if math.isnan(found) or math.isinf(found):
             return False, None, f"problem {place} has no finite residual"
         worst = max(worst, found)

@@ -35,6 +35,8 @@ def place(device: str = "auto") -> Place:
         raise BackendUnavailable("device cuda was asked for, and torch sees none here; use --device cpu")
     if cuda is None:
         return Place("cpu", time.perf_counter)
+    # JAX would take three quarters of the device for itself, and nothing would be left for torch.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
     def clock() -> float:
         cuda.synchronize()

@@ -257,7 +257,9 @@ class _Attempt:
         outcome, note = self._run(arm)
         passed, residual = False, None
         if outcome is not None:
-            passed, residual, note = gate.judge(self.work.problems, outcome, self.unit.tol, arm.slack)
+            passed, residual, note = gate.judge(
+                self.work.problems, outcome, self.unit.tol, arm.slack, self.work.place.device
+            )
             note = "; ".join(text for text in (note, outcome.note) if text)
         self._judged(arm, outcome, passed, residual, note)
         if outcome is None or not passed:

@@ -17,6 +17,7 @@ from drainsinkhorn.core.protocol import Backend
 
 TABLE = "tab:c80-attribution"
 EPS = 0.1
+ALIKE = "all lanes alike"
 
 
 def streaming(device: str) -> Backend[Any]:
@@ -67,18 +68,20 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
         arm("start", "stream, cached, momentum, Gaussian start", "stream", audit=passage, backend=cached,
             accelerate="momentum", init="gaussian"),
     ]  # fmt: skip
+    row = partial(versus, units=[f"seed {seed}" for seed in range(seeds)])
     rows = [
-        versus("batched audit", "batched-verify", "serial-verify", 1.133, TABLE),
-        versus("one-sided screen", "row-screen", "batched-verify", 1.105, TABLE),
-        versus("logical freeze", "mask", "row-screen", 1.000, TABLE),
-        versus("physical compaction", "compact", "mask", 1.540, TABLE),
-        versus("free screen", "free-screen", "compact"),
-        versus("first passage", "first-passage", "free-screen"),
-        versus("refill", "refill", "first-passage"),
-        versus("cached scores", "cached", "refill"),
-        versus("momentum", "momentum", "cached"),
-        versus("Gaussian start", "start", "momentum"),
-        versus("all together", "start", "serial-verify"),
+        row("batched audit", "batched-verify", "serial-verify", 1.133, TABLE),
+        row("one-sided screen", "row-screen", "batched-verify", 1.105, TABLE),
+        row("logical freeze", "mask", "row-screen", 1.000, TABLE),
+        row("physical compaction", "compact", "mask", 1.540, TABLE),
+        row("free screen", "free-screen", "compact"),
+        row("first passage", "first-passage", "free-screen"),
+        row("refill", "refill", "first-passage"),
+        row("cached scores", "cached", "refill"),
+        row("momentum", "momentum", "cached"),
+        row("Gaussian start", "start", "momentum"),
+        row("all together", "start", "serial-verify"),
+        versus(f"mask / compact, {ALIKE}", "compact", "mask", units=[ALIKE]),
     ]
     kept = device != "cuda" or cells.points.shape[1] > 64
     more = () if kept else ("the GPU keeps scores only above 64 dimensions, so that `cached` changes nothing here",)
@@ -96,6 +99,16 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
                 theory=2.0 if seed == 0 else 0.0,
             )
             for seed in range(seeds)
+        ]
+        # Lanes that all finish together: compaction has nothing to remove, and must cost nothing.
+        + [
+            Unit(
+                name=ALIKE,
+                load=lambda: Loaded([load(0).problems[0]] * count),
+                options={"n": n, "problems": count, "width": width, "eps": EPS},
+                arms=("mask", "compact"),
+                repeats=7,
+            )
         ],
         contrasts=rows,
         studies=[Study(name="roofline", run=partial(roofline, scale), options={"shapes": shapes(scale, device)})],

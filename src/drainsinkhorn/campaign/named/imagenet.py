@@ -57,7 +57,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     """Three seeds of training with each arm; windows of every width with static and compact."""
     full = scale == "full"
     features = loaders.imagenet(data)
-    batch, dim, updates, hidden, repeats = (1024, 500, 1000, 1024, 2) if full else (192, 32, 48, 128, 3)
+    batch, dim, updates, hidden, repeats = (1024, 500, 128, 1024, 1) if full else (192, 32, 48, 128, 3)
     sweep_n, sweep_eps, windows = (4096, 0.1, 12) if full else (384, 0.03, 3)
     peer = public_of(device)
     held = min(2048, len(features.values) // 4)

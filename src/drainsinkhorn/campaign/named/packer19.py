@@ -14,12 +14,12 @@ from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign import loaders, peers
 from drainsinkhorn.campaign.arms import backend_of, default, described, ours, public, public_of, versus
+from drainsinkhorn.campaign.gate import residual
 from drainsinkhorn.campaign.loaders import Array
 from drainsinkhorn.campaign.plan import Campaign, Finding, Loaded, Place, Study, Unit
 from drainsinkhorn.campaign.transitions import Transitions, consume, deviation, tables, transitions
 from drainsinkhorn.campaign.windows import cell_pairs, cell_windows
 from drainsinkhorn.core.problem import Potentials, Problem
-from drainsinkhorn.testing import marginal_errors
 
 TABLE, NATIVE_TABLE = "tab:packer-pareto", "tab:packer-native-stopping"
 EPS, WIDTH = 0.1, 8
@@ -96,7 +96,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
         for threshold, paper in NATIVE.items():
             answers = {k: state[threshold][0] for k, state in enumerate(states)}
             cycles = [state[threshold][1] for state in states]
-            residuals = [max(marginal_errors(problems[k], answer)) for k, answer in answers.items()]
+            residuals = [residual(problems[k], answer) for k, answer in answers.items()]
             yield Finding(
                 "native_threshold",
                 {
