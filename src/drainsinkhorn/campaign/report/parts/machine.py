@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from drainsinkhorn.campaign.report import notes, paper, words
 from drainsinkhorn.campaign.report.evidence import Evidence, spread
@@ -54,7 +55,7 @@ def curves(e: Evidence) -> Iterator[Block]:
 def kernels(e: Evidence) -> Iterator[Block]:
     """Kernels against their floor."""
     values = [fact["value"] for fact in e.facts("roofline")]
-    found = [machine.Kernel(str(v["kernel"]), v["seconds"], v["floor"], str(v.get("bound", ""))) for v in values]
+    found = [machine.Kernel(str(v["kernel"]), v["seconds"], v["floor"], _bound(v)) for v in values]
     if found:
         note = notes.ROOFLINE
         yield machine.roofline(f"{e.name}-roofline", found, note)
@@ -91,3 +92,8 @@ def settings(e: Evidence) -> Iterator[Block]:
     name = setting.name if setting else "paper"
     title = "configuration"
     yield Table(f"{e.name}-settings", title, ("", "here", f"paper ({name})"), rows, paper=frozenset({2}), folded=True)
+
+
+def _bound(value: Mapping[str, Any]) -> str:
+    """What sets the floor, and in what arithmetic the kernel runs."""
+    return "; ".join(str(value[key]) for key in ("bound", "arithmetic") if value.get(key))
