@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -56,8 +55,6 @@ def vmapped(work: Work, peer: Callable[[float], peers.Ott]) -> Outcome:
 def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     """Three windows over OTT-JAX, three LiDAR clips and three windows of images over PyKeOps."""
     full = scale == "full"
-    # JAX would take three quarters of the device for itself, and nothing would be left for torch.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     images, scans = loaders.imagenet(data), loaders.lidar(data)
     (n_ott, w_ott), (n_scan, w_scan), (n_image, w_image) = (
         ((4096, 16), (8192, 8), (16_384, 4)) if full else ((192, 8), (160, 4), (160, 4))
