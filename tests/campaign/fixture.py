@@ -211,7 +211,8 @@ class Book:
         static = self._slots("static", depths, width) or 0
         return {
             "slots": slots,
-            "active_slots": sum(depths),
+            # A static window runs every lane to the common end.
+            "active_slots": slots if arm == "static" else sum(depths),
             "padding": rounded(static / sum(depths) - 1),
             "widths": [*trace, [at, 0]],
             "joules": rounded(60 * seconds),

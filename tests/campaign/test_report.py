@@ -266,6 +266,13 @@ def test_a_slot_too_many_breaks_the_identity(runs: list[Run]) -> None:
     assert states([run])["Slots counted are those that depths demand"] == "no"
 
 
+def test_static_windows_needed_what_compact_needed(made: dict[str, str]) -> None:
+    table = made["tables.md"].split("MetroPT-3: predictive maintenance (C66): slots")[1].split("###")[0]
+    lines = {line.split(" | ")[0]: line.split(" | ") for line in table.splitlines()}
+    assert lines["| static"][1] != lines["| compact"][1]
+    assert lines["| static"][2] == lines["| compact"][2]
+
+
 # The paper's numbers
 
 

@@ -264,7 +264,7 @@ def versus(
 
 def described(source: Source, device: str, *differs: str, **options: Any) -> dict[str, Any]:
     """Options of a campaign: its data, and all that differs from the paper."""
-    where = () if device == "cuda" else ("a CPU at reduced size, where the paper has A100s",)
+    where = () if device == "cuda" else ("sizes are reduced for a CPU",)
     return {**options, "data": source.text, "differs": [*source.differs, *where, *differs]}
 
 

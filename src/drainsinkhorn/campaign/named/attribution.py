@@ -9,7 +9,8 @@ from typing import Any
 
 from drainsinkhorn.campaign import loaders
 from drainsinkhorn.campaign.arms import PAPER, backend_of, described, ours, versus
-from drainsinkhorn.campaign.plan import Campaign, Loaded, Unit
+from drainsinkhorn.campaign.plan import Campaign, Loaded, Study, Unit
+from drainsinkhorn.campaign.roofline import roofline, shapes
 from drainsinkhorn.campaign.windows import cell_pairs, cell_windows
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.protocol import Backend
@@ -109,6 +110,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             )
         ],
         contrasts=rows,
+        studies=[Study(name="roofline", run=partial(roofline, scale), options={"shapes": shapes(scale, device)})],
         inputs=cells.source.inputs,
         options=described(
             cells.source,

@@ -47,10 +47,10 @@ def told(value: float) -> str:
 
 
 def told_span(low: float | None, high: float | None) -> str:
-    """An interval of the paper, with the digits it gives and at least three."""
+    """An interval of the paper, with the digits it gives, three or four."""
     if low is None or high is None:
         return ""
-    digits = max(3, *(len(f"{end:g}".partition(".")[2]) for end in (low, high)))
+    digits = min(4, max(3, *(len(f"{end:g}".partition(".")[2]) for end in (low, high))))
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 

@@ -50,7 +50,7 @@ def _survival(window: Window) -> str:
     share = (spent - needed) / spent if spent else 0.0
     said = f"{words.count(spent - needed)} of {words.count(spent)} slots removed ({words.percent(share)})"
     plot = Plot(
-        Axis(0, max(1, len(lanes)), "cycle"),
+        Axis(0, max(1, len(lanes)), "cycle", ticks=whole_ticks(len(lanes))),
         Axis(0, max(1, len(window.depths)) * 1.04, "lanes", ticks=whole_ticks(len(window.depths))),
         title=f"{window.name}: {said}",
         width=320,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from drainsinkhorn.campaign.report import notes, paper, words
 from drainsinkhorn.campaign.report.evidence import Evidence, spread
@@ -54,18 +55,26 @@ def curves(e: Evidence) -> Iterator[Block]:
 def kernels(e: Evidence) -> Iterator[Block]:
     """Kernels against their floor."""
     values = [fact["value"] for fact in e.facts("roofline")]
-    found = [machine.Kernel(str(v["kernel"]), v["seconds"], v["floor"], str(v.get("bound", ""))) for v in values]
+    found = [machine.Kernel(str(v["kernel"]), v["seconds"], v["floor"], _bound(v)) for v in values]
     if found:
         note = notes.ROOFLINE
         yield machine.roofline(f"{e.name}-roofline", found, note)
+
+
+def _spacing(every: Any) -> str:
+    """Cycles between audits, in words."""
+    if every is None:
+        return "as the backend likes"
+    if isinstance(every, dict):
+        return f"{words.plain(every.get('first'))}, then each {every.get('ratio')} times the one before"
+    return words.plain(every)
 
 
 def settings(e: Evidence) -> Iterator[Block]:
     """Configuration, here and in the paper."""
     setting = paper.SETTINGS.get(e.name)
     told = [arm["options"].get("audit") for arm in e.manifest["arms"]]
-    audits = {audit.get("every") for audit in told if isinstance(audit, dict)}
-    every = ", ".join(sorted(words.plain(value) if value is not None else "as the backend likes" for value in audits))
+    every = ", ".join(sorted({_spacing(audit.get("every")) for audit in told if isinstance(audit, dict)}))
     data = "generated" if e.generated else str(e.manifest["options"].get("data", ", ".join(e.manifest["inputs"])))
     here = {
         "data": data,
@@ -91,3 +100,8 @@ def settings(e: Evidence) -> Iterator[Block]:
     name = setting.name if setting else "paper"
     title = "configuration"
     yield Table(f"{e.name}-settings", title, ("", "here", f"paper ({name})"), rows, paper=frozenset({2}), folded=True)
+
+
+def _bound(value: Mapping[str, Any]) -> str:
+    """What sets the floor, and in what arithmetic the kernel runs."""
+    return "; ".join(str(value[key]) for key in ("bound", "arithmetic") if value.get(key))

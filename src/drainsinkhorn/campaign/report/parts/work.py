@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from drainsinkhorn.campaign.report import notes, paper, words
 from drainsinkhorn.campaign.report.evidence import Evidence, spread
@@ -87,7 +88,7 @@ def resources(e: Evidence) -> Iterator[Block]:
     """Slots, energy and memory."""
     rows = list[list[str]]()
     for arm, series in e.arms.items():
-        slots, needed = (_total(e, arm, what) for what in ("slots", "active_slots"))
+        slots, needed = _total(e, arm, "slots"), _needed(e, arm)
         joules = e.median(None, arm, lambda record: record["joules"])
         peak = e.median(None, arm, lambda record: record["peak_bytes"])
         share = words.percent(needed / slots) if slots and needed else words.DASH
@@ -110,6 +111,26 @@ def resources(e: Evidence) -> Iterator[Block]:
 
 def _joules(value: float | None) -> str:
     return words.DASH if value is None else f"{words.significant(value)} J"
+
+
+def _needed(e: Evidence, arm: str) -> float | None:
+    """Slots that the problems of an arm needed.
+
+    Static windows run all lanes to the common end, so that their own depths tell nothing; what they needed is what an
+    arm needed that differs from them in its mode alone.
+    """
+    options = {known["name"]: known["options"] for known in e.manifest["arms"]}
+    if options[arm].get("mode") != "static":
+        return _total(e, arm, "active_slots")
+    rest = _but_mode(options[arm])
+    for other in options:
+        if options[other].get("mode") in ("mask", "compact") and _but_mode(options[other]) == rest:
+            return _total(e, other, "active_slots")
+    return None
+
+
+def _but_mode(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != "mode"}
 
 
 def _total(e: Evidence, arm: str, what: str) -> float | None:
