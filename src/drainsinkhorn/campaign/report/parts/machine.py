@@ -65,8 +65,10 @@ def settings(e: Evidence) -> Iterator[Block]:
     """Configuration, here and in the paper."""
     setting = paper.SETTINGS.get(e.name)
     told = [arm["options"].get("audit") for arm in e.manifest["arms"]]
-    audits = {audit.get("every") for audit in told if isinstance(audit, dict)}
-    every = ", ".join(sorted(words.plain(value) if value is not None else "as the backend likes" for value in audits))
+    audits = [audit.get("every") for audit in told if isinstance(audit, dict)]
+    every = ", ".join(
+        dict.fromkeys("as the backend likes" if value is None else words.plain(value) for value in audits)
+    )
     data = "generated" if e.generated else str(e.manifest["options"].get("data", ", ".join(e.manifest["inputs"])))
     here = {
         "data": data,
