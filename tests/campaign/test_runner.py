@@ -12,10 +12,16 @@ import pytest
 from tests.campaign import toy
 
 import drainsinkhorn as ds
-from drainsinkhorn.campaign import gate, meters, records, runner, statistics
-from drainsinkhorn.campaign.plan import Arm, Campaign, Contrast, Finding, Loaded, Outcome, Study, Unit, Work
+from drainsinkhorn.campaign import gate, meters, records, runner, statistics, theory
+from drainsinkhorn.campaign.plan import Arm, Campaign, Contrast, Finding, Loaded, Outcome, Ran, Study, Unit, Work
 from drainsinkhorn.core.errors import FileError, OptionsError
+from drainsinkhorn.core.executor import execute
+from drainsinkhorn.core.ledger import Ledger
+from drainsinkhorn.core.options import Options
+from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.testing import ScriptedBackend
 from drainsinkhorn.testing.auditor import marginal_errors
+from drainsinkhorn.testing.scripted import scripted
 
 CPU = meters.place("cpu")
 
@@ -50,6 +56,24 @@ def test_slots_are_what_depths_demand(tmp_path: Path):
     assert trace[0] == [0, toy.WIDTH]
     assert trace[-1][1] == 0
     assert [width for _, width in trace] == sorted((width for _, width in trace), reverse=True)
+
+
+@pytest.mark.parametrize("ladder", [False, True])
+@pytest.mark.parametrize("mode", ["width-one", "static", "mask", "compact"])
+def test_slots_of_a_ladder_are_those_of_its_rungs(mode: str, ladder: bool):
+    """Depths 3, 5, 5, 9, 12 in windows of four, looked at every second cycle: lanes leave at 4, 6, 6, 10 and 12."""
+    backend, audit = ScriptedBackend(ladder=ladder), ds.Audit(every=2, first_passage=False)
+    ledger = Ledger()
+    waiting = Batch([Admission(ticket, scripted(depth)) for ticket, depth in enumerate((3, 5, 5, 9, 12))])
+    plan = Options(mode=mode, width=4, audit=audit).plan(None)
+    for _ in execute(backend, waiting, plan, ledger):
+        pass
+    by_hand = {"width-one": 38, "static": 4 * 10 + 12, "mask": 4 * 10 + 12, "compact": 38}[mode]
+    if ladder and mode == "compact":
+        # Widths 4 for 4 cycles, 3 (a rung of 4) for 2, 1 for 4; then 1 for 12.
+        by_hand = 4 * 4 + 4 * 2 + 1 * 4 + 12
+    told = theory.slot_identity(ledger, Ran(mode, 4, audit, "none", backend))
+    assert told == {"predicted": by_hand, "counted": by_hand, "equal": True}
 
 
 def test_gates_come_before_timings_and_orders_are_balanced(tmp_path: Path):

@@ -16,6 +16,7 @@ from drainsinkhorn.backends import load
 from drainsinkhorn.campaign import peers
 from drainsinkhorn.campaign.loaders import Array, Source
 from drainsinkhorn.campaign.plan import Arm, Contrast, Outcome, Ran, Work
+from drainsinkhorn.campaign.report.paper import RATIOS
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.options import MODES, Mode
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -228,10 +229,16 @@ def _like(problem: Problem[Any], answer: Potentials[Any]) -> Potentials[Any]:
 
 
 def versus(
-    name: str, numerator: str, denominator: str, *paper: Any, endpoint: str = "e1", units: Sequence[str] | None = None
+    name: str,
+    numerator: str,
+    denominator: str,
+    key: str = "",
+    *,
+    endpoint: str = "e1",
+    units: Sequence[str] | None = None,
 ) -> Contrast:
-    """A contrast; `paper` is its number in the paper and the label of the table or macro it stands in."""
-    told = {"value": paper[0], "source": paper[1]} if paper else None
+    """A contrast; `key` is that of its number in the paper, if it has one there."""
+    told = {"key": key, "value": RATIOS[key].value, "source": RATIOS[key].source} if key else None
     return Contrast(
         name=name, numerator=numerator, denominator=denominator, endpoint=endpoint, paper=told,
         units=None if units is None else tuple(units),

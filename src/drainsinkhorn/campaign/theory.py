@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from drainsinkhorn.api import solve
+from drainsinkhorn.backends import load
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.campaign.plan import Outcome, Ran, Work
-from drainsinkhorn.core.ledger import Ledger
+from drainsinkhorn.core.audit import Audit
+from drainsinkhorn.core.ledger import Ledger, survival
 from drainsinkhorn.core.options import MODES
 from drainsinkhorn.core.problem import Potentials, Problem
-from drainsinkhorn.theory import WidthCost, modal_response, profile_width_cost, slots
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.theory import WidthCost, modal_response, profile_width_cost, slots, windows
 from drainsinkhorn.theory.profile import typical
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -31,14 +34,32 @@ Said = tuple[str, Any, str | None]
 
 def slot_identity(ledger: Ledger, ran: Ran) -> dict[str, Any]:
     """Slots that the depths alone demand of a mode, beside those that the kernels counted."""
-    mode = _name(ran)
-    if mode is None:
-        return {"predicted": None, "counted": ledger.slots, "equal": None}
-    predicted = 0
+    backend: Backend[Any] = load(ran.backend) if isinstance(ran.backend, str) else ran.backend
+    found = list[int | None]()
     for capacity, tickets in ledger.account()["queues"]:
         depths = [ledger.depths[ticket] for ticket in tickets if ticket in ledger.depths]
-        predicted += slots(depths, mode, capacity, ran.audit)
-    return {"predicted": predicted, "counted": ledger.slots, "equal": predicted == ledger.slots}
+        found.append(_demanded(depths, _name(ran), capacity, ran.audit, backend.width_for))
+    known = [count for count in found if count is not None]
+    if len(known) < len(found):
+        return {"predicted": None, "counted": ledger.slots, "equal": None}
+    return {"predicted": sum(known), "counted": ledger.slots, "equal": sum(known) == ledger.slots}
+
+
+def _demanded(
+    depths: Sequence[int], mode: str | None, width: int, audit: Audit, width_for: Callable[[int], int]
+) -> int | None:
+    """Slots of a mode on a backend whose widths may be rungs of a ladder; None where theory has no number."""
+    if mode is None:
+        return None
+    if all(width_for(lanes) == lanes for lanes in range(1, width + 1)):
+        return slots(depths, mode, width, audit)
+    if mode == "stream" or (mode == "compact" and audit.first_passage):
+        return None
+    if mode == "compact":
+        return sum(width_for(live) for window in windows(depths, width) for live in survival(window))
+    if mode == "width-one":
+        return sum(depths) * width_for(1)
+    return sum(slots(w, mode, width, audit) // len(w) * width_for(len(w)) for w in windows(depths, width))
 
 
 def _name(ran: Ran) -> str | None:

@@ -15,7 +15,6 @@ from drainsinkhorn.campaign.windows import cell_pairs, cell_windows
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.protocol import Backend
 
-TABLE = "tab:c80-attribution"
 EPS = 0.1
 ALIKE = "all lanes alike"
 
@@ -70,10 +69,10 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     ]  # fmt: skip
     row = partial(versus, units=[f"seed {seed}" for seed in range(seeds)])
     rows = [
-        row("batched audit", "batched-verify", "serial-verify", 1.133, TABLE),
-        row("one-sided screen", "row-screen", "batched-verify", 1.105, TABLE),
-        row("logical freeze", "mask", "row-screen", 1.000, TABLE),
-        row("physical compaction", "compact", "mask", 1.540, TABLE),
+        row("batched audit", "batched-verify", "serial-verify", "attribution/serial-batched"),
+        row("one-sided screen", "row-screen", "batched-verify", "attribution/two-sided-screen"),
+        row("logical freeze", "mask", "row-screen", "attribution/static-mask"),
+        row("physical compaction", "compact", "mask", "attribution/mask-compact"),
         row("free screen", "free-screen", "compact"),
         row("first passage", "first-passage", "free-screen"),
         row("refill", "refill", "first-passage"),

@@ -13,19 +13,11 @@ from drainsinkhorn.api import solve
 from drainsinkhorn.campaign import loaders
 from drainsinkhorn.campaign.arms import MAX_DEPTH, PAPER, PLAIN, backend_of, described, ours, versus
 from drainsinkhorn.campaign.plan import Campaign, Finding, Loaded, Place, Study, Unit
+from drainsinkhorn.campaign.report.paper import GROUPING
 from drainsinkhorn.campaign.windows import sensor_windows
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.theory import padding
 
-TABLE = "tab:m3-grouping"
-LAYOUTS = {
-    "homogeneous": {"h_d": 0.127, "padding": 0.110, "active_slots": 0.892, "ratio": 1.105},
-    "heterogeneous": {"h_d": 0.236, "padding": 0.236, "active_slots": 0.802, "ratio": 1.217},
-    "random 1": {"h_d": 0.254, "padding": 0.293, "active_slots": 0.776, "ratio": 1.258},
-    "random 2": {"h_d": 0.264, "padding": 0.270, "active_slots": 0.789, "ratio": 1.235},
-    "random 3": {"h_d": 0.260, "padding": 0.279, "active_slots": 0.764, "ratio": 1.271},
-}
-"""What the paper found for each layout."""
 EPS = 0.1
 
 
@@ -78,13 +70,11 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
 
     def layouts(_: Place) -> list[Finding]:
         found = list[Finding]()
-        for name, paper in LAYOUTS.items():
+        for name in GROUPING:
             grouped = [depths()[k] for k in layout(name, depths(), width)]
             pad = padding(grouped, width)
-            value = {
-                "layout": name, "h_d": heterogeneity(grouped, width), "padding": pad, "active_slots": 1 / (1 + pad),
-                "paper": {**paper, "source": TABLE},
-            }  # fmt: skip
+            value = {"layout": name, "padding": pad, "active_slots": 1 / (1 + pad)}
+            value |= {"h_d": heterogeneity(grouped, width)}
             found.append(Finding("layout", value, name))
         return found
 
@@ -102,11 +92,11 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
                 theory=2.0 if name == "random 1" else 0.0,
                 modal=2 if name == "random 1" and n <= 1500 else 0,
             )
-            for name in LAYOUTS
+            for name in GROUPING
         ],
         contrasts=[
-            versus(f"static / compact, {name}", "compact", "static", paper["ratio"], TABLE, units=[name])
-            for name, paper in LAYOUTS.items()
+            versus(f"static / compact, {name}", "compact", "static", f"grouping/{name.replace(' ', '-')}", units=[name])
+            for name in GROUPING
         ],
         studies=[Study(name="layouts", run=layouts, options={"width": width})],
         inputs=log.source.inputs,

@@ -26,17 +26,14 @@ from drainsinkhorn.campaign.arms import (
     versus,
 )
 from drainsinkhorn.campaign.plan import Arm, Campaign, Finding, Loaded, Outcome, Place, Study, Unit, Work
+from drainsinkhorn.campaign.report.paper import WIDTHS
 from drainsinkhorn.campaign.training import Lesson, Quality, gates_nine
 from drainsinkhorn.campaign.windows import image_slices
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.problem import Potentials, Problem
 
-TIMES, WIDTHS_TABLE, QUALITY_TABLE = "tab:absolute-ot-times", "tab:width-regime", "tab:imagenet-quality"
 EPS, WINDOW, SEEDS, TOL = 0.03, 8, 3, 1e-3
 SWEEP = replace(PAPER, every=5)
-WIDTHS = {1: 0.992, 2: 1.073, 4: 1.229, 8: 1.369, 16: 1.621}
-"""Width to the paper's static / active."""
-
 Couple = Callable[[Sequence[Problem[Any]]], list[Potentials[Any]]]
 
 
@@ -121,7 +118,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
                 if (seed, name) not in made:
                     made[seed, name] = lesson(seed).judged(lesson(seed).run(couples[name][1], place).model)
         mine, theirs = ([made[seed, name] for seed in range(SEEDS)] for name in ("compact", peer.name))
-        return [Finding("gates_nine", {"rows": gates_nine(mine, theirs), "source": QUALITY_TABLE})]
+        return [Finding("gates_nine", {"rows": gates_nine(mine, theirs)})]
 
     arms = [
         Arm(
@@ -155,20 +152,20 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     ]
     seeds = [f"seed {seed}" for seed in range(SEEDS)]
     contrasts = [
-        versus(f"{peer.name} / compact, solver", "compact", peer.name, 3.798, TIMES, units=seeds),
-        versus("width-one / compact, solver", "compact", "width-one", 375.84 / 115.89, TIMES, units=seeds),
-        versus("static / compact, solver", "compact", "static", 122.17 / 115.89, TIMES, units=seeds),
+        versus(f"{peer.name} / compact, solver", "compact", peer.name, "imagenet/official-compact", units=seeds),
+        versus("width-one / compact, solver", "compact", "width-one", units=seeds),
+        versus("static / compact, solver", "compact", "static", units=seeds),
         versus(f"{peer.name} / default, solver", "default", peer.name, units=seeds),
-        versus(f"{peer.name} / compact, training", "compact", peer.name, 2.786, "fig:endpoint-validation",
+        versus(f"{peer.name} / compact, training", "compact", peer.name, "imagenet/official-compact-e3",
                endpoint="e3", units=seeds),
-        versus("width-one / static, training", "static", "width-one", 2.34729,
-               r"\CFeatureTrainingStaticOverWidthOne", endpoint="e3", units=seeds),
-        versus("static / compact, training", "compact", "static", 1.03556,
-               r"\CFeatureTrainingActiveOverStatic", endpoint="e3", units=seeds),
+        versus("width-one / static, training", "static", "width-one", "imagenet/width-one-static-e3",
+               endpoint="e3", units=seeds),
+        versus("static / compact, training", "compact", "static", "imagenet/static-compact-e3",
+               endpoint="e3", units=seeds),
         *(
-            versus(f"static / compact, width {width}", "sweep-compact", "sweep-static", paper, WIDTHS_TABLE,
+            versus(f"static / compact, width {width}", "sweep-compact", "sweep-static", f"imagenet/width-{width}",
                    units=[f"width {width}, window {k}" for k in range(windows)])
-            for width, paper in WIDTHS.items()
+            for width in WIDTHS
         ),
     ]  # fmt: skip
     return Campaign(

@@ -15,7 +15,6 @@ from drainsinkhorn.core.problem import Potentials
 from drainsinkhorn.core.protocol import Backend
 
 EPS, WIDTH, PLANS = 0.1, 16, 3
-OT, RETIRED, WHOLE = r"\CMetroOTDeploymentSpeedup", r"\CMetroRetirementOTSpeedup", r"\CMetroEndpointSpeedup"
 
 
 def score(work: Work, backend: Backend[Any], answers: Mapping[int, Potentials[Any]]) -> dict[str, Any]:
@@ -53,11 +52,17 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             for plan in range(PLANS)
         ],
         contrasts=[
-            versus(f"{peer.name} / compact", "compact", peer.name, 4.110, OT),
-            versus("static / compact", "compact", "static", 1.754, RETIRED),
+            versus(f"{peer.name} / compact", "compact", peer.name, "metropt3/official-compact"),
+            versus("static / compact", "compact", "static", "metropt3/static-compact"),
             versus("mask / compact", "compact", "mask"),
             versus(f"{peer.name} / default", "default", peer.name),
-            versus(f"{peer.name} / compact, with the consumer", "compact", peer.name, 4.074, WHOLE, endpoint="e2"),
+            versus(
+                f"{peer.name} / compact, with the consumer",
+                "compact",
+                peer.name,
+                "metropt3/official-compact-e2",
+                endpoint="e2",
+            ),
             versus(f"{peer.name} / default, with the consumer", "default", peer.name, endpoint="e2"),
         ],
         inputs=log.source.inputs,
@@ -67,6 +72,5 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             *peer.differs,
             "the paper's legacy arms are not defined in it and left out",
             "the consumer is the entropic cost of each window; the paper does not define its own",
-            paper={"slots_static": 5696, "slots_active": 3128, "energy": 1.783, "source": OT},
         ),
     )

@@ -17,22 +17,13 @@ from drainsinkhorn.campaign.arms import backend_of, default, described, ours, pu
 from drainsinkhorn.campaign.gate import residual
 from drainsinkhorn.campaign.loaders import Array
 from drainsinkhorn.campaign.plan import Campaign, Finding, Loaded, Place, Study, Unit
+from drainsinkhorn.campaign.report.paper import NATIVE, PARETO
 from drainsinkhorn.campaign.transitions import Transitions, consume, deviation, tables, transitions
 from drainsinkhorn.campaign.windows import cell_pairs, cell_windows
 from drainsinkhorn.core.problem import Potentials, Problem
 
-TABLE, NATIVE_TABLE = "tab:packer-pareto", "tab:packer-native-stopping"
 EPS, WIDTH = 0.1, 8
-TOLERANCES = {
-    1e-4: (1.272, 1.270, 1.558),
-    3e-4: (1.266, 1.262, 1.638),
-    1e-3: (1.263, 1.258, 1.571),
-    3e-3: (1.258, 1.250, 1.480),
-    1e-2: (1.280, 1.267, 0.9995),
-}
-"""Tolerance to the paper's width-one / static, official / compact and mask / compact."""
-NATIVE = {1e-2: 9.01e-4, 3e-3: 1.93e-4, 1e-3: 1.11e-5, 3e-4: 1.18e-6, 1e-4: 1.18e-6, 1e-5: 1.18e-6, 1e-6: 1.18e-6}
-"""Native threshold to the residual that the paper found."""
+THRESHOLDS = tuple(row[0] for row in NATIVE)
 CHECK, CAP = 5, 1000
 """Cycles between checks of FlashSinkhorn's own rule, which is its default, and its limit here."""
 
@@ -46,7 +37,7 @@ def replayed(problem: Problem[Any], place: Place) -> dict[float, State]:
         problem, x=to_numpy(problem.x).astype(np.float64), y=to_numpy(problem.y).astype(np.float64), init="zero"
     )
     pack = backend_of(place.device).using("none").pack([admit(wide, 1e-8)])
-    open_, found, before = sorted(NATIVE, reverse=True), dict[float, State](), None
+    open_, found, before = sorted(THRESHOLDS, reverse=True), dict[float, State](), None
     begun = place.clock()
     for cycles in range(CHECK, CAP + 1, CHECK):
         pack.advance(CHECK, [-np.inf])
@@ -69,7 +60,7 @@ def official(problem: Problem[Any], place: Place) -> dict[float, State]:
     """The native rule of FlashSinkhorn itself."""
     flash, found = peers.Flash(1e-3), dict[float, State]()
     flash.native(problem, 1.0, 2 * CHECK)
-    for threshold in NATIVE:
+    for threshold in THRESHOLDS:
         begun = place.clock()
         state, cycles = flash.native(problem, threshold, CAP)
         found[threshold] = (state, cycles, place.clock() - begun)
@@ -93,7 +84,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     def native(place: Place) -> Iterator[Finding]:
         problems, known = loaded()
         states = [(official if place.device == "cuda" else replayed)(problem, place) for problem in problems]
-        for threshold, paper in NATIVE.items():
+        for threshold in THRESHOLDS:
             answers = {k: state[threshold][0] for k, state in enumerate(states)}
             cycles = [state[threshold][1] for state in states]
             residuals = [residual(problems[k], answer) for k, answer in answers.items()]
@@ -107,14 +98,13 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
                     "tv": deviation(known, tables(known, problems, backend_of(place.device), answers)),
                     "seconds": sum(state[threshold][2] for state in states),
                     "by": "FlashSinkhorn" if place.device == "cuda" else "its rule on this library's plain cycles",
-                    "paper": {"residual": paper, "source": NATIVE_TABLE},
                 },
             )
 
     arm, peer = partial(ours, width=WIDTH, consumer=consume), public_of(device)
     units, contrasts = list[Unit](), list[Any]()
-    for tol, (packing, complete, compaction) in TOLERANCES.items():
-        name = f"tol {tol:.0e}"
+    for tol in PARETO:
+        name, at = f"tol {tol:.0e}", f"@{tol:.0e}".replace("e-0", "e-")
         options = {"n": n, "width": WIDTH, "eps": EPS, "tol": tol, "reference": 1e-6}
         units.append(
             Unit(
@@ -123,9 +113,13 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             )
         )  # fmt: skip
         contrasts += [
-            versus(f"width-one / static, {name}", "static", "width-one", packing, TABLE, units=[name]),
-            versus(f"{peer.name} / compact, {name}", "compact", peer.name, complete, TABLE, units=[name]),
-            versus(f"mask / compact, {name}", "compact", "mask", compaction, TABLE, units=[name]),
+            versus(
+                f"width-one / static, {name}", "static", "width-one", f"packer19/width-one-static{at}", units=[name]
+            ),
+            versus(
+                f"{peer.name} / compact, {name}", "compact", peer.name, f"packer19/official-compact{at}", units=[name]
+            ),
+            versus(f"mask / compact, {name}", "compact", "mask", f"packer19/mask-compact{at}", units=[name]),
             versus(f"{peer.name} / default, {name}", "default", peer.name, units=[name]),
         ]
     return Campaign(
@@ -143,7 +137,9 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
         units=units,
         contrasts=contrasts,
         studies=[
-            Study(name="native stopping", run=native, options={"check": CHECK, "cap": CAP, "thresholds": list(NATIVE)})
+            Study(
+                name="native stopping", run=native, options={"check": CHECK, "cap": CAP, "thresholds": list(THRESHOLDS)}
+            )
         ],
         inputs=cells.source.inputs,
         options=described(cells.source, device, *peer.differs, n=n, width=WIDTH, eps=EPS),

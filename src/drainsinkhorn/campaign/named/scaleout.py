@@ -17,7 +17,6 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.parallel import LocalFleet
 from drainsinkhorn.parallel.fleet import Fleet, FleetStream
 
-SOURCE = "sec:experiments"
 WORKERS = (1, 2, 4)
 EPS, ROUTES, TOL = 0.05, 2, 1e-3
 
@@ -65,7 +64,7 @@ def solved(
 
 def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     """Two routes; the same windows for every number of workers, and then a fixed load for each worker."""
-    n, count, load = (16_384, 32, 16) if scale == "full" else (512, 256, 128)
+    n, count, load = (16_384, 32, 16) if scale == "full" else (384, 128, 64)
     log = loaders.metropt3(data)
     half = len(log.rows) // 2
     routes = [Sensors(log.rows[:half], log.source), Sensors(log.rows[half:], log.source)]
@@ -115,13 +114,13 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
                 name=f"route {number}",
                 load=lambda number=number: Loaded(route(number, count)),
                 options={"n": n, "problems": count, "eps": EPS, "route": number},
-                repeats=3,
+                repeats=2,
             )
             for number in range(ROUTES)
         ],
         contrasts=[
             versus("1 worker / 2 workers", "workers-2", "workers-1"),
-            versus("1 worker / 4 workers", "workers-4", "workers-1", 3.972, SOURCE),
+            versus("1 worker / 4 workers", "workers-4", "workers-1"),
         ],
         studies=[Study(name="fixed load for each worker", run=fixed, options={"load": load, "n": n, "eps": EPS})],
         inputs=log.source.inputs,
@@ -130,6 +129,5 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             device,
             "the two routes are the halves of the log",
             "the paper's 3.965 to 3.979 is throughput at a fixed load for each worker, which the study measures too",
-            paper={"scaling": {"4": [3.965, 3.979]}, "source": SOURCE},
         ),
     )
