@@ -61,14 +61,20 @@ def kernels(e: Evidence) -> Iterator[Block]:
         yield machine.roofline(f"{e.name}-roofline", found, note)
 
 
+def _spacing(every: Any) -> str:
+    """Cycles between audits, in words."""
+    if every is None:
+        return "as the backend likes"
+    if isinstance(every, dict):
+        return f"{words.plain(every.get('first'))}, then each {every.get('ratio')} times the one before"
+    return words.plain(every)
+
+
 def settings(e: Evidence) -> Iterator[Block]:
     """Configuration, here and in the paper."""
     setting = paper.SETTINGS.get(e.name)
     told = [arm["options"].get("audit") for arm in e.manifest["arms"]]
-    audits = [audit.get("every") for audit in told if isinstance(audit, dict)]
-    every = ", ".join(
-        dict.fromkeys("as the backend likes" if value is None else words.plain(value) for value in audits)
-    )
+    every = ", ".join(sorted({_spacing(audit.get("every")) for audit in told if isinstance(audit, dict)}))
     data = "generated" if e.generated else str(e.manifest["options"].get("data", ", ".join(e.manifest["inputs"])))
     here = {
         "data": data,
