@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -226,6 +227,22 @@ def _like(problem: Problem[Any], answer: Potentials[Any]) -> Potentials[Any]:
     """Potentials where the problem's points lie."""
     device = "cuda" if getattr(problem.x, "is_cuda", False) else "cpu"
     return Potentials(*(side if hasattr(side, "is_cuda") else on(device, side) for side in answer))
+
+
+@contextlib.contextmanager
+def one_thread(device: str) -> Iterator[None]:
+    """Torch, and what shares its threads, with one thread on a CPU: what is small gains nothing from more.
+
+    On a busy machine threads that wait for one another cost ten times what they compute.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if device == "cpu" else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def versus(

@@ -25,6 +25,8 @@ CELL_TYPES = ("cell.type", "cell_type", "cell.subtype", "lineage")
 SCAN_KEYS = ("points", "pcloud_points")
 """What A2D2 calls the points of a scan."""
 COMPONENTS = 500
+CHUNK = 20_000
+"""Images that are in float64 at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,12 +302,13 @@ def _imagenet_batches(paths: list[Path]) -> Features:
         raise FileError(f"{bad[0][0]}: data must be (images, 3072), 32 x 32 pixels in three colours, got {bad[0][1]}")
     images = np.concatenate(pixels)
     mean = images.mean(0, dtype=np.float64)
-    covariance = sum((part - mean).T @ (part - mean) for part in np.array_split(images, max(1, len(images) // 20_000)))
-    _, vectors = np.linalg.eigh(covariance)
-    kept = vectors[:, ::-1][:, :COMPONENTS].astype(np.float32)
-    scores = np.concatenate(
-        [(part - mean).astype(np.float32) @ kept for part in np.array_split(images, max(1, len(images) // 20_000))]
-    )
+    parts = np.array_split(images, max(1, len(images) // CHUNK))
+    if len(images) <= images.shape[1]:
+        vectors = np.linalg.svd(images - mean, full_matrices=False)[2].T
+    else:
+        vectors = np.linalg.eigh(sum((part - mean).T @ (part - mean) for part in parts))[1][:, ::-1]
+    kept = vectors[:, :COMPONENTS].astype(np.float32)
+    scores = np.concatenate([(part - mean).astype(np.float32) @ kept for part in parts])
     source = Source(f"ImageNet-32, {len(images)} images, PCA-{COMPONENTS} of them", _hashes(paths))
     return Features(_unit_variance(scores), source)
 

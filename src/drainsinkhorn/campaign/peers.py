@@ -187,39 +187,6 @@ def _from_pot(problem: Problem[Any], found: tuple[Any, Any]) -> Potentials[Any]:
     return Potentials(u, v)
 
 
-class Keops:
-    """PyKeOps: alternating log-sum-exp reductions in float32, the residual read off the f-leg.
-
-    Args:
-        tol: Bound on the row residual.
-        every: Cycles between checks.
-    """
-
-    def __init__(self, tol: float, every: int = 10) -> None:
-        from pykeops.numpy import LazyTensor
-
-        self._lazy, self._tol, self._every = LazyTensor, tol, every
-
-    def serial(self, problems: Problems) -> Found:
-        """One after another."""
-        found, depths, lazy = list[Any](), list[int | None](), self._lazy
-        for p in problems:
-            log_a, log_b = (side.astype(np.float32) for side in log_weights(p))
-            x, y = lazy(to_numpy(p.x)[:, None, :]), lazy(to_numpy(p.y)[None, :, :])
-            distance = ((x - y) ** 2).sum(-1) * (scale_of(p) / p.eps)
-            a, f, g = np.exp(log_a), np.zeros(len(log_a), np.float32), np.zeros(len(log_b), np.float32)
-            cycle = 0
-            for cycle in range(MOST):
-                new = -(lazy((g + log_b)[None, :, None]) - distance).logsumexp(axis=1).ravel()
-                if cycle and cycle % self._every == 0 and np.abs(np.expm1(f - new) * a).sum() <= self._tol:
-                    break
-                f = new
-                g = -(lazy((f + log_a)[:, None, None]) - distance).logsumexp(axis=0).ravel()
-            found.append(Potentials(p.eps * f.astype(float), p.eps * g.astype(float)))
-            depths.append(cycle)
-        return Found(lambda: found, depths)
-
-
 @dataclass(frozen=True, slots=True)
 class Flash:
     """FlashSinkhorn's own kernels on a GPU, alternating, under our two-sided check: what the paper calls public serial.

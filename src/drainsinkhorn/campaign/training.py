@@ -7,16 +7,15 @@ coupling, and Frechet distance of the leading coordinates.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from drainsinkhorn.api import solve
-from drainsinkhorn.campaign.arms import answers_of, backend_of, problem
+from drainsinkhorn.campaign.arms import answers_of, backend_of, one_thread, problem
 from drainsinkhorn.campaign.loaders import Array
 from drainsinkhorn.campaign.plan import Place
 from drainsinkhorn.core.problem import Potentials, Problem
@@ -147,19 +146,6 @@ class Lesson:
             t = torch.as_tensor(rng.random((size, 1)).astype(np.float32)).to(self.device)
             losses.append(float((model(torch.cat([x0 + t * (x1 - x0), t], dim=1)) - (x1 - x0)).square().mean()))
         return float(np.mean(losses))
-
-
-@contextlib.contextmanager
-def one_thread(device: str) -> Iterator[None]:
-    """Torch with one thread on a CPU: small layers gain nothing from more, and on a busy machine wait for them."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def velocity(dim: int, hidden: int) -> Any:

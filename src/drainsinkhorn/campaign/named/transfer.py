@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from drainsinkhorn.campaign import loaders, peers
-from drainsinkhorn.campaign.arms import described, ours, run_serial, versus
+from drainsinkhorn.campaign.arms import described, one_thread, ours, run_serial, versus
 from drainsinkhorn.campaign.named.lidar import carried
 from drainsinkhorn.campaign.plan import Arm, Campaign, Loaded, Outcome, Unit, Work
 from drainsinkhorn.campaign.windows import image_slices, scan_pairs
@@ -33,6 +34,21 @@ def over_keops(device: str) -> Backend[Any]:
     from drainsinkhorn.backends.keops import KeopsBackend
 
     return KeopsBackend(device=device)
+
+
+def unpredicted(arm: Arm) -> Arm:
+    """The same arm, whose slots theory does not predict: widths are rungs of a compile ladder, powers of two."""
+    return replace(arm, run=lambda work: replace(arm.run(work), ran=None))
+
+
+def single(arm: Arm) -> Arm:
+    """The same arm with one thread on a CPU."""
+
+    def run(work: Work) -> Outcome:
+        with one_thread(work.place.device):
+            return arm.run(work)
+
+    return replace(arm, run=run, options={**arm.options, "one_thread": True})
 
 
 def missing(make: Callable[[], Any]) -> str | None:
@@ -85,11 +101,11 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             run=lambda work: serial(work, peer(MARGIN * work.unit.tol).serial),
             options={"every": STRIDE, "margin": MARGIN, "seconds": 60.0}),
         ott("ott-static", "static over OTT-JAX", "static"),
-        ott("ott-compact", "compact over OTT-JAX", "compact"),
-        keops("keops-serial", "PyKeOps, one problem at a time", "width-one"),
-        carried(keops("keops-carry", "PyKeOps, one at a time, carried potentials", "width-one")),
-        keops("keops-static", "static over PyKeOps", "static"),
-        keops("keops-compact", "compact over PyKeOps", "compact"),
+        unpredicted(ott("ott-compact", "compact over OTT-JAX", "compact")),
+        single(keops("keops-serial", "PyKeOps, one problem at a time", "width-one")),
+        single(carried(keops("keops-carry", "PyKeOps, one at a time, carried potentials", "width-one"))),
+        single(keops("keops-static", "static over PyKeOps", "static")),
+        single(keops("keops-compact", "compact over PyKeOps", "compact")),
     ]  # fmt: skip
     names = {
         kind: tuple(arm.name for arm in arms if arm.name.startswith("ott" if kind == "ott" else "keops"))
