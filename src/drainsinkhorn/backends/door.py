@@ -6,6 +6,7 @@ A message says what is wrong with the value shown, and what to do.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -134,17 +135,22 @@ def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
     return array
 
 
-def _fine_on_device(value: Any) -> bool:
-    """True for a matrix of finite floats on another device, looked at there: nothing is copied."""
-    return (
-        library(value) == "torch"
-        and value.is_cuda
-        and str(value.dtype) in ("torch.float32", "torch.float64")
-        and str(value.layout) == "torch.strided"
-        and value.ndim == 2
-        and value.numel() > 0
-        and bool(value.detach().isfinite().all())
-    )
+def _fine_on_device(*values: Any) -> bool:
+    """True for matrices of finite floats on another device, looked at there and at once: nothing is copied."""
+    for value in values:
+        if not (
+            library(value) == "torch"
+            and value.is_cuda
+            and str(value.dtype) in ("torch.float32", "torch.float64")
+            and str(value.layout) == "torch.strided"
+            and value.ndim == 2
+            and value.numel() > 0
+        ):
+            return False
+    # A sum in float64 is finite if all entries are (float64 entries near its end are looked at one by one). All sums
+    # are asked for before any is waited for.
+    sums = [value.detach().sum(dtype=sys.modules["torch"].float64) for value in values]
+    return all(math.isfinite(total.item()) for total in sums)
 
 
 def _points(name: str, value: Any, shape: str) -> Any:
@@ -188,7 +194,10 @@ def _sizes(problem: Problem[Any], cost: Cost | Any) -> tuple[int, int]:
             raise ProblemError("a dense cost matrix takes the place of the points; leave x and y out")
         matrix = _points("cost", cost, "(n, m)")
         return matrix.shape[0], matrix.shape[1]
-    x, y = _points("x", problem.x, "(n, d)"), _points("y", problem.y, "(m, d)")
+    x: Any = problem.x
+    y: Any = problem.y
+    if not _fine_on_device(x, y):
+        x, y = _points("x", x, "(n, d)"), _points("y", y, "(m, d)")
     if x.shape[1] != y.shape[1]:
         raise ProblemError(f"x lives in dimension {x.shape[1]} and y in {y.shape[1]}; both need the same")
     if library(problem.x) != library(problem.y):

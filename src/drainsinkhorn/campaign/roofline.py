@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,8 @@ PRODUCTS_PER_CLOCK = {8: 1024, 9: 2048}
 """Products of fp16 that the tensor cores of a multiprocessor finish in a clock, by major capability."""
 SPLIT = 3
 """Products of halves that make one of a split coordinate."""
-SETTLED, ROUNDS = 16, 5
-"""Cycles before anything is timed; timings, of which the fastest counts, as for a floor nothing else would do."""
+SETTLED, CYCLES, ROUNDS = 16, 4, 15
+"""Cycles before anything is timed; of one timing; timings, of which the fastest counts: other work only adds time."""
 
 
 DIRECT = 4
@@ -44,6 +44,14 @@ class Shape(NamedTuple):
     streams: bool
 
 
+class Timed(NamedTuple):
+    """Work to time, and the share of it that belongs to one cycle of one lane."""
+
+    work: Callable[[], object]
+    share: float
+
+
+KERNEL = "kernel"
 CPU = {
     "small": (Shape(512, 3, 4, False), Shape(2048, 3, 4, False), Shape(1024, 3, 4, True), Shape(1024, 50, 4, True)),
     "full": (Shape(512, 3, 8, False), Shape(4096, 3, 8, False), Shape(4096, 3, 4, True), Shape(4096, 50, 4, True)),
@@ -69,13 +77,17 @@ def roofline(scale: str, place: Place) -> Iterator[Finding]:
     for shape in shapes(scale, place.device):
         backend = _backend(shape, place.device)
         lanes = [admit(problem, 1e-3) for problem in _clouds(shape, place.device)]
-        floor, bound = (_cuda_floor if place.device == "cuda" else _cpu_floor)(shape, place.clock)
+        known, timed = (_cuda_floors if place.device == "cuda" else _cpu_floors)(shape)
+        seconds = _fastest({KERNEL: _cycles(backend, lanes), **timed}, place.clock)
+        kernel = seconds.pop(KERNEL)
+        floors = {**known, **seconds}
+        bound = max(floors, key=lambda name: floors[name])
         kind = "streaming" if shape.streams else "cached"
         value = {
             "kernel": f"{kind} cycle, n = {shape.n:,}, d = {shape.d}, {shape.width} lanes",
             "arithmetic": backend.describe(lanes[0]),
-            "seconds": _cycle(backend, lanes, place.clock),
-            "floor": floor,
+            "seconds": kernel,
+            "floor": floors[bound],
             "bound": bound,
         }
         yield Finding("roofline", value)
@@ -103,42 +115,44 @@ def _clouds(shape: Shape, device: str) -> list[Problem[Any]]:
     return [Problem(x=x, y=y, eps=eps) for x, y in clouds]
 
 
-def _cycle(backend: Backend[Any], lanes: list[Problem[Any]], clock: Callable[[], float]) -> float:
-    """Seconds of one cycle of one lane, all lanes at work."""
+def _cycles(backend: Backend[Any], lanes: list[Problem[Any]]) -> Timed:
+    """Some cycles of all lanes."""
     backend.prepare(lanes)
     pack, never = backend.pack(lanes), [-math.inf] * len(lanes)
     pack.advance(SETTLED, never)
-    return _fastest(lambda: pack.advance(SETTLED, never), clock) / (SETTLED * len(lanes))
+    return Timed(lambda: pack.advance(CYCLES, never), 1 / (CYCLES * len(lanes)))
 
 
-def _fastest(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    spent = list[float]()
-    for _ in range(ROUNDS):
-        begun = clock()
-        work()
-        spent.append(clock() - begun)
-    return min(spent)
-
-
-def _cpu_floor(shape: Shape, clock: Callable[[], float]) -> tuple[float, str]:
-    n = shape.n
+def _fastest(works: Mapping[str, Timed], clock: Callable[[], float]) -> dict[str, float]:
+    """Seconds of a cycle of one lane by name, all of them measured in turns."""
+    best = dict.fromkeys(works, math.inf)
     with _one_blas_thread():
-        if not shape.streams:
-            # One matrix for each lane: lanes take turns in the caches here as they do there.
-            matrices = np.ones((shape.width, n, n), np.float32)
-            vector, out = np.ones(n, np.float32), np.empty(n, np.float32)
-            swept = _fastest(lambda: [np.dot(matrix, vector, out=out) for matrix in matrices], clock)
-            return swept / shape.width, "reading the matrix (BLAS)"
-        rows, names = min(n, 256), dict[float, str]()
-        if shape.d > DIRECT:
-            points, scores = np.ones((n, shape.d), np.float32), np.empty((rows, n), np.float32)
-            products = _fastest(lambda: np.dot(points[:rows], points.T, out=scores), clock) / rows
-            names[products] = "products of coordinates (BLAS)"
-    row = np.linspace(-20, 0, n, dtype=np.float32)
-    out = np.empty_like(row)
-    exponentials = _fastest(lambda: [np.exp2(row, out=out) for _ in range(rows)], clock) / rows
-    names[exponentials] = "exponentials (NumPy)"
-    return 2 * n * max(names), names[max(names)]
+        for _ in range(ROUNDS):
+            for name, (work, share) in works.items():
+                # Once for the caches, which the others have filled.
+                work()
+                begun = clock()
+                work()
+                best[name] = min(best[name], share * (clock() - begun))
+    return best
+
+
+def _cpu_floors(shape: Shape) -> tuple[dict[str, float], dict[str, Timed]]:
+    n = shape.n
+    if not shape.streams:
+        # One matrix for each lane: lanes take turns in the caches here as they do there.
+        matrices = np.ones((shape.width, n, n), np.float32)
+        vector, out = np.ones(n, np.float32), np.empty(n, np.float32)
+        sweep = Timed(lambda: [np.dot(matrix, vector, out=out) for matrix in matrices], 1 / shape.width)
+        return {}, {"reading the matrix (BLAS)": sweep}
+    rows = min(n, 256)
+    row, out = np.linspace(-20, 0, n, dtype=np.float32), np.empty(n, np.float32)
+    timed = {"exponentials (NumPy)": Timed(lambda: [np.exp2(row, out=out) for _ in range(rows)], 2 * n / rows)}
+    if shape.d > DIRECT:
+        points, scores = np.ones((n, shape.d), np.float32), np.empty((rows, n), np.float32)
+        product = Timed(lambda: np.dot(points[:rows], points.T, out=scores), 2 * n / rows)
+        timed["products of coordinates (BLAS)"] = product
+    return {}, timed
 
 
 def _one_blas_thread() -> contextlib.AbstractContextManager[Any]:
@@ -150,25 +164,23 @@ def _one_blas_thread() -> contextlib.AbstractContextManager[Any]:
     return threadpool_limits(1)
 
 
-def _cuda_floor(shape: Shape, clock: Callable[[], float]) -> tuple[float, str]:
+def _cuda_floors(shape: Shape) -> tuple[dict[str, float], dict[str, Timed]]:
     import torch
 
-    seen = torch.cuda.get_device_properties(torch.cuda.current_device())
-    mhz = float(meters.machine("cuda").get("clocks.max.sm") or 1980)
-    names = device_floors(shape, seen.multi_processor_count, seen.major, mhz * 1e6)
     if not shape.streams:
         much = torch.ones(2**28, device="cuda")
         much.sum()
-        rate = 4 * much.numel() / _fastest(much.sum, clock)
-        names = {2 * 4 * shape.n**2 / rate: f"reading the scores twice at {rate / 1e12:.1f} TB/s"}
-    return max(names), names[max(names)]
+        return {}, {"reading the scores twice (torch)": Timed(much.sum, 2 * shape.n**2 / much.numel())}
+    seen = torch.cuda.get_device_properties(torch.cuda.current_device())
+    mhz = float(meters.machine("cuda").get("clocks.max.sm") or 1980)
+    return device_floors(shape, seen.multi_processor_count, seen.major, mhz * 1e6), {}
 
 
-def device_floors(shape: Shape, multiprocessors: int, major: int, hertz: float) -> dict[float, str]:
+def device_floors(shape: Shape, multiprocessors: int, major: int, hertz: float) -> dict[str, float]:
     """Seconds of a streaming cycle of one lane in the special-function units and in the tensor cores."""
     pairs, padded = 2 * shape.n**2, max(16, 2 ** math.ceil(math.log2(shape.d)))
-    floors = {pairs / (multiprocessors * EX2_PER_CLOCK * hertz): "exponentials (special-function units)"}
+    floors = {"exponentials (special-function units)": pairs / (multiprocessors * EX2_PER_CLOCK * hertz)}
     if major in PRODUCTS_PER_CLOCK and shape.d > DIRECT:
         rate = multiprocessors * PRODUCTS_PER_CLOCK[major] * hertz
-        floors[SPLIT * pairs * padded / rate] = "products of coordinates (tensor cores)"
+        floors["products of coordinates (tensor cores)"] = SPLIT * pairs * padded / rate
     return floors

@@ -18,9 +18,8 @@ from drainsinkhorn.api import solve
 from drainsinkhorn.consumers import sample
 from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.errors import OptionsError, ProblemError
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.result import Status
-from drainsinkhorn.flow.problems import problem_of, refuse_other_than_tensors
+from drainsinkhorn.flow.problems import problems_of, refuse_other_than_tensors
 
 Tensor = torch.Tensor
 
@@ -80,13 +79,15 @@ def couple_minibatches(
         (8, (64, 2))
     """
     parts = [part for k, batch in enumerate(batches) for part in _parts(k, batch, by_class, seed)]
-    problems: list[Problem[Any]] = []
-    for part in parts:
-        x0, x1 = (
+    pairs = [
+        tuple(
             points if places is None else points[places]
             for points, places in zip(batches[part.batch][:2], (part.rows, part.cols), strict=True)
         )
-        problems.append(problem_of(x0, x1, eps(x0, x1) if callable(eps) else eps))
+        for part in parts
+    ]
+    strengths = [eps(*pair) if callable(eps) else eps for pair in pairs]
+    problems = problems_of(pairs, strengths, backend=settings.get("backend"))
     solution = solve(problems, tol=tol, **settings)
     for part, result in zip(parts, solution, strict=True):
         if result.status is Status.INVALID:
@@ -140,7 +141,8 @@ def _gather(batch: Sequence[Any], drawn: Sequence[Any]) -> Pairs:
         i, j = i[mixed], j[mixed]
     label = batch[2] if len(batch) > 2 else None
     share = float(np.mean([converged for *_, converged in drawn]))
-    return Pairs(batch[0][i], batch[1][j], None if label is None else label[j], share)
+    x0, x1 = batch[0].index_select(0, i), batch[1].index_select(0, j)
+    return Pairs(x0, x1, None if label is None else label[j], share)
 
 
 def _shown(batch: Any) -> str:

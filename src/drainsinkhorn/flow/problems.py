@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Problem
 
 MANY_DIMENSIONS, KEPT_PAIRS = 48, 2**22
-"""From so many coordinates on, and up to so many pairs, a CPU keeps distances made by one matrix product."""
+"""From so many coordinates on, and up to so many pairs, a CPU keeps distances: solving and drawing look at them."""
 
 Tensor = torch.Tensor
 
@@ -23,18 +26,33 @@ def refuse_other_than_tensors(**named: Any) -> None:
             raise ProblemError(f"{name} must be a torch tensor, got {type(value).__name__}; {advice}")
 
 
-def problem_of(x0: Tensor, x1: Tensor, eps: float, scale: float = 1.0) -> Problem[Any]:
-    """The problem of a minibatch, (n, ...) and (m, ...), with costs `scale |x0 - x1|^2`."""
-    x, y = (points.detach().reshape(len(points), -1) for points in (x0, x1))
-    problem: Problem[Any] = Problem(x=x, y=y, eps=eps, cost=Cost("sqeuclidean", scale))
-    many = x.shape[1] >= MANY_DIMENSIONS and len(x) * len(y) <= KEPT_PAIRS
-    if x.is_cuda or not many or x.shape[1] != y.shape[1] or not bool(x.isfinite().all() & y.isfinite().all()):
-        # The solver finds the words for what is wrong with points.
-        return problem
-    # Centred and in float64, what cancels in the product is 1e-16 of the largest squared norm.
-    p, q = x.double(), y.double()
-    middle = (p.mean(0) + q.mean(0)) / 2
-    p, q = p - middle, q - middle
-    norms = p.square().sum(1)[:, None] + q.square().sum(1)[None, :]
-    costs = torch.addmm(norms, p, q.T, alpha=-2).clamp_(min=0).mul_(scale)
-    return Problem(cost=costs, eps=eps)
+def problems_of(
+    pairs: Sequence[Sequence[Tensor]], eps: Sequence[float], scales: Sequence[float] | None = None, backend: Any = None
+) -> list[Problem[Any]]:
+    """The problems of minibatches, (n, ...) and (m, ...), with costs `scale |x0 - x1|^2`.
+
+    Distances are computed on as many threads as `backend` has, if it says so.
+    """
+    flat = [[points.detach().reshape(len(points), -1) for points in pair] for pair in pairs]
+    scales = [1.0] * len(flat) if scales is None else scales
+    found: list[Problem[Any]] = [
+        Problem(x=x, y=y, eps=strength, cost=Cost("sqeuclidean", scale))
+        for (x, y), strength, scale in zip(flat, eps, scales, strict=True)
+    ]
+    kept = [place for place, pair in enumerate(flat) if _keeps(*pair)]
+    if not kept or importlib.util.find_spec("numba") is None:
+        return found
+    from drainsinkhorn.backends.cpu.distances import squared_distances
+
+    clouds = [[to_numpy(points) for points in flat[place]] for place in kept]
+    matrices = squared_distances(clouds, [scales[place] for place in kept], getattr(backend, "threads", None))
+    for place, costs in zip(kept, matrices, strict=True):
+        if costs is not None:
+            found[place] = Problem(cost=torch.from_numpy(costs), eps=eps[place])
+    return found
+
+
+def _keeps(x: Tensor, y: Tensor) -> bool:
+    """True if distances of these points are to be kept."""
+    many = x.shape[1] >= MANY_DIMENSIONS and 0 < len(x) * len(y) <= KEPT_PAIRS
+    return many and x.shape[1] == y.shape[1] and all(p.device.type == "cpu" and p.is_floating_point() for p in (x, y))

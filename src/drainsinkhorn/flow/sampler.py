@@ -12,10 +12,9 @@ import torch
 from drainsinkhorn.api import solve
 from drainsinkhorn.consumers import partners, plan, sample
 from drainsinkhorn.core.errors import BackendUnavailable, ProblemError
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
-from drainsinkhorn.flow.problems import problem_of, refuse_other_than_tensors
+from drainsinkhorn.flow.problems import problems_of, refuse_other_than_tensors
 from drainsinkhorn.solution import Solution
 
 METHODS = ("sinkhorn", "exact", "unbalanced", "partial")
@@ -70,12 +69,11 @@ class OTPlanSampler:
             return int(self._seeds.integers(2**62))
         return int(torch.randint(2**62, ()).item())
 
-    def _problem(self, x0: Tensor, x1: Tensor) -> Problem[Any]:
-        x, y = (p.detach().reshape(len(p), -1) for p in (x0, x1))
-        return problem_of(x, y, self.reg, 1 / _largest(x, y) if self.normalize_cost else 1.0)
-
     def _solve(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Solution[Any]:
-        solution = solve([self._problem(*pair) for pair in pairs], tol=self.tol, backend=self.backend)
+        flat = [tuple(points.detach().reshape(len(points), -1) for points in pair) for pair in pairs]
+        scales = [1 / _largest(x, y) if self.normalize_cost else 1.0 for x, y in flat]
+        problems = problems_of(pairs, [self.reg] * len(flat), scales, self.backend)
+        solution = solve(problems, tol=self.tol, backend=self.backend)
         for result in solution:
             _judge(result, warn=self.warn)
         return solution

@@ -19,6 +19,7 @@ from drainsinkhorn.backends.reference import ReferenceBackend
 from drainsinkhorn.core.errors import ContractError, ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Backend, Pack, Progress
+from drainsinkhorn.core.result import MAX_PAIRS
 from drainsinkhorn.testing.auditor import marginal_errors
 
 NEVER, ALWAYS = -math.inf, math.inf
@@ -413,7 +414,7 @@ def _backends_say_how_they_run(bench: Bench) -> None:
     precise = bench.backend.precise()
     ride = Ride(precise, precise.pack([problem]), 1)
     ride.go(2)
-    plan = to_numpy(precise.couple([problem], [ride.potentials(0)]).plan(2**20)[0])
+    plan = to_numpy(precise.couple([problem], [ride.potentials(0)]).plan(MAX_PAIRS)[0])
     row = float(np.abs(plan.sum(axis=1) - to_numpy(problem.a)).sum())
     said = ride.pack.verify([0])[0]
     assert abs(said.row - row) <= said.band + 1e-5, f"the coupling's row error is {row}, verify said {said.row}"
@@ -447,7 +448,7 @@ def _answers_agree_with_the_reference(bench: Bench) -> None:
         for _ in range(2000):
             if not theirs.go(1, 1e-6)[0].stale > 1e-6:
                 break
-        plans = [to_numpy(truth.couple([problem], [ride.potentials(0)]).plan(2**20)[0]) for ride in (ours, theirs)]
+        plans = [to_numpy(truth.couple([problem], [ride.potentials(0)]).plan(MAX_PAIRS)[0]) for ride in (ours, theirs)]
         gap = float(np.abs(plans[0] - plans[1]).sum())
         assert gap <= 0.1, f"plans at tol 5e-4 and 1e-6 differ by {gap} in L1"
 

@@ -7,7 +7,7 @@ next f-leg (r) and, while a row is in cache, adds up what the g-leg after it nee
 cycle is: u = 1 / r, v = 1 / c, one sweep.
 
 K underflows where u or v drift far from 1. Then it is absorbed anew at the f-leg that is pending, in float64 from the
-points by direct differences: `F_i = -log sum_j b_j exp(g_j - S_ij)`, `G = g`, which makes all row sums 1. A lane in
+points: `F_i = -log sum_j b_j exp(g_j - S_ij)`, `G = g`, which makes all row sums 1. A lane in
 that state is FRESH: its state is kept as explicit potentials, its pending leg is the base. Which of the two a lane is
 depends on its own numbers alone.
 
@@ -32,7 +32,6 @@ from drainsinkhorn.backends.cpu.primitives import (
     double,
     exp,
     float32_at,
-    float64_at,
     largest_of,
     log,
     maximum,
@@ -40,21 +39,24 @@ from drainsinkhorn.backends.cpu.primitives import (
     reordered,
     vector,
 )
+from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, padded, squares
 
 # Columns of the integer table of a lane: addresses of its vectors and matrices, its sizes, its state.
 KERNEL, A, B, EXACT_A, EXACT_B, U, V, W, R, C, PARTS, STATE_F, STATE_G, BASE_F, BASE_G, X, Y = range(17)
 ROWS, COLS, DIM, KIND, DEPTH, STATE, SHARED = range(17, 24)
 # With momentum: the point from which it goes on, what the pending leg makes of it and of f, the measured leg itself.
 BEFORE, NEXT_F, NEXT_X, LOGS, MOMENTUM = range(24, 29)
-FIELDS = 29
+# Squared norms of the points, where squares are expanded; a matrix of scores in float64, where they are kept.
+NORMS_X, NORMS_Y, SCORES = range(29, 32)
+FIELDS = 32
 # Columns of its float table. FACTOR turns a raw cost into a score. BAND is the rounding of what float64 measured, SUMS
 # what a sweep in the lane's precision adds; ROUNDING is that of a score.
 FACTOR, STALE, BAND, SUMS, ROUNDING = range(5)
 # The state of `backends.momentum.Momentum`, the stride of the pending leg, and whether it is decided or only expected.
 AGE, BEST, COLUMNS, COOLDOWN, BACKOFF, ROWS_EXACT, WAS_FAST, STRIDE, BETA, DECIDED, STARTED = range(5, 16)
 NUMBERS = 16
-# Kinds of cost: Y holds the other points coordinate by coordinate, or X a dense matrix.
-SQEUCLIDEAN, EUCLIDEAN, DENSE32, DENSE64 = range(4)
+# Kinds of cost: those of a tile, with the other points in panels at Y; or X is a dense matrix.
+DENSE32, DENSE64 = range(3, 5)
 # States of a lane. COLD: at its start, the kernel absorbed at a base that no weight enters, so that lanes over the same
 # costs can share it. FRESH: explicit potentials, the kernel absorbed at its pending leg. ABSORBED: potentials are base
 # and scalings. HOMELESS: FRESH, but its kernel is shared and has to be absorbed: it waits for memory of its own.
@@ -70,8 +72,8 @@ DEEP_LOW, DEEP_HIGH = math.exp(-DEEP), math.exp(DEEP)
 GROUP_ROWS, GROUPS = 256, 8
 """A lane's rows form at most GROUPS groups of at least GROUP_ROWS rows, which threads may share."""
 
-BLOCK, TILE = 16, 3072
-"""Rows whose scores are computed together, and how many numbers of the other points stay in the cache meanwhile."""
+BLOCK = 16
+"""Rows whose scores are computed together: some tiles."""
 
 POTENTIALS = 8 * 2.0**-53
 """Rounding of potentials in nats, relative to their size, with a factor of two for safety."""
@@ -102,62 +104,42 @@ def bounds(rows, groups, group):
 
 
 @ordered
-def _squares(x, y, cols, first, last, out):
-    """`out_j = |x - y_j|^2` for columns first .. last - 1, by direct differences; y is (dim, cols)."""
-    dim, k = x.size, x.size % 4
-    part = out[first:last]
-    if k == 0:
-        part[:] = 0
-    else:
-        x0, y0 = x[0], y[first:last]
-        for j in range(part.size):
-            part[j] = (x0 - y0[j]) * (x0 - y0[j])
-        for q in range(1, k):
-            xq, yq = x[q], y[q * cols + first : q * cols + last]
-            for j in range(part.size):
-                part[j] += (xq - yq[j]) * (xq - yq[j])
-    # Four coordinates at a time, so that sums stay in registers.
-    while k < dim:
-        x0, x1, x2, x3 = x[k], x[k + 1], x[k + 2], x[k + 3]
-        y0, y1 = y[k * cols + first : k * cols + last], y[(k + 1) * cols + first : (k + 1) * cols + last]
-        y2, y3 = y[(k + 2) * cols + first : (k + 2) * cols + last], y[(k + 3) * cols + first : (k + 3) * cols + last]
-        for j in range(part.size):
-            d0, d1, d2, d3 = x0 - y0[j], x1 - y1[j], x2 - y2[j], x3 - y3[j]
-            part[j] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
-        k += 4
-
-
-@ordered
-def _scores(lane, numbers, first, last, out):
-    """`out_ij = S_ij` in float64 for rows first .. last - 1, by direct differences."""
-    cols, dim, kind, factor = lane[COLS], lane[DIM], lane[KIND], numbers[FACTOR]
+def _scores(lane, numbers, first, last, out, direct=False):
+    """`out_ij = S_ij` in float64 for rows first .. last - 1 of a block; with `direct` from differences of points."""
+    cols, kind, factor = lane[COLS], lane[KIND], numbers[FACTOR]
     if kind == DENSE32:
         for i in range(first, last):
             row32 = carray(float32_at(lane[X] + 4 * i * cols), (cols,))
             for j in range(cols):
                 out[i - first, j] = row32[j] * factor
-        return
-    if kind == DENSE64:
+    elif kind == DENSE64:
         for i in range(first, last):
-            row64 = carray(float64_at(lane[X] + 8 * i * cols), (cols,))
+            row64 = double(lane[X] + 8 * i * cols, cols)
             for j in range(cols):
                 out[i - first, j] = row64[j] * factor
-        return
-    y = double(lane[Y], dim * cols)
-    # A tile of the other points stays in the cache while all rows of the block pass over it.
-    tile = max(64, TILE // dim // 64 * 64)
-    start = 0
-    while start < cols:
-        end = min(cols, start + tile)
+    elif lane[SCORES] and not direct:
         for i in range(first, last):
-            _squares(double(lane[X] + 8 * i * dim, dim), y, cols, start, end, out[i - first])
-        start = end
-    for i in range(last - first):
-        if kind == EUCLIDEAN:
-            for j in range(cols):
-                out[i, j] = np.sqrt(out[i, j])
-        for j in range(cols):
-            out[i, j] *= factor
+            out[i - first, :cols] = double(lane[SCORES] + 8 * i * cols, cols)
+    else:
+        _tiles(lane, numbers, first, last, out, DIRECT if direct and kind == EXPANDED else kind)
+
+
+@ordered
+def _tiles(lane, numbers, first, last, out, kind):
+    cols, dim, factor = lane[COLS], lane[DIM], numbers[FACTOR]
+    squares(kind, lane[X], lane[NORMS_X], lane[Y], lane[NORMS_Y], dim, cols, factor, first, last, out)
+
+
+@ordered
+def keep_scores(lane, numbers, first, last):
+    """Compute and keep the scores of some rows."""
+    cols = lane[COLS]
+    block = np.empty((BLOCK, padded(cols)))
+    for start in range(first, last, BLOCK):
+        end = min(last, start + BLOCK)
+        _tiles(lane, numbers, start, end, block, lane[KIND])
+        for i in range(start, end):
+            double(lane[SCORES] + 8 * i * cols, cols)[:] = block[i - start, :cols]
 
 
 @ordered
@@ -181,13 +163,13 @@ def absorb_group(lane, numbers, group, one):
     kernel, part = vector(lane[KERNEL], rows * cols, one), vector(lane[PARTS], groups * cols, one)
     part, a = part[group * cols : (group + 1) * cols], vector(lane[A], rows, one)
     base_f, g, weight = double(lane[BASE_F], rows), double(lane[STATE_G], cols), double(lane[EXACT_B], cols)
-    block = np.empty((BLOCK, cols))
+    block = np.empty((BLOCK, padded(cols)))
     part[:] = 0
     for start in range(first, last, BLOCK):
         end = min(last, start + BLOCK)
         _scores(lane, numbers, start, end, block)
         for i in range(start, end):
-            x = block[i - start]
+            x = block[i - start, :cols]
             base_f[i], scale = _fresh_row(x, g, weight)
             k = kernel[i * cols : (i + 1) * cols]
             for j in range(cols):
@@ -356,13 +338,13 @@ def absorb(lane, numbers, one):
 
 
 @ordered
-def log_columns(lane, numbers, f, out):
+def log_columns(lane, numbers, f, out, direct=False):
     """`out_j = -logsumexp_i(log a_i + f_i - S_ij)`: a g-leg in the log domain, largest terms first, then the sums."""
     rows, cols = lane[ROWS], lane[COLS]
-    block, largest = np.empty((BLOCK, cols)), np.full(cols, -np.inf)
+    block, largest = np.empty((BLOCK, padded(cols))), np.full(cols, -np.inf)
     for start in range(0, rows, BLOCK):
         end = min(rows, start + BLOCK)
-        _scores(lane, numbers, start, end, block)
+        _scores(lane, numbers, start, end, block, direct)
         for i in range(start, end):
             scores = block[i - start]
             for j in range(cols):
@@ -370,7 +352,7 @@ def log_columns(lane, numbers, f, out):
     out[:] = 0
     for start in range(0, rows, BLOCK):
         end = min(rows, start + BLOCK)
-        _scores(lane, numbers, start, end, block)
+        _scores(lane, numbers, start, end, block, direct)
         for i in range(start, end):
             scores = block[i - start]
             for j in range(cols):
@@ -454,15 +436,20 @@ def discard_lanes(table, numbers, order, first, last, cycles, one):
 
 @ordered
 def fill_cold_rows(lane, numbers, first, last, one):
-    """Rows of the kernel of a cold start, `K_ij = exp(F_i - S_ij)` with `F_i = min_j S_ij`; writes F too."""
+    """Rows of the kernel of a cold start, `K_ij = exp(F_i - S_ij)` with `F_i = min_j S_ij`; writes F too.
+
+    Scores that go with a shared kernel are kept here, once for all its lanes.
+    """
     rows, cols = lane[ROWS], lane[COLS]
     kernel, base = vector(lane[KERNEL], rows * cols, one), double(lane[BASE_F], rows)
-    block = np.empty((BLOCK, cols))
+    if lane[SCORES] and lane[SHARED]:
+        keep_scores(lane, numbers, first, last)
+    block = np.empty((BLOCK, padded(cols)))
     for start in range(first, last, BLOCK):
         end = min(last, start + BLOCK)
         _scores(lane, numbers, start, end, block)
         for i in range(start, end):
-            x = block[i - start]
+            x = block[i - start, :cols]
             for j in range(cols):
                 x[j] = -x[j]
             largest = maximum(x)
@@ -506,7 +493,7 @@ def open_cold(lane, numbers, one):
 def open_lane(lane, numbers, one):
     """Begin a lane: a cold one is measured, unless it turns out FRESH or HOMELESS. False if its scores are not finite.
 
-    A shared kernel is there already.
+    A shared kernel is there already, and so are the scores that go with it.
     """
     vector(lane[W], lane[COLS], one)[:] = vector(lane[B], lane[COLS], one)
     # The host knows a bound on the scores, and with it whether they are finite.
@@ -514,6 +501,8 @@ def open_lane(lane, numbers, one):
         lane[STATE] = POISONED
         numbers[STALE] = np.nan
         return False
+    if lane[SCORES] and not lane[SHARED]:
+        keep_scores(lane, numbers, 0, lane[ROWS])
     if lane[STATE] == COLD:
         if not lane[SHARED]:
             fill_cold_rows(lane, numbers, 0, lane[ROWS], one)
@@ -538,10 +527,10 @@ def screen_lane(lane, numbers, one):
         return np.nan
     if lane[STATE] != ABSORBED:
         f, g, weight = double(lane[STATE_F], rows), double(lane[STATE_G], cols), double(lane[EXACT_B], cols)
-        a, x, total = double(lane[EXACT_A], rows), np.empty((1, cols)), 0.0
+        a, x, total = double(lane[EXACT_A], rows), np.empty((BLOCK, padded(cols))), 0.0
         for i in range(rows):
             _scores(lane, numbers, i, i + 1, x)
-            base = _fresh_row(x[0], g, weight)
+            base = _fresh_row(x[0, :cols], g, weight)
             total += a[i] * abs(np.expm1(f[i] - base[0]))
         return total + numbers[BAND] + numbers[SUMS]
     a, w, u = vector(lane[A], rows, one), vector(lane[W], cols, one), vector(lane[U], rows, one)
@@ -593,14 +582,14 @@ def verify_exact(lane, numbers, f, g):
     """Both L1 residuals of given potentials (in nats) in float64, in the log domain, from direct differences."""
     rows, cols = lane[ROWS], lane[COLS]
     a, b, columns = double(lane[EXACT_A], rows), double(lane[EXACT_B], cols), np.empty(cols)
-    block, row, col = np.empty((BLOCK, cols)), 0.0, 0.0
+    block, row, col = np.empty((BLOCK, padded(cols))), 0.0, 0.0
     for start in range(0, rows, BLOCK):
         end = min(rows, start + BLOCK)
-        _scores(lane, numbers, start, end, block)
+        _scores(lane, numbers, start, end, block, True)
         for i in range(start, end):
-            base = _fresh_row(block[i - start], g, b)
+            base = _fresh_row(block[i - start, :cols], g, b)
             row += a[i] * abs(np.expm1(f[i] - base[0]))
-    log_columns(lane, numbers, np.log(a) + f, columns)
+    log_columns(lane, numbers, np.log(a) + f, columns, True)
     for j in range(cols):
         col += b[j] * abs(np.expm1(g[j] - columns[j]))
     return row, col

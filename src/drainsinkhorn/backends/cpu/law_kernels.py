@@ -5,21 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from drainsinkhorn.backends.cpu.primitives import dot, exp, maximum, ordered
+from drainsinkhorn.backends.cpu.tiles import padded, squares
+
+BLOCK = 16
+"""Rows whose scores are computed together: some tiles."""
 
 
 @ordered
-def scores(x, y, root, rows, out):
-    """Squared distances (or distances) of some rows of x, (n, d), to all columns of y, (d, m)."""
-    for k in range(rows.size):
-        o = out[k]
-        o[:] = 0.0
-        for c in range(x.shape[1]):
-            xc, yc = x[rows[k], c], y[c]
-            for j in range(o.size):
-                o[j] += (xc - yc[j]) * (xc - yc[j])
-        if root:
-            for j in range(o.size):
-                o[j] = np.sqrt(o[j])
+def scores(kind, x, norms_x, panels, norms_y, factor, out):
+    """`factor` times squared distances (or distances) of all rows of x, (n, d), to all columns of panels: `tiles`."""
+    size, cols, dim = x.shape[0], out.shape[1], x.shape[1]
+    block, rows, columns = np.empty((BLOCK, padded(cols))), x.ctypes.data, panels.ctypes.data
+    for first in range(0, size, BLOCK):
+        last = min(size, first + BLOCK)
+        squares(kind, rows, norms_x.ctypes.data, columns, norms_y.ctypes.data, dim, cols, factor, first, last, block)
+        for k in range(first, last):
+            for j in range(cols):
+                # Where a square was expanded rounding may have left less than nothing.
+                out[k, j] = max(block[k - first, j], 0.0)
 
 
 @ordered

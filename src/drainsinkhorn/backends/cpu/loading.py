@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import COSTS, UNIT, unit_rows
+from drainsinkhorn.backends.costs import COSTS, SMALLEST, UNIT, unit_rows
 from drainsinkhorn.backends.cpu import kernels as k
-from drainsinkhorn.backends.cpu.layout import farthest
+from drainsinkhorn.backends.cpu.layout import EXPANDED_DIM, extent, lay_out
 from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.cpu.moments import gaussian_starts
+from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.starts import worthwhile
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -26,6 +27,10 @@ SHARED_BYTES = 2**16
 
 GROUP_BYTES = 2**22
 """Small lanes of one shape share a block of about this size; a larger lane has its own, freed when it leaves."""
+
+
+KEPT_DIM, KEPT_PAIRS = 128, 2**22
+"""From so many coordinates on, and up to so many pairs, a lane keeps its scores in float64 beside its kernel."""
 
 
 @cache
@@ -59,10 +64,16 @@ def groups(problems: Sequence[Problem[Any]], itemsize: int) -> Iterator[list[int
     yield from waiting.values()
 
 
+def _keeps_scores(problem: Problem[Any], pairs: int) -> bool:
+    """True if looking a score up is much cheaper than computing it again when the kernel is absorbed anew."""
+    named = isinstance(problem.cost, Cost) and problem.cost.kind != "euclidean"
+    return named and problem.x.shape[1] >= KEPT_DIM and pairs <= KEPT_PAIRS  # type: ignore[union-attr]
+
+
 def _stack(arrays: list[Any], dtype: Any = np.float64) -> NDArray[Any]:
     if len(arrays) == 1 or all(array is arrays[0] for array in arrays):
         return np.asarray(arrays[0], dtype=dtype)[None]
-    return np.stack(arrays).astype(dtype, copy=False)
+    return np.stack(arrays, dtype=dtype, casting="unsafe")
 
 
 def load_group(
@@ -98,9 +109,14 @@ def load_group(
     eps = np.array([p.eps for p in problems])
     _load_starts(problems, eps, views)
     numbers[:, k.SUMS] = type_band(n, m, dtype)
+    table[:, k.SCORES], scores = 0, None
+    if _keeps_scores(problems[0], n * m):
+        step = 8 * n * m
+        scores = Block(step * (1 if shared else lanes))
+        table[:, k.SCORES] = scores.address + (0 if shared else step * steps)
     with np.errstate(over="ignore", invalid="ignore"):
         kept = _load_dense if not isinstance(problems[0].cost, Cost) else _load_points
-        return [block, matrices, *kept(problems, eps, table, numbers)]
+        return [block, matrices, scores, *kept(problems, eps, table, numbers)]
 
 
 def _load_starts(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], views: dict[int, NDArray[Any]]) -> None:
@@ -161,21 +177,25 @@ def _load_points(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], tab
     if kind == "cosine":
         # 1 - cos is half the squared distance of unit vectors.
         x, y = unit_rows(x), unit_rows(y)
-    y = np.ascontiguousarray(y.transpose(0, 2, 1))
-    far = np.broadcast_to(farthest(np.ascontiguousarray(x.transpose(0, 2, 1)), y), (lanes,))
+    lengths = max(len(x), len(y))
+    x, y = (np.ascontiguousarray(np.broadcast_to(points, (lengths, *points.shape[1:]))) for points in (x, y))
+    middle, far = extent(x, y)
     if kind == "euclidean":
         # By a power of two, so that squares neither overflow nor vanish.
         scale = np.where((far > 0) & np.isfinite(far), np.exp2(np.frexp(far)[1]), 1.0)
         x, y, far = x / scale[:, None, None], y / scale[:, None, None], far / scale
         factor = factor * scale
+    expanded = kind != "euclidean" and dim >= EXPANDED_DIM
     largest = COSTS[kind].largest(far)
-    raw = COSTS[kind].rounding(dim, largest) + 4 * UNIT * largest
+    # By differences four roundings come on top; what an expanded square adds is worked out in docs/adr/0016.
+    added = (dim + 6) * UNIT * largest + 4 * dim * SMALLEST if expanded else 4 * UNIT * largest
+    raw = COSTS[kind].rounding(dim, largest) + added
     numbers[:, k.ROUNDING] = 2 * factor * raw
     numbers[:, k.FACTOR] = factor / 2 if kind == "cosine" else factor
-    table[:, k.KIND] = k.EUCLIDEAN if kind == "euclidean" else k.SQEUCLIDEAN
-    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
-    for field, points in ((k.X, x), (k.Y, y)):
-        step = points[0].nbytes if len(points) == lanes else 0
-        table[:, field] = points.ctypes.data + step * np.arange(lanes)
+    table[:, k.KIND] = ROOT if kind == "euclidean" else EXPANDED if expanded else DIRECT
     table[:, k.DIM] = dim
-    return [x, y]
+    laid = lay_out(x, y, middle if expanded else None)
+    for field, array in zip((k.X, k.NORMS_X, k.Y, k.NORMS_Y), laid, strict=True):
+        step = array[0].nbytes if len(array) == lanes else 0
+        table[:, field] = array.ctypes.data + step * np.arange(lanes)
+    return [*laid]

@@ -43,17 +43,16 @@ def moments(points, weights, means, spreads, full):
 def quadratic(points, means, matrices, slopes, full, out):
     """`(y - m)' M (y - m) + l' (y - m)` at points (L or 1, m, d); zero for a lane where that is not finite."""
     size, dim = points.shape[1], points.shape[2]
-    around = np.empty(dim)
+    around, bent = np.empty(dim), np.empty(dim)
     for lane in range(out.shape[0]):
         cloud, mean, matrix = points[lane % points.shape[0]], means[lane], matrices[lane]
         slope, found, finite = slopes[lane], out[lane], True
         for j in range(size):
             for k in range(dim):
                 around[k] = cloud[j, k] - mean[k]
-            total = 0.0
             for k in range(dim):
-                bent = dot(matrix[k], around) if full else matrix[k, 0] * around[k]
-                total += (bent + slope[k]) * around[k]
+                bent[k] = slope[k] + (dot(matrix[k], around) if full else matrix[k, 0] * around[k])
+            total = dot(bent, around)
             found[j] = total
             finite &= abs(total) < np.inf
         if not finite:

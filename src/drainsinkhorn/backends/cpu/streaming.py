@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.costs import COSTS, UNIT, unit_rows
 from drainsinkhorn.backends.cpu import streaming_kernels as s
-from drainsinkhorn.backends.cpu.layout import box, farthest
+from drainsinkhorn.backends.cpu.layout import extent
 from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
@@ -76,12 +76,10 @@ class StreamingLane:
         x, y = to_numpy(self.inner.x).astype(np.float64), to_numpy(self.inner.y).astype(np.float64)
         if kind == "cosine":
             x, y, factor = unit_rows(x), unit_rows(y), factor / 2
-        low, high = box(x.T, y.T)
-        middle = low / 2 + high / 2
+        (middle,), (far,) = extent(np.ascontiguousarray(x)[None], np.ascontiguousarray(y)[None])
         self.root = kind == "euclidean"
         scale = factor if self.root else math.sqrt(factor)
-        far = float(farthest(x.T, y.T))
-        largest = COSTS[kind].largest(far)
+        largest = COSTS[kind].largest(float(far))
         # Centring and scaling round every coordinate twice more.
         raw = COSTS[kind].rounding(x.shape[1], largest) + 16 * UNIT * largest
         self.rounding = 2 * raw * self.inner.cost.scale / self.inner.eps

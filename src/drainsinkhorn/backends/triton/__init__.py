@@ -28,6 +28,8 @@ DIRECT_DIM = 4
 """Up to so many coordinates direct differences are as fast as products, and truer."""
 SPACING = 32
 """Cycles between audits where no vacancy waits for one."""
+FOLDED_DIM = 32
+"""Padded coordinates up to which potentials enter the product: above, tensor cores are what a leg waits for."""
 STREAMED_DIM = 64
 """Above so many coordinates a stored matrix is faster, where it fits."""
 
@@ -121,7 +123,7 @@ class TritonBackend:
         if dim <= DIRECT_DIM:
             return _made(k.DIRECT.value, dim, 1, False, False)
         dp = 16 if dim <= 16 else 32 if dim <= 32 else 64
-        return _made(k.PRODUCT.value, dp, -(-dim // dp), False, False, dp if dim < dp else 0)
+        return _made(k.PRODUCT.value, dp, -(-dim // dp), False, False, dp if dim < dp <= FOLDED_DIM else 0)
 
 
 def interpreted() -> bool:

@@ -23,7 +23,7 @@ def _by_size(pack: Any, lanes: Sequence[Any]) -> Iterator[tuple[Any, list[int], 
     """Lanes of each size, and their rows of the table."""
     found: dict[Any, list[int]] = {}
     for number, lane in enumerate(lanes):
-        found.setdefault(tuple(pack._sizes[lane.place]), []).append(number)
+        found.setdefault(lane.group.size, []).append(number)
     for size, numbers in found.items():
         yield size, numbers, pack._table[torch.tensor([lanes[i].place for i in numbers], device=pack.device)]
 

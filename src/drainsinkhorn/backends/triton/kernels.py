@@ -100,7 +100,7 @@ APART = _Constant(80.0)
 """Bits by which a sum may leave 1 before it is done again with its largest term taken out."""
 
 
-AT_ONCE = _Constant(8)
+AT_ONCE = _Constant(16)
 """Coordinates of a sampled row that are loaded together."""
 
 
@@ -218,12 +218,12 @@ def _exponents(half, single, points, own, rows, inside, others, near, dim, other
             return acc + level[:, None]
         return acc + level[:, None] + h[None, :]
     elif KIND == STORED:
+        # The matrix is padded by whole tiles: what is read beyond its end is zero, and does not count.
         if SIDE == 0:
             place = rows[:, None].to(tl.int64) * _padded(other_size) + others[None, :]
         else:
             place = others[None, :].to(tl.int64) * _padded(size) + rows[:, None]
-        stored = tl.load(single + points + place, mask=inside[:, None] & near[None, :], other=0.0)
-        return stored + level[:, None] + h[None, :]
+        return tl.load(single + points + place) + level[:, None] + h[None, :]
     else:
         squares = tl.zeros((BM, BN), dtype=tl.float32)
         for k in range(dim):
@@ -272,18 +272,20 @@ def _split(half, vectors, wide, lane_table, rows, inside, value, SIDE: tl.conste
     mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
     level = value - norm
     coarse = tl.floor(level * GRID + 0.5) / GRID
+    if SLOT > 0:
+        if tl.load(lane_table + FOLDED) > 0:
+            # Two halves hold a rounded potential below 2^13 exactly; what they lose of a larger one counts as the rest.
+            bound = tl.minimum(tl.maximum(coarse, -MOST_HALF), MOST_HALF).to(tl.float32)
+            high = bound.to(tl.float16)
+            low = (bound - high.to(tl.float32)).to(tl.float16)
+            place = half + tl.load(lane_table + SPLIT + SIDE) + rows.to(tl.int64) * (2 * SLOT) + (SLOT - 1)
+            tl.store(place, high, mask=inside)
+            tl.store(place + SLOT, low, mask=inside)
+            coarse = (high.to(tl.float32) + low.to(tl.float32)).to(tl.float64)
     fine = (level - coarse).to(tl.float32)
     tl.store(vectors + tl.load(lane_table + COARSE + SIDE) + rows, coarse.to(tl.float32), mask=inside)
     tl.store(vectors + tl.load(lane_table + FINE + SIDE) + rows, fine, mask=inside)
     tl.store(vectors + tl.load(lane_table + WEIGHT + SIDE) + rows, mass.to(tl.float32) * tl.exp2(fine), mask=inside)
-    if SLOT > 0:
-        if tl.load(lane_table + FOLDED) > 0:
-            # Two halves hold a rounded potential below 2^13 exactly.
-            bound = tl.minimum(tl.maximum(coarse, -MOST_HALF), MOST_HALF).to(tl.float32)
-            high = bound.to(tl.float16)
-            place = half + tl.load(lane_table + SPLIT + SIDE) + rows.to(tl.int64) * (2 * SLOT) + (SLOT - 1)
-            tl.store(place, high, mask=inside)
-            tl.store(place + SLOT, (bound - high.to(tl.float32)).to(tl.float16), mask=inside)
 
 
 @triton.jit
@@ -312,10 +314,11 @@ def _finish(half, wide, vectors, errors, lane_table, tile, rows, inside, own, lo
 @triton.jit
 def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
         KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
-        BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr, SLOT: tl.constexpr):  # fmt: skip
+        BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr, SLOT: tl.constexpr, FOLD: tl.constexpr):  # fmt: skip
     """Measure one side of every lane that is not WIDE. `vectors` holds h, l and w.
 
-    Programs are tiles of BM rows times shares of the columns.
+    Programs are tiles of BM rows times shares of the columns. Where points have a SLOT, legs of lanes whose potentials
+    enter the product (FOLD) and of others are separate launches; slots hold the state, so that checks do not fold.
     """
     lane = tl.load(live + tl.program_id(1))
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
@@ -329,6 +332,8 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
     skip = (tile * BM >= size) | (tl.load(lane_table + WIDE) > 0)
     if ROLE != CHECKED:
         skip = skip | (tl.load(halted) > 0) | (tl.load(numbers + HELD) > 0)
+        if SLOT > 0:
+            skip = skip | ((tl.load(lane_table + FOLDED) > 0) != FOLD)
     if skip:
         return
     rows = tile * BM + tl.arange(0, BM)
@@ -361,20 +366,11 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
             theirs = coming
         total = tl.sum(sums, axis=1)
     else:
-        # A check is of other potentials than those in the slots.
-        if SLOT > 0 and ROLE != CHECKED:
-            if tl.load(lane_table + FOLDED) > 0:
-                with_slot = _with_slot(own_points, inside, 1.0, DP)
-                total = _sums(half, single, points, with_slot, rows, inside, dim, other_size, size, other_points, coarse,
-                              other_coarse, other_weight, begin, end,
-                              KIND, DP, CHUNKS, SIDE, BM, BN, True)  # fmt: skip
-            else:
-                total = _sums(half, single, points, own_points, rows, inside, dim, other_size, size, other_points,
-                              coarse, other_coarse, other_weight, begin, end,
-                              KIND, DP, CHUNKS, SIDE, BM, BN, False)  # fmt: skip
-        else:
-            total = _sums(half, single, points, own_points, rows, inside, dim, other_size, size, other_points, coarse,
-                          other_coarse, other_weight, begin, end, KIND, DP, CHUNKS, SIDE, BM, BN, False)  # fmt: skip
+        points_and_slot = own_points
+        if FOLD:
+            points_and_slot = _with_slot(own_points, inside, 1.0, DP)
+        total = _sums(half, single, points, points_and_slot, rows, inside, dim, other_size, size, other_points, coarse,
+                      other_coarse, other_weight, begin, end, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD)  # fmt: skip
     # Sums go through memory even where nobody shares: in registers every thread would hold whole rows from here on.
     partial, stride = vectors + tl.load(lane_table + PARTIAL), _padded(size)
     tl.store(partial + share * stride + rows, total, mask=inside)
@@ -699,7 +695,66 @@ def checked(table, live, errors, vectors, samples, found, count_samples, DOUBLE:
         tl.store(found + 6 * place + 2 + side, tl.sum(tl.where(inside, off, 0.0), axis=0) / count)
 
 
+@triton.jit(do_not_specialize=["size", "dim"])
+def squares(points, found, size, dim, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Squared norms of the points of every lane, (lanes, size, dim) -> (lanes, size), added up in a fixed order."""
+    lane = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = rows < size
+    mine = points + (lane * size + rows)[:, None] * dim
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
+    for first in range(0, dim, BLOCK):
+        ks = first + tl.arange(0, BLOCK)
+        x = tl.load(mine + ks[None, :], mask=inside[:, None] & (ks < dim)[None, :], other=0.0)
+        total += x * x
+    tl.store(found + lane * size + rows, tl.sum(total, axis=1), mask=inside)
+
+
 @triton.jit
+def _scores(scores, norms, other_norms, rows, others, seen, size, other_size, lane, PRODUCTS: tl.constexpr):
+    """Stored scores, or those that inner products and norms make."""
+    found = tl.load(scores + (lane * size + rows)[:, None] * other_size + others[None, :], mask=seen, other=0.0)
+    if PRODUCTS:
+        nx = tl.load(norms + lane * size + rows, mask=rows < size, other=0.0)
+        ny = tl.load(other_norms + lane * other_size + others, mask=others < other_size, other=0.0)
+        # In float64, and centred: what cancels is some 1e-16 of the largest score.
+        found = tl.maximum(nx[:, None] + ny[None, :] - 2.0 * found, 0.0)
+    return found
+
+
+@triton.jit(do_not_specialize=["size", "other_size", "start_stride", "mass_stride", "base_stride", "stride"])
+def absorb(scores, norms, other_norms, start, mass, base, matrix, size, other_size, start_stride, mass_stride,
+           base_stride, stride, PRODUCTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The matrix absorbed at the start of g and the f-leg after it: what matters lies near zero there."""
+    lane = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = rows < size
+    largest = tl.full((ROWS,), -float("inf"), dtype=tl.float64)
+    total = tl.zeros((ROWS,), dtype=tl.float64)
+    for first in range(0, other_size, BLOCK):
+        others = first + tl.arange(0, BLOCK)
+        near = others < other_size
+        seen = inside[:, None] & near[None, :]
+        g = tl.load(start + lane * start_stride + others, mask=near, other=-float("inf"))
+        w = tl.load(mass + lane * mass_stride + others, mask=near, other=0.0)
+        found = _scores(scores, norms, other_norms, rows, others, seen, size, other_size, lane, PRODUCTS)
+        exponent = g[None, :] - found
+        new = tl.maximum(largest, tl.max(exponent, axis=1))
+        total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
+        largest = new
+    level = -(largest + tl.log2(total))
+    tl.store(base + lane * base_stride + rows, level, mask=inside)
+    for first in range(0, other_size, BLOCK):
+        others = first + tl.arange(0, BLOCK)
+        near = others < other_size
+        seen = inside[:, None] & near[None, :]
+        g = tl.load(start + lane * start_stride + others, mask=near, other=0.0)
+        found = _scores(scores, norms, other_norms, rows, others, seen, size, other_size, lane, PRODUCTS)
+        place = lane * stride + rows[:, None].to(tl.int64) * _padded(other_size) + others[None, :]
+        tl.store(matrix + place, (g[None, :] - found + level[:, None]).to(tl.float32), mask=seen)
+
+
+@triton.jit(do_not_specialize=["size", "dim", "row_stride", "lane_stride", "weight_stride"])
 def moments(points, weights, found, size, dim, row_stride, lane_stride, weight_stride, CHUNK: tl.constexpr,
             DP: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
     """Weighted sums over a chunk of rows, of coordinates and of their products (FULL) or squares."""
@@ -726,7 +781,7 @@ def moments(points, weights, found, size, dim, row_stride, lane_stride, weight_s
         tl.store(out + DP + ks, square)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "dim"])
 def quadratic(points, means, matrices, slopes, out, size, dim, FULL: tl.constexpr, ROWS: tl.constexpr):
     """`(y - m)' M (y - m) + l' (y - m)` for every point of every lane; M is (dim, dim) if FULL, else its diagonal."""
     lane = tl.program_id(1)

@@ -1,33 +1,52 @@
-"""Launches: a kernel compiled for given constants is kept, so that the next launch costs a few microseconds.
+"""Launches that are made ready once.
 
-Triton looks at every argument of every launch to find the kernel that was compiled for arguments of its kind. Arguments
-of a pack are always of one kind (tensors that begin where torch's allocator, or an aligned piece of it, begins), so its
-constants tell which kernel that is.
+Triton's own way looks at every argument of every launch, which takes longer than a small kernel runs. Arguments of a
+pack are always of one kind (tensors that begin where a piece of torch's memory begins), so the kernel and its constants
+tell which compiled form is meant.
 """
 
 # pyright: basic
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
-_known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+import torch
+
+Launch = Callable[[int], None]
+"""Launches a kernel in a stream."""
+
+_compiled: dict[Hashable, Any] = {}
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """`kernel[grid](*args, **constants)`, all tensors first; a kernel's constants are named in one order everywhere."""
-    key = (kernel.__name__, args[0].device, *constants.values())
-    known = _known.get(key)
-    if known is None:
-        # None under the interpreter; what was compiled otherwise.
-        compiled = kernel[grid](*args, **constants)
-        if hasattr(compiled, "packed_metadata"):
-            _known[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
-        return
-    compiled, tail = known
-    try:
-        compiled[(*grid, 1, 1)[:3]](*args, *tail)
-    except TypeError:
-        # A Triton whose launchers take other arguments says so before anything runs.
+def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> Launch:
+    """`kernel[grid](*args, **constants)` to be done as often as one likes; a kernel's constants have one order."""
+
+    def by_triton(_: int) -> None:
         kernel[grid](*args, **constants)
+
+    key = (kernel.__name__, args[0].device, *constants.values())
+    if key not in _compiled:
+        _compiled[key] = None if args[0].device.type == "cpu" else kernel.warmup(*args, grid=grid, **constants)
+    compiled = _compiled[key]
+    if compiled is None:
+        return by_triton
+    run = compiled.run
+    function, metadata, (x, y) = compiled.function, compiled.packed_metadata, (*grid, 1)[:2]
+    values = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    values += [constants[name] for name in kernel.arg_names[len(args) :]]
+
+    def directly(stream: int) -> None:
+        try:
+            run(x, y, 1, stream, function, metadata, None, None, None, *values)
+        except TypeError:
+            # A Triton whose launchers take other arguments says so before anything runs.
+            by_triton(stream)
+
+    return directly
+
+
+def stream_of(device: Any) -> int:
+    """The stream in which torch works on a device."""
+    return 0 if device.type == "cpu" else torch.cuda.current_stream(device).cuda_stream

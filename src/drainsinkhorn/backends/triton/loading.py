@@ -18,14 +18,16 @@ from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.starts import FULL_DIM, between, worthwhile
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena, aligned
-from drainsinkhorn.backends.triton.tiles import splits
+from drainsinkhorn.backends.triton.tiles import LARGEST, splits
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 UNIT = 2.0**-53
-FOLDED_BITS = 2.0**11
-"""Largest score and start, in bits, with which a lane's potentials enter the product: two halves hold them exactly."""
+FOLDED_BITS = 2.0**15
+"""Largest score and start, in bits, with which potentials may enter the product: halves hold no more than 2^16."""
 CHUNK, ROWS = 512, 128
 """Rows whose moments one program adds up, and rows whose starts it computes."""
+STORED_ROWS, STORED_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
+"""Rows of a program that fills stored matrices, columns it takes at once, and products kept at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class How:
         return splits(n, m, *tile), splits(m, n, *tile)
 
 
-@dataclass
+@dataclass(eq=False)
 class Loaded:
     """Lanes that were laid out together.
 
@@ -130,20 +132,21 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
                     ("PARTIAL", (max(shares[0] * aligned(n), shares[1] * aligned(m)),))],
         "counts": [("COUNTS", (max(whole),))],
         "half": [("SPLIT", (n * pair, m * pair))] if how.kind == k.PRODUCT.value else [],
-        "single": [("MATRIX", (n * aligned(m),))] if how.kind == k.STORED.value
+        "single": [("MATRIX", (_matrix(n, m),))] if how.kind == k.STORED.value
         else [("COORDS", (dim * aligned(n), dim * aligned(m)))] if how.kind != k.PRODUCT.value else [],
         "exact": [("EXACT", (n * m,) if how.dense else (dim * n, dim * m))],
     }  # fmt: skip
-    table = torch.zeros((lanes, k.FIELDS.value), dtype=torch.int64)
+    table = np.zeros((lanes, k.FIELDS.value), dtype=np.int64)
     views: dict[str, Any] = {}
     pieces: dict[str, tuple[int, int]] = {}
     layout: list[tuple[str, str, int, int, int]] = []
-    steps = torch.arange(lanes)
+    steps = np.arange(lanes)
     for name, wanted in fields.items():
         total = lanes * sum(aligned(size) for _, parts in wanted for size in parts)
         if total == 0:
             continue
         start = arenas[name].take(total)
+        arenas[name].buffer[start : start + total].zero_()
         pieces[name] = (start, total)
         for field_name, parts in wanted:
             for side, size in enumerate(parts):
@@ -152,9 +155,7 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
                 layout.append((name, f"{field_name}{side}", start, aligned(size), size))
                 start += aligned(size) * lanes
     for name, key, start, stride, size in layout:
-        piece = arenas[name].buffer[start : start + stride * lanes].view(lanes, stride)
-        piece.zero_()
-        views[key] = piece[:, :size]
+        views[key] = arenas[name].buffer[start : start + stride * lanes].view(lanes, stride)[:, :size]
     table[:, k.SIZES.value], table[:, k.SIZES.value + 1], table[:, k.DIM.value] = n, m, dim
     table[:, k.SPLITS.value], table[:, k.SPLITS.value + 1] = shares
     views["MASS0"][:] = _stacked([p.a for p in problems], device)
@@ -166,11 +167,16 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     if how.slot:
         # Potentials stay within a few times the largest score of where they start.
         start = views["POTENTIAL0"].abs().amax(1) + views["POTENTIAL1"].abs().amax(1)
-        table[:, k.FOLDED.value] = (start + largest / math.log(2) <= FOLDED_BITS).cpu()
+        table[:, k.FOLDED.value] = (start + largest / math.log(2) <= FOLDED_BITS).cpu().numpy()
     # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
     band = 2 * (dim + 40) * UNIT * largest + 8 * UNIT * (n + m)
     programs = (whole[0] * shares[0], whole[1] * shares[1])
-    return Loaded(pieces, table, (n, m), programs, torch.where(band.isfinite(), band, math.nan))
+    return Loaded(pieces, torch.from_numpy(table), (n, m), programs, torch.where(band.isfinite(), band, math.nan))
+
+
+def _matrix(rows: int, cols: int) -> int:
+    """Numbers of a stored matrix, zeros around it included, so that tiles may be read whole."""
+    return -(-rows // LARGEST) * LARGEST * aligned(cols) + LARGEST
 
 
 def _starts(problems: Sequence[Problem[Any]], views: dict[str, Any], bits: Any, device: Any) -> bool:
@@ -188,21 +194,45 @@ def _fill_dense(problems: Sequence[Problem[Any]], how: How, views: dict[str, Any
     scores = _stacked([p.cost for p in problems], device) * bits[:, None, None]
     views["EXACT0"][:] = scores.reshape(len(problems), n * m)
     _starts(problems, views, bits, device)
-    for lane in range(len(problems)):
-        _store_matrix(scores[lane], views, lane)
+    views["NORM1"][:] = views["POTENTIAL1"]
+    _store(scores.contiguous(), views, slice(None))
     return scores.abs().amax((1, 2)) * math.log(2)
 
 
-def _store_matrix(scores: Any, views: dict[str, Any], lane: int) -> None:
-    """The matrix absorbed at the start of g and the f-leg after it: what matters lies near zero there.
+def _store(scores: Any, views: dict[str, Any], lanes: slice, norms: tuple[Any, Any] | None = None) -> None:
+    """Absorb the scores of some lanes, or the products from which they are made with norms, into their matrices."""
+    count, n, m = scores.shape
+    start, mass, base, matrix = (views[key][lanes] for key in ("POTENTIAL1", "MASS1", "NORM0", "MATRIX0"))
+    own, other = (scores, scores) if norms is None else norms
+    k.absorb[(-(-n // STORED_ROWS), count)](
+        scores, own, other, start, mass, base, matrix, n, m, start.stride(0), mass.stride(0), base.stride(0),
+        matrix.stride(0), PRODUCTS=norms is not None, ROWS=STORED_ROWS, BLOCK=STORED_BLOCK,
+    )  # fmt: skip
 
-    Lane by lane, since sums over a whole stack may be rounded otherwise.
-    """
-    start = views["POTENTIAL1"][lane]
-    exponent = start - scores
-    base = -torch.logsumexp(exponent * math.log(2) + views["MASS1"][lane].log(), dim=1) / math.log(2)
-    views["NORM0"][lane], views["NORM1"][lane] = base, start
-    views["MATRIX0"][lane].view(len(base), -1)[:, : start.numel()] = (exponent + base[:, None]).float()
+
+def _store_points(x: Any, y: Any, views: dict[str, Any], *, rooted: bool) -> None:
+    """Matrices of clouds: products by one call for each lane, since those of a whole stack may be rounded otherwise."""
+    lanes, n, _ = x.shape
+    m = y.shape[1]
+    x, y = x.contiguous(), y.contiguous()
+    norms = None if rooted else (_squares(x), _squares(y))
+    step = max(1, SCRATCH_PAIRS // (n * m))
+    for first in range(0, lanes, step):
+        part = slice(first, min(lanes, first + step))
+        scratch = torch.empty((part.stop - first, n, m), dtype=torch.float64, device=x.device)
+        for out, lane in zip(scratch, range(first, part.stop), strict=True):
+            if rooted:
+                out[:] = torch.cdist(x[lane], y[lane], compute_mode="donot_use_mm_for_euclid_dist")
+            else:
+                torch.mm(x[lane], y[lane].T, out=out)
+        _store(scratch, views, part, None if norms is None else (norms[0][part], norms[1][part]))
+
+
+def _squares(points: Any) -> Any:
+    lanes, size, dim = points.shape
+    found = torch.empty((lanes, size), dtype=torch.float64, device=points.device)
+    k.squares[(-(-size // 16), lanes)](points, found, size, dim, ROWS=16, BLOCK=64)
+    return found
 
 
 def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, Any], bits: Any, device: Any) -> Any:
@@ -225,16 +255,11 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, An
     x, y = (x - middle) * scale, (y - middle) * scale
     # A bound on all distances: the diagonal of the box.
     far = torch.linalg.vector_norm((high - low).cpu(), dim=1).to(device) * scale[:, 0, 0]
-    views["EXACT0"][:], views["EXACT1"][:] = x.swapaxes(1, 2).flatten(1), y.swapaxes(1, 2).flatten(1)
+    for side, points in enumerate((x, y)):
+        views[f"EXACT{side}"].unflatten(1, points.shape[:0:-1])[:] = points.swapaxes(1, 2)
     if how.kind == k.STORED.value:
-        for lane in range(len(problems)):
-            if how.rooted:
-                scores = torch.cdist(x[lane], y[lane], compute_mode="donot_use_mm_for_euclid_dist")
-            else:
-                # In float64, and centred: what cancels is some 1e-16 of the largest score.
-                norms = x[lane].square().sum(1)[:, None] + y[lane].square().sum(1)[None, :]
-                scores = torch.addmm(norms, x[lane], y[lane].T, alpha=-2).clamp_(min=0)
-            _store_matrix(scores, views, lane)
+        views["NORM1"][:] = views["POTENTIAL1"]
+        _store_points(x, y, views, rooted=how.rooted)
     elif how.kind == k.PRODUCT.value:
         # -|x - y|^2 = 2 x.y - |x|^2 - |y|^2, of the points as float16 pairs hold them.
         for side, points in enumerate((x * math.sqrt(2), y * math.sqrt(2))):

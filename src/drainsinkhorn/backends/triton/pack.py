@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from drainsinkhorn.backends.arrays import is_single
@@ -19,7 +18,7 @@ from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
 from drainsinkhorn.backends.triton.emission import emissions, first_legs
-from drainsinkhorn.backends.triton.launching import launch
+from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress
@@ -27,21 +26,20 @@ from drainsinkhorn.core.result import Residual
 
 ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 32, 3.0
 """Rows of a program of `apply`, partial sums added at once, rows compared with float64, and the factor on that."""
-WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN = 16, 64, 4, 512
+WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN, SAMPLE_WARPS = 16, 64, 4, 512, 8
 NARROW = {k.DIRECT.value: 16, k.ROOT.value: 16, k.PRODUCT.value: 32, k.STORED.value: 32}
 """Columns of a tile where the largest term is taken out: few, so that registers stay free, by kind of scores."""
 SINGLE = 3e-7
 """Rounding of sums, exponentials and logarithms in float32, whatever sampled rows say."""
-GRAPH_PAIRS, GRAPH_CYCLES = 2**27, 8
-"""Pairs of a pack up to which its cycles are replayed as a graph, and cycles of a graph: even, so that the two copies
-of the state are where they were."""
 
 
 class _Lane:
     """A problem, and the place of its numbers in the table."""
 
-    __slots__ = ("band", "budget", "depth", "frozen", "group", "inner", "place", "problem", "single", "support", "unit",
-                 "wide")  # fmt: skip
+    __slots__ = (
+        "band", "budget", "depth", "folded", "frozen", "group", "inner", "place", "problem", "single", "support",
+        "unit", "wide",
+    )  # fmt: skip
 
     def __init__(self, problem: Problem[Any]) -> None:
         self.problem = problem
@@ -49,10 +47,16 @@ class _Lane:
         self.unit = problem.eps * math.log(2)
         # By how much rounding for a caller in float32 may move potentials; nobody else's are rounded.
         self.budget = problem.eps * float(problem.tol or 0) / 10 if is_single(caller_array(problem)) else -1.0
-        self.frozen = self.wide = self.single = False
+        self.frozen = self.wide = self.single = self.folded = False
         self.depth = 0
         self.place, self.band = -1, math.nan
         self.group: Any = None
+
+
+def _largest(lanes: Sequence[_Lane], side: int) -> tuple[int, int]:
+    """Points and programs of the largest lane."""
+    groups = {lane.group for lane in lanes}
+    return max((g.size[side] for g in groups), default=0), max((g.programs[side] for g in groups), default=0)
 
 
 class TritonPack(Counted):
@@ -69,12 +73,11 @@ class TritonPack(Counted):
         self._arenas = {name: Arena(torch, dtype, device) for name, dtype in dtypes.items()}
         self._table = torch.zeros((0, k.FIELDS.value), dtype=torch.int64, device=device)
         self._states = [torch.zeros((0, k.NUMBERS.value), dtype=torch.float64, device=device) for _ in range(2)]
-        self._sizes = self._programs = np.zeros((0, 2), dtype=np.int64)
-        self._most = self._most_programs = [0, 0]
+        self._most = [(0, 0), (0, 0)]
         self._vacant: list[int] = []
         self._halted = torch.zeros(1, dtype=torch.int32, device=device)
         self._parity = self._slots = self._legs = 0
-        self._graphs: dict[tuple[bool, bool, int], Any] = {}
+        self._ready: dict[tuple[bool, bool, int], list[Launch]] = {}
         self._given: Any = None
         self._fresh: set[_Lane] = set()
         self.repack([], problems)
@@ -96,14 +99,9 @@ class TritonPack(Counted):
         """The table of live lanes, and grids for it."""
         self._live = self._seats(self._lanes)
         self._wide = [lane.wide for lane in self._lanes]
-        places = [lane.place for lane in self._lanes]
-        self._most = self._sizes[places].max(axis=0, initial=0).tolist()
-        self._most_programs = self._programs[places].max(axis=0, initial=0).tolist()
-        self._graphs.clear()
-        self._settled, self._stops = False, None
-        # A graph is worth its capture where launches would take longer than what they launch.
-        pairs = len(self._lanes) * self._most[0] * self._most[1]
-        self._graphed = self.device.type == "cuda" and 0 < pairs <= GRAPH_PAIRS
+        self._most = [_largest(self._lanes, side) for side in (0, 1)]
+        self._ready.clear()
+        self._stops = None
         self._limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
         self._report = torch.zeros((len(self._lanes), 2), dtype=torch.float64, device=self.device)
 
@@ -126,8 +124,6 @@ class TritonPack(Counted):
             more = max(short, rows)
             self._table = torch.cat([self._table, self._table.new_zeros((more, self._table.shape[1]))])
             self._states = [torch.cat([s, s.new_zeros((more, s.shape[1]))]) for s in self._states]
-            empty = np.zeros((more, 2), dtype=np.int64)
-            self._sizes, self._programs = (np.concatenate([p, empty]) for p in (self._sizes, self._programs))
             self._vacant += range(rows + more - 1, rows - 1, -1)
         for lane in lanes:
             lane.place = self._vacant.pop()
@@ -157,110 +153,148 @@ class TritonPack(Counted):
             fixed = torch.tensor([(lane.unit, lane.budget) for lane in group], dtype=torch.float64)
             numbers[:, k.UNIT.value : k.BUDGET.value + 1] = fixed.to(self.device)
             self._states[self._parity][places] = numbers
-            for lane, band in zip(group, part.band.tolist(), strict=True):
-                lane.group, lane.band = part, band
-                self._sizes[lane.place], self._programs[lane.place] = part.size, part.programs
+            told = zip(group, part.band.tolist(), part.table[:, k.FOLDED.value].tolist(), strict=True)
+            for lane, band, folded in told:
+                lane.group, lane.band, lane.folded = part, band, bool(folded)
         self._measure_first(lanes)
         return lanes
 
     def _measure_first(self, lanes: list[_Lane]) -> None:
-        """The first f-leg of new lanes; those whose float32 sums are not honest enough for tol run in float64."""
-        live = torch.tensor([lane.place for lane in lanes], dtype=torch.int64).to(self.device)
+        """The first f-leg of new lanes, in the fastest arithmetic that is honest enough for tol.
+
+        First with potentials in the product where there is room for them, then with potentials added to it, then in
+        float64. A lane leaves at `residual + band <= stop`: a band of half a stop costs some cycles, another arithmetic
+        far more time.
+        """
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
         self._halted.zero_()
-        self._stage(live, lanes, wide, vectors, slot=self.how.slot)
-        self._leg(live, lanes, 0, k.KEPT)
-        off = SAFETY * self._rounding(live, lanes).clamp(min=SINGLE)
-        stops = torch.tensor([float(lane.problem.tol or 0) for lane in lanes], dtype=torch.float64)
-        # A lane leaves at `residual + band <= stop`: a band of half a stop costs some cycles, float64 far more time.
-        climbs = (~(off <= stops / 2)).tolist() if self._precision == "auto" else [True] * len(lanes)
-        for lane, is_wide in zip(lanes, climbs, strict=True):
-            lane.wide = is_wide
-        own = torch.tensor([lane.band for lane in lanes], dtype=torch.float64)
-        bands = torch.where(torch.tensor(climbs), own, own + off)
-        self._states[self._parity][live, k.BAND.value] = bands.to(self.device)
-        some = [lane for lane in lanes if lane.wide]
+        left = lanes if self._precision == "auto" else []
+        for folded in (True, False):
+            some = [lane for lane in left if lane.folded or not folded]
+            if some:
+                live = self._seats(some)
+                self._table[live, k.FOLDED.value] = int(folded)
+                self._stage(live, some, wide, vectors, slot=self.how.slot)
+                self._leg(live, some, 0, k.KEPT)
+                off = SAFETY * self._rounding(live, some, folded=folded).clamp(min=SINGLE)
+                stops = torch.tensor([float(lane.problem.tol or 0) for lane in some], dtype=torch.float64)
+                honest = (off <= stops / 2).tolist()
+                bands = torch.tensor([lane.band for lane in some], dtype=torch.float64) + off
+                self._states[self._parity][live, k.BAND.value] = bands.to(self.device)
+                done = {lane for lane, fine in zip(some, honest, strict=True) if fine}
+                left = [lane for lane in left if lane not in done]
+            for lane in left:
+                lane.folded = False
+        some = left if self._precision == "auto" else lanes
         if some:
-            places = torch.tensor([lane.place for lane in some], device=self.device)
-            self._table[places, k.WIDE.value] = 1
-            self._exact(places, some, 0, k.KEPT)
+            live = self._seats(some)
+            for lane in some:
+                lane.wide = True
+            self._table[live, k.WIDE.value] = 1
+            bands = torch.tensor([lane.band for lane in some], dtype=torch.float64)
+            self._states[self._parity][live, k.BAND.value] = bands.to(self.device)
+            self._stage(live, some, wide, vectors)
+            self._exact(live, some, 0, k.KEPT)
 
-    def _rounding(self, live: Any, lanes: Sequence[_Lane]) -> Any:
+    def _rounding(self, live: Any, lanes: Sequence[_Lane], *, folded: bool) -> Any:
         """By how much float32 is off on rows of the state after the first f-leg, where ratios are near one."""
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
         potentials, scratch, errors = wide.clone(), torch.empty_like(vectors), torch.zeros_like(wide)
         for places, logs in first_legs(self, lanes):
             potentials[places] -= vectors[logs].double()
         self._stage(live, lanes, potentials, scratch)
-        self._leg(live, lanes, 0, k.CHECKED, vectors=scratch, errors=errors)
+        # Of the slots only those of columns are read, where the state is still the one in them.
+        self._run(*self._legs_of(live, lanes, 0, k.CHECKED, self._parity, scratch, errors, fold=folded))
         samples = self._sample(live, lanes, 0, potentials)
         return self._checked(live, lanes, errors, scratch, samples, False, self._findings(lanes))[:, 2]
 
     # Launches. `lanes` are those of `live`, for the grid.
 
     def _grid(self, lanes: Sequence[_Lane], side: int, tile: int) -> tuple[int, int]:
-        return -(-self._largest(self._sizes, self._most, lanes, side) // tile), len(lanes)
+        return -(-self._most_of(lanes, side)[0] // tile), len(lanes)
 
-    def _largest(self, values: Any, known: Sequence[int], lanes: Sequence[_Lane], side: int) -> int:
-        """The largest of some lanes' numbers by place; known for all of them."""
-        return known[side] if lanes is self._lanes else int(values[[lane.place for lane in lanes], side].max())
+    def _most_of(self, lanes: Sequence[_Lane], side: int) -> tuple[int, int]:
+        return self._most[side] if lanes is self._lanes else _largest(lanes, side)
+
+    def _run(self, *launches: Launch) -> None:
+        stream = stream_of(self.device)
+        for launch in launches:
+            launch(stream)
 
     def _leg(
         self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, vectors: Any = None, errors: Any = None
     ) -> None:
+        self._run(*self._legs_of(live, lanes, side, role, self._parity, vectors, errors))
+
+    def _legs_of(
+        self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, parity: int, vectors: Any = None,
+        errors: Any = None, *, fold: bool = False,
+    ) -> list[Launch]:  # fmt: skip
+        """One side of lanes that are not wide; lanes whose potentials fold have a launch of their own."""
         how, arenas = self.how, self._arenas
         wide = arenas["wide"].buffer
-        programs = self._largest(self._programs, self._most_programs, lanes, side)
-        launch(
-            k.leg, (programs, len(lanes)),
-            self._table, live, self._states[self._parity], arenas["half"].buffer, arenas["single"].buffer, wide,
-            arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
-            arenas["counts"].buffer, self._halted,
-            KIND=how.kind, DP=how.dp, CHUNKS=how.chunks, SIDE=side, ROLE=role.value, BM=how.bm, BN=how.bn,
-            NARROW=min(NARROW[how.kind], how.bn), SLOT=how.slot, num_warps=how.warps, num_stages=how.stages,
-        )  # fmt: skip
+        programs = self._most_of(lanes, side)[1]
+        folds = {fold} if role is k.CHECKED else {lane.folded for lane in lanes if not lane.wide}
+        return [
+            prepared(
+                k.leg, (programs, len(lanes)),
+                self._table, live, self._states[parity], arenas["half"].buffer, arenas["single"].buffer, wide,
+                arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
+                arenas["counts"].buffer, self._halted,
+                KIND=how.kind, DP=how.dp, CHUNKS=how.chunks, SIDE=side, ROLE=role.value, BM=how.bm, BN=how.bn,
+                NARROW=min(NARROW[how.kind], how.bn), SLOT=how.slot, FOLD=folded,
+                num_warps=how.warps, num_stages=how.stages,
+            )
+            for folded in sorted(folds)
+        ]  # fmt: skip
 
     def _exact(
         self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, potentials: Any = None, vectors: Any = None,
-        errors: Any = None, samples: Any = None,
+        errors: Any = None,
     ) -> None:  # fmt: skip
+        self._run(self._exact_of(live, lanes, side, role, self._parity, potentials, vectors, errors))
+
+    def _exact_of(
+        self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, parity: int, potentials: Any = None,
+        vectors: Any = None, errors: Any = None, samples: Any = None,
+    ) -> Launch:  # fmt: skip
         wide, arenas = self._arenas["wide"].buffer, self._arenas
         # Sampled rows are few: one program for each.
-        bm, bn = (WIDE_BM, WIDE_BN) if samples is None else (1, SAMPLE_BN)
+        bm, bn, warps = (WIDE_BM, WIDE_BN, WIDE_WARPS) if samples is None else (1, SAMPLE_BN, SAMPLE_WARPS)
         grid = self._grid(lanes, side, bm) if samples is None else (SAMPLES, len(lanes))
-        launch(
+        return prepared(
             k.exact_leg, grid,
-            self._table, live, self._states[self._parity], arenas["exact"].buffer, wide,
+            self._table, live, self._states[parity], arenas["exact"].buffer, wide,
             wide if potentials is None else potentials, arenas["vectors"].buffer if vectors is None else vectors,
             wide if errors is None else errors, self._halted, wide if samples is None else samples, SAMPLES,
             ROOTED=self.how.rooted, DENSE=self.how.dense, SIDE=side, ROLE=role.value, BM=bm, BN=bn,
-            num_warps=WIDE_WARPS,
+            num_warps=warps,
         )  # fmt: skip
 
     def _stage(self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any, *, slot: int = 0) -> None:
         for side in (0, 1):
-            launch(
+            self._run(prepared(
                 k.stage, self._grid(lanes, side, ROWS),
                 self._table, live, potentials, self._arenas["half"].buffer, vectors, self._arenas["wide"].buffer,
                 SIDE=side, ROWS=ROWS, SLOT=slot,
-            )  # fmt: skip
+            ))  # fmt: skip
 
     def _sample(self, live: Any, lanes: Sequence[_Lane], sides: int | None, potentials: Any) -> Any:
         """Log ratios of some rows (sides 0) or of some rows and columns (None) in float64."""
         samples = torch.zeros((2, len(lanes), SAMPLES), dtype=torch.float64, device=self.device)
         for side in (0, 1) if sides is None else (sides,):
-            self._exact(live, lanes, side, k.SAMPLED, potentials=potentials, samples=samples[side])
+            self._run(self._exact_of(live, lanes, side, k.SAMPLED, self._parity, potentials, samples=samples[side]))
         return samples
 
     def _settle(self, live: Any, lanes: Sequence[_Lane]) -> tuple[Any, Any]:
         """The states of lanes as they will be emitted: their potentials in bits, and what was found."""
         wide, found = self._arenas["wide"].buffer, self._findings(lanes)
         potentials, self._given = torch.empty_like(wide), torch.empty_like(wide)
-        launch(
+        self._run(prepared(
             k.settle, (len(lanes),),
             self._table, live, self._states[self._parity], wide, potentials, self._given, found,
             ROWS=ROWS, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
-        )  # fmt: skip
+        ))  # fmt: skip
         self._fresh = set(lanes)
         return potentials, found
 
@@ -282,65 +316,44 @@ class TritonPack(Counted):
     def _checked(
         self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, exact: bool, found: Any
     ) -> Any:
-        launch(
+        self._run(prepared(
             k.checked, (len(lanes),),
             self._table, live, errors, vectors, samples, found, SAMPLES, DOUBLE=exact,
             BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
-        )  # fmt: skip
+        ))  # fmt: skip
         return found.cpu()
 
-    def _cycle(self, *, first: bool) -> None:
+    def _cycle(self, stream: int, *, first: bool, lockstep: bool) -> None:
+        key = (first, lockstep, self._parity)
+        if key not in self._ready:
+            self._ready[key] = self._cycle_of(*key)
+        for launch in self._ready[key]:
+            launch(stream)
+        self._parity = 1 - self._parity
+
+    def _cycle_of(self, first: bool, lockstep: bool, parity: int) -> list[Launch]:
+        """The launches of a cycle that reads the state at `parity` and leaves it at the other."""
         live, lanes = self._live, self._lanes
-        before, after = self._states[self._parity], self._states[1 - self._parity]
-        launch(
+        before, after = self._states[parity], self._states[1 - parity]
+        found = [prepared(
             k.apply, self._grid(lanes, 0, ROWS),
             self._table, live, before, after, self._arenas["half"].buffer, self._arenas["vectors"].buffer,
             self._arenas["wide"].buffer, self._limits, self._halted, FIRST=first, MOMENTUM=self._momentum,
             BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS, SLOT=self.how.slot,
-        )  # fmt: skip
-        self._parity = 1 - self._parity
+        )]  # fmt: skip
         for side, role in ((1, k.APPLIED), (0, k.KEPT)):
-            if not all(self._wide):
-                self._leg(live, lanes, side, role)
+            found += self._legs_of(live, lanes, side, role, 1 - parity)
             if any(self._wide):
-                self._exact(live, lanes, side, role)
+                found.append(self._exact_of(live, lanes, side, role, 1 - parity))
+        if lockstep:
+            found.append(self._look_of(live, self._report, 1 - parity, lock=True))
+        return found
 
-    def _cycles(self, cycles: int, *, lockstep: bool) -> None:
-        """Run some cycles; those of few small lanes by replaying a graph of a few of them."""
-        for done in range(0, cycles, GRAPH_CYCLES):
-            count = min(GRAPH_CYCLES, cycles - done)
-            # A pack that is repacked at once would never get the first graph back.
-            if self._graphed and count == GRAPH_CYCLES and (done or self._settled):
-                self._replay(first=done == 0, lockstep=lockstep)
-            else:
-                self._launch(count, first=done == 0, lockstep=lockstep)
-        self._settled = True
-
-    def _replay(self, *, first: bool, lockstep: bool) -> None:
-        key = (first, lockstep, self._parity)
-        if key not in self._graphs:
-            self._graphs[key] = graph = torch.cuda.CUDAGraph()
-            # By hand: torch's context manager collects garbage and empties its cache.
-            stream, here = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
-                graph.capture_begin(capture_error_mode="thread_local")
-                self._launch(GRAPH_CYCLES, first=first, lockstep=lockstep)
-                graph.capture_end()
-            here.wait_stream(stream)
-        self._graphs[key].replay()
-
-    def _launch(self, cycles: int, *, first: bool, lockstep: bool) -> None:
-        for cycle in range(cycles):
-            self._cycle(first=first and cycle == 0)
-            if lockstep:
-                self._look(self._live, self._report, lock=True)
-
-    def _look(self, live: Any, report: Any, *, lock: bool = False) -> None:
+    def _look_of(self, live: Any, report: Any, parity: int, *, lock: bool = False) -> Launch:
         """Depth and stale residual of lanes into `report`."""
-        launch(
+        return prepared(
             k.look, (len(live),),
-            self._table, live, self._states[self._parity], self._arenas["wide"].buffer, self._limits, self._halted,
+            self._table, live, self._states[parity], self._arenas["wide"].buffer, self._limits, self._halted,
             report, LOCK=lock, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
         )  # fmt: skip
 
@@ -354,10 +367,11 @@ class TritonPack(Counted):
             self._limits[self._live] = limits.to(self.device, non_blocking=True)
         self._halted.zero_()
         self._fresh = set()
-        moving = not all(lane.frozen for lane in self._lanes)
-        if moving:
-            self._cycles(cycles, lockstep=lockstep)
-        self._look(self._live, self._report)
+        if not all(lane.frozen for lane in self._lanes):
+            stream = stream_of(self.device)
+            for cycle in range(cycles):
+                self._cycle(stream, first=cycle == 0, lockstep=lockstep)
+        self._run(self._look_of(self._live, self._report, self._parity))
         told = [(int(depth), stale) for depth, stale in self._report.cpu().tolist()]
         ran = [depth - lane.depth for lane, (depth, _) in zip(self._lanes, told, strict=True)]
         for lane, (depth, _) in zip(self._lanes, told, strict=True):
@@ -389,7 +403,7 @@ class TritonPack(Counted):
 
     def _poisoned(self, live: Any) -> list[bool]:
         report = torch.zeros((len(live), 2), dtype=torch.float64, device=self.device)
-        self._look(live, report)
+        self._run(self._look_of(live, report, self._parity))
         return report[:, 1].isnan().tolist()
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:

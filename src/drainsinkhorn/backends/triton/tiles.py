@@ -36,6 +36,8 @@ TILES: dict[tuple[int, int], Tile] = {
     (STORED, 16): {"bm": 32, "bn": 64, "warps": 4, "stages": 3, "least": 4},
 }
 
+LARGEST = 128
+"""Rows and columns of a tile of stored scores, at most: by so much a stored matrix is padded."""
 LANE_WARPS = 2048
 """Warps that the programs of one lane should have together, so that a lane that is left alone fills a large GPU."""
 
@@ -62,7 +64,7 @@ def tuned(gpu: str) -> dict[tuple[int, int], Tile]:
     """What `drain tune` kept for a GPU; nothing if there is no such file, or it is not of this version."""
     try:
         rows = json.loads(cache_file(gpu).read_text())["tiles"]
-        return {(int(row["kind"]), int(row["dp"])): _checked(row["tile"]) for row in rows}
+        return {(int(row["kind"]), int(row["dp"])): _checked(int(row["kind"]), row["tile"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -77,13 +79,15 @@ def keep(gpu: str, tiles: dict[tuple[int, int], Tile]) -> Path:
     return path
 
 
-def _checked(raw: dict[str, Any]) -> Tile:
+def _checked(kind: int, raw: dict[str, Any]) -> Tile:
     found = Tile(bm=raw["bm"], bn=raw["bn"], warps=raw["warps"], stages=raw["stages"], least=raw["least"])
     powers = (found["bm"], found["bn"], found["warps"])
     if not all(type(value) is int and value > 0 for value in found.values()):
         raise ValueError(f"a tile is made of positive integers, got {raw}")
     if any(value & (value - 1) for value in powers):
         raise ValueError(f"rows, columns and warps of a tile are powers of two, got {raw}")
+    if kind == STORED and max(powers) > LARGEST:
+        raise ValueError(f"a tile of stored scores has at most {LARGEST} rows and columns, got {raw}")
     return found
 
 

@@ -96,8 +96,8 @@ NATIVE = (
 QUALITY = "Lower is better; not inferior where the ratio is at most what is allowed. Paper: tab:imagenet-quality."
 CURVE = "Measured on the real backend with the unit's own problems. Slots become time through this curve."
 ROOFLINE = (
-    "The floor is the least time that the named unit of the machine needs for the arithmetic of the kernel; dark, "
-    "the floor, light, what is spent beyond it."
+    "Seconds of one cycle of one lane. The floor is the least time that what is named under a kernel takes; dark, the "
+    "floor, light, what is spent beyond it. On a CPU the floor is what NumPy or BLAS need, which a kernel may undercut."
 )
 RESOURCES = (
     "Slots: one run of every unit, added up. Energy and peak memory: median of a timed run; – where the machine "

@@ -1,0 +1,40 @@
+"""Squared distances of many pairs of clouds as matrices, for callers who will look at them more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.cpu import law_kernels as k
+from drainsinkhorn.backends.cpu.layout import extent, lay_out
+from drainsinkhorn.backends.cpu.threads import default_threads, each
+from drainsinkhorn.backends.cpu.tiles import EXPANDED
+
+Array = NDArray[np.float64]
+
+
+def squared_distances(
+    pairs: Sequence[Sequence[NDArray[Any]]], scales: Sequence[float], threads: int | None = None
+) -> list[Array | None]:
+    """`scale |x_i - y_j|^2` in float64 for clouds (n, d) and (m, d), pair by pair, shared out to threads.
+
+    Squares are expanded around the middle of the common box: an entry is off by at most `(d + 6) u scale far^2` with
+    u = 2^-53, far the sum of the largest distances of both clouds from that middle. A matrix depends on its pair alone.
+    None stands for a pair whose points or squares are not finite.
+    """
+    found: list[Array | None] = [None] * len(pairs)
+
+    def work(place: int) -> None:
+        x, y = (np.ascontiguousarray(points, dtype=np.float64)[None] for points in pairs[place])
+        laid = lay_out(x, y, extent(x, y).middle)
+        if np.isfinite(laid.row_norms).all() and np.isfinite(laid.panel_norms).all():
+            matrix = np.empty((x.shape[1], y.shape[1]))
+            rows, norms, panels, others = (array[0] for array in laid)
+            k.scores(EXPANDED, rows, norms, panels, others, scales[place], matrix)
+            found[place] = matrix
+
+    each(threads or default_threads(), work, len(pairs))
+    return found
