@@ -36,11 +36,6 @@ def over_keops(device: str) -> Backend[Any]:
     return KeopsBackend(device=device)
 
 
-def unpredicted(arm: Arm) -> Arm:
-    """The same arm, whose slots theory does not predict: widths are rungs of a compile ladder, powers of two."""
-    return replace(arm, run=lambda work: replace(arm.run(work), ran=None))
-
-
 def single(arm: Arm) -> Arm:
     """The same arm with one thread on a CPU."""
 
@@ -101,7 +96,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             run=lambda work: serial(work, peer(MARGIN * work.unit.tol).serial),
             options={"every": STRIDE, "margin": MARGIN, "seconds": 60.0}),
         ott("ott-static", "static over OTT-JAX", "static"),
-        unpredicted(ott("ott-compact", "compact over OTT-JAX", "compact")),
+        ott("ott-compact", "compact over OTT-JAX", "compact"),
         single(keops("keops-serial", "PyKeOps, one problem at a time", "width-one")),
         single(carried(keops("keops-carry", "PyKeOps, one at a time, carried potentials", "width-one"))),
         single(keops("keops-static", "static over PyKeOps", "static")),
