@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test gpu-test bench-cpu lint format types imports spelling check clean
+.PHONY: demo test gpu-test bench gpu-bench bench-cpu lint format types imports spelling check clean
 
 demo: .venv/demo.stamp
 	$(BIN)/drain demo --out demo.png
@@ -14,6 +14,19 @@ test: .venv/test.stamp
 # On a machine with a CUDA device: with the Python at hand, which has torch, triton and pytest; nothing is installed.
 gpu-test:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -p no:cacheprovider tests/gpu
+
+# Every campaign at small scale, then the report; a run that was stopped goes on when make bench is run again.
+# make bench DATA=folder reads real data; SECONDS=500 stops cleanly before that; SCALE=full has the paper's sizes.
+SCALE ?= small
+BENCH ?= bench
+bench: .venv/test.stamp
+	$(BIN)/drain bench run --scale $(SCALE) --out $(BENCH) $(if $(DATA),--data $(DATA)) $(if $(SECONDS),--seconds $(SECONDS))
+	$(BIN)/drain bench report $(BENCH)
+
+# The same where nothing can be installed: with the Python at hand, which has torch and triton.
+gpu-bench:
+	PYTHONPATH=src $(PYTHON) benchmarks/campaigns.py --scale $(SCALE) --out $(BENCH) --device cuda --report \
+	  $(if $(DATA),--data $(DATA)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # A few minutes: the generated workloads against the fastest peer. benchmarks/cpu_peers.py --help tells more.
 bench-cpu: .venv/test.stamp
@@ -40,7 +53,7 @@ spelling: .venv/lint.stamp
 	$(BIN)/codespell
 
 clean:
-	rm -rf .venv demo*.png
+	rm -rf .venv demo*.png  # bench is kept: raw files are measurements
 
 .venv/created.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

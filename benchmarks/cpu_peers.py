@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 import drainsinkhorn as ds
+from drainsinkhorn.campaign import peers
 from drainsinkhorn.testing import marginal_errors
 
 TOL = 1e-3
@@ -154,124 +155,13 @@ def ours_default(problems: Problems) -> Found:
     return lambda: [tuple(result.potentials) for result in solution]
 
 
-def weights(problem: ds.Problem[Any], dtype: Any = np.float32) -> tuple[Any, Any]:
-    n, m = problem.cost.shape if problem.x is None else (len(problem.x), len(problem.y))
-    a, b = (np.full(k, 1.0 / k) if w is None else w / w.sum() for w, k in ((problem.a, n), (problem.b, m)))
-    return a.astype(dtype), b.astype(dtype)
-
-
-def log_weights(problem: ds.Problem[Any]) -> tuple[Any, Any]:
-    return tuple(np.log(w) for w in weights(problem, np.float64))  # type: ignore[return-value]
-
-
-class Ott:
-    """OTT-JAX: `Sinkhorn(threshold=tol, norm_error=1, inner_iterations=10)` on a PointCloud or Geometry, float32.
-
-    With momentum: `Momentum(start=20, value=1.0)`, its fastest setting.
-    """
-
-    def __init__(self, *, momentum: bool = False) -> None:
-        import jax
-        from ott.geometry import geometry, pointcloud
-        from ott.problems.linear.linear_problem import LinearProblem
-        from ott.solvers.linear.acceleration import Momentum
-        from ott.solvers.linear.sinkhorn import Sinkhorn
-
-        self.jax = jax
-        more = {"momentum": Momentum(start=20, value=1.0)} if momentum else {}
-        solver = Sinkhorn(threshold=TOL, norm_error=1, inner_iterations=10, max_iterations=20_000, **more)
-
-        def points(x: Any, y: Any, a: Any, b: Any, eps: Any) -> Any:
-            out = solver(LinearProblem(pointcloud.PointCloud(x, y, epsilon=eps), a=a, b=b))
-            return out.f, out.g
-
-        def dense(cost: Any, a: Any, b: Any, eps: Any) -> Any:
-            out = solver(LinearProblem(geometry.Geometry(cost_matrix=cost, epsilon=eps), a=a, b=b))
-            return out.f, out.g
-
-        self.points, self.dense = jax.jit(points), jax.jit(dense)
-        self.many_points = jax.jit(jax.vmap(points))
-        self.many_dense = jax.jit(jax.vmap(dense, in_axes=(None, 0, 0, 0)))
-
-    def serial(self, problems: Problems) -> Found:
-        found = []
-        for p in problems:
-            given = (p.cost,) if p.x is None else (p.x, p.y)
-            run = self.dense if p.x is None else self.points
-            found.append(self.jax.block_until_ready(run(*given, *weights(p), np.float32(p.eps))))
-        return lambda: [ours_from_ott(p, f, g) for p, (f, g) in zip(problems, found, strict=True)]
-
-    def vmap(self, problems: Problems) -> Found:
-        a, b = (np.stack(w) for w in zip(*(weights(p) for p in problems), strict=True))
-        eps = np.array([p.eps for p in problems], dtype=np.float32)
-        if problems[0].x is None:
-            f, g = self.many_dense(problems[0].cost, a, b, eps)
-        else:
-            x, y = np.stack([p.x for p in problems]), np.stack([p.y for p in problems])
-            f, g = self.many_points(x, y, a, b, eps)
-        self.jax.block_until_ready((f, g))
-        return lambda: [
-            ours_from_ott(p, fi, gi) for p, fi, gi in zip(problems, np.asarray(f), np.asarray(g), strict=True)
-        ]
-
-
-def ours_from_ott(p: ds.Problem[Any], f: Any, g: Any) -> tuple[Any, Any]:
-    """OTT: P = exp((f + g - C) / eps)."""
-    log_a, log_b = log_weights(p)
-    return np.asarray(f, float) - p.eps * log_a, np.asarray(g, float) - p.eps * log_b
-
-
-def ours_from_pot(p: ds.Problem[Any], u: Any, v: Any) -> tuple[Any, Any]:
-    """POT: P = exp(u + v - C / eps)."""
-    log_a, log_b = log_weights(p)
-    return p.eps * (np.asarray(u, float) - log_a), p.eps * (np.asarray(v, float) - log_b)
-
-
-def cost_of(p: ds.Problem[Any]) -> Any:
-    import ot
-
-    return p.cost if p.x is None else ot.dist(p.x, p.y)
-
-
-def pot_serial(problems: Problems) -> Found:
-    """POT: `ot.sinkhorn(method="sinkhorn_log")`; its L2 rule asks for tol / sqrt(m)."""
-    import ot
-
-    found = []
-    for p in problems:
-        a, b = weights(p)
-        _, log = ot.sinkhorn(
-            a,
-            b,
-            cost_of(p),
-            p.eps,
-            method="sinkhorn_log",
-            stopThr=TOL / len(b) ** 0.5,
-            numItermax=20_000,
-            log=True,
-            warn=False,
-        )
-        found.append((log["log_u"], log["log_v"]))
-    return lambda: [ours_from_pot(p, u, v) for p, (u, v) in zip(problems, found, strict=True)]
-
-
-def pot_batch(problems: Problems) -> Found:
-    """POT: `ot.batch.solve_batch`; one stop for all, L2 on rows, so tol / sqrt(n)."""
-    import ot.batch
-
-    a, b = (np.stack(w) for w in zip(*(weights(p) for p in problems), strict=True))
-    cost = np.stack([cost_of(p) for p in problems])
-    out = ot.batch.solve_batch(cost, problems[0].eps, a, b, tol=TOL / a.shape[1] ** 0.5, max_iter=20_000, grad="detach")
-    return lambda: [ours_from_pot(p, u, v) for p, u, v in zip(problems, *out.potentials, strict=True)]
-
-
 def keops_serial(problems: Problems) -> Found:
     """PyKeOps: alternating log-sum-exp reductions, residual read off the f-leg every 10 cycles."""
     from pykeops.numpy import LazyTensor
 
     found = []
     for p in problems:
-        log_a, log_b = (w.astype(np.float32) for w in log_weights(p))
+        log_a, log_b = (w.astype(np.float32) for w in peers.log_weights(p))
         x, y = LazyTensor(p.x[:, None, :]), LazyTensor(p.y[None, :, :])
         distance = ((x - y) ** 2).sum(-1) / p.eps
         a, f, g = np.exp(log_a), np.zeros(len(p.x), np.float32), np.zeros(len(p.y), np.float32)
@@ -304,23 +194,29 @@ class Arm:
         return ""
 
 
+def peer(make: Callable[[], Callable[[Problems], peers.Found]]) -> Callable[[Problems], Found]:
+    """An arm that is a peer of the package."""
+    run = make()
+    return lambda problems: run(problems).potentials
+
+
 def arms() -> dict[str, Callable[[], Arm]]:
     """Arms by name, made when asked for, since they import their library."""
-    ott: list[Ott] = []
+    ott: list[peers.Ott] = []
 
-    def the_ott() -> Ott:
+    def the_ott() -> peers.Ott:
         if not ott:
-            ott.append(Ott())
+            ott.append(peers.Ott(TOL))
         return ott[0]
 
     return {
         "ours": lambda: Arm(ours, joint=True),
         "ours-default": lambda: Arm(ours_default, joint=True),
-        "ott-serial": lambda: Arm(the_ott().serial),
-        "ott-momentum": lambda: Arm(Ott(momentum=True).serial),
-        "ott-vmap": lambda: Arm(the_ott().vmap, stacked=True, joint=True),
-        "pot-serial": lambda: Arm(pot_serial),
-        "pot-batch": lambda: Arm(pot_batch, stacked=True, joint=True),
+        "ott-serial": lambda: Arm(peer(lambda: the_ott().serial)),
+        "ott-momentum": lambda: Arm(peer(lambda: peers.Ott(TOL, momentum=True).serial)),
+        "ott-vmap": lambda: Arm(peer(lambda: the_ott().vmap), stacked=True, joint=True),
+        "pot-serial": lambda: Arm(peer(lambda: peers.Pot(TOL).serial)),
+        "pot-batch": lambda: Arm(peer(lambda: peers.Pot(TOL).batch), stacked=True, joint=True),
         "keops-serial": lambda: Arm(keops_serial, points=True),
     }
 

@@ -25,11 +25,12 @@ import numpy as np
 import torch
 
 import drainsinkhorn as ds
+from drainsinkhorn.campaign import peers
 
 TOL = 1e-3
 MOST = 20_000
-Found = dict[int, tuple[Any, Any]]
-"""Potentials by problem."""
+Found = dict[int, Callable[[], list[Any]]]
+"""Potentials by problem, converted when asked for."""
 
 
 def mixtures(n: int, d: int, width: int, eps: float, *, equal: bool = False) -> list[ds.Problem[Any]]:
@@ -148,49 +149,25 @@ def audit(problem: ds.Problem[Any], f: Any, g: Any) -> float:
 def ours(**settings: Any) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
     def run(problems: list[ds.Problem[Any]], _: float) -> tuple[Found, Any]:
         solution = ds.solve(problems, tol=TOL, backend="triton", max_depth=MOST, **settings)
-        return dict(enumerate(solution.results.records.potentials)), solution.ledger
+        pairs = solution.results.records.potentials
+        return {i: lambda pair=pair: [pair] for i, pair in enumerate(pairs)}, solution.ledger
 
     return run
 
 
 def flash(*, tf32: bool) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
     """FlashSinkhorn's kernels, alternating, checked on both sides every eight cycles."""
-    from flash_sinkhorn.kernels.apply_flash import apply_plan_vec_flashstyle
-    from flash_sinkhorn.kernels.sinkhorn_flashstyle_sqeuclid import flashsinkhorn_lse_fused
-
-    def one(problem: ds.Problem[Any]) -> tuple[Any, Any]:
-        middle = (problem.x.mean(0) + problem.y.mean(0)) / 2
-        x, y, eps = (problem.x - middle).contiguous(), (problem.y - middle).contiguous(), float(problem.eps)
-        n, m = len(x), len(y)
-        a, b = torch.full((n,), 1 / n, device="cuda"), torch.full((m,), 1 / m, device="cuda")
-        log_a, log_b = a.log(), b.log()
-        nx, ny = x.square().sum(1), y.square().sum(1)
-        g = -ny
-        for cycle in range(1, MOST):
-            f = flashsinkhorn_lse_fused(x, y, g, log_b, eps, allow_tf32=tf32)
-            g = flashsinkhorn_lse_fused(y, x, f, log_a, eps, allow_tf32=tf32)
-            if cycle % 8 == 0:
-                row = apply_plan_vec_flashstyle(
-                    x, y, f, g, log_a, log_b, torch.ones_like(b), eps=eps, axis=1, allow_tf32=tf32
-                )
-                col = apply_plan_vec_flashstyle(
-                    x, y, f, g, log_a, log_b, torch.ones_like(a), eps=eps, axis=0, allow_tf32=tf32
-                )
-                if max(float((row - a).abs().sum()), float((col - b).abs().sum())) <= TOL:
-                    break
-        return f + nx, g + ny
-
-    return serial(one)
+    return serial(peers.Flash(TOL, 8, tf32))
 
 
-def serial(
-    one: Callable[[ds.Problem[Any]], tuple[Any, Any]],
-) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
+def serial(peer: Any) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
+    """A peer on one problem after another; its answers are converted when the clock has stopped."""
+
     def run(problems: list[ds.Problem[Any]], seconds: float) -> tuple[Found, Any]:
         found, begun = Found(), time.perf_counter()
         # Depths grow along a window, so that what a peer has time for is spread over it.
         for i in sorted(range(len(problems)), key=lambda i: (5 * i + 3) % len(problems)):
-            found[i] = one(problems[i])
+            found[i] = peer.serial([problems[i]]).potentials
             torch.cuda.synchronize()
             if time.perf_counter() - begun > seconds:
                 break
@@ -200,42 +177,13 @@ def serial(
 
 
 def ott(*, momentum: bool, vmap: bool = False) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
-    import jax
-
-    jax.config.update("jax_default_matmul_precision", "highest")
-    from ott.geometry.pointcloud import PointCloud
-    from ott.problems.linear.linear_problem import LinearProblem
-    from ott.solvers.linear.acceleration import Momentum
-    from ott.solvers.linear.sinkhorn import Sinkhorn
-
-    more = {"momentum": Momentum(start=20, value=1.0)} if momentum else {}
-    solver = Sinkhorn(threshold=TOL, norm_error=1, inner_iterations=10, max_iterations=MOST, **more)
-
-    def solve(x: Any, y: Any, eps: Any) -> Any:
-        out = solver(LinearProblem(PointCloud(x, y, epsilon=eps)))
-        return out.f, out.g
-
-    single, many = jax.jit(solve), jax.jit(jax.vmap(solve))
-
-    def ours_of(problem: ds.Problem[Any], f: Any, g: Any) -> tuple[Any, Any]:
-        n, m = len(problem.x), len(problem.y)
-        return torch.from_dlpack(f) + problem.eps * np.log(n), torch.from_dlpack(g) + problem.eps * np.log(m)
-
-    def one(problem: ds.Problem[Any]) -> tuple[Any, Any]:
-        f, g = single(jax.dlpack.from_dlpack(problem.x), jax.dlpack.from_dlpack(problem.y), np.float32(problem.eps))
-        jax.block_until_ready((f, g))
-        return ours_of(problem, f, g)
+    peer = peers.Ott(TOL, momentum=momentum)
 
     def together(problems: list[ds.Problem[Any]], _: float) -> tuple[Found, Any]:
-        x, y = (torch.stack([getattr(p, side) for p in problems]) for side in "xy")
-        eps = np.array([p.eps for p in problems], dtype=np.float32)
-        f, g = many(jax.dlpack.from_dlpack(x), jax.dlpack.from_dlpack(y), eps)
-        jax.block_until_ready((f, g))
-        f, g = torch.from_dlpack(f), torch.from_dlpack(g)
-        found = {i: (f[i] + p.eps * np.log(len(p.x)), g[i] + p.eps * np.log(len(p.y))) for i, p in enumerate(problems)}
-        return found, None
+        out = peer.vmap(problems)
+        return {i: lambda i=i: [out.potentials()[i]] for i in range(len(problems))}, None
 
-    return together if vmap else serial(one)
+    return together if vmap else serial(peer)
 
 
 PLAIN = {"accelerate": "none", "init": "zero"}
@@ -299,7 +247,7 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path
         times = [lap[0] for lap in found]
         results, ledger = found[-1][1], found[-1][2]
         some = sorted(results)[:: max(1, len(results) // 64)]
-        worst = max(audit(problems[i], *results[i]) for i in some)
+        worst = max(audit(problems[i], *results[i]()[0]) for i in some)
         rows[arm] = {
             "seconds": statistics.median(times),
             "spread": max(times) / min(times),

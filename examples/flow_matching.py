@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 import drainsinkhorn as ds
+from drainsinkhorn.campaign import peers
 from drainsinkhorn.flow import couple_minibatches
 from drainsinkhorn.testing import marginal_errors
 
@@ -117,37 +118,17 @@ class Flash:
     """FlashSinkhorn in float32 on a GPU, checked on both sides every eight cycles; pairs drawn from its potentials."""
 
     def __init__(self, batches: list[Any], eps: float) -> None:
-        from flash_sinkhorn.kernels.apply_flash import apply_plan_vec_flashstyle
-        from flash_sinkhorn.kernels.sinkhorn_flashstyle_sqeuclid import flashsinkhorn_lse_fused
-
-        self.leg, self.push = flashsinkhorn_lse_fused, apply_plan_vec_flashstyle
-        self.backend = ds.solve([ds.Problem(x=batches[0][0], y=batches[0][1], eps=eps)])[0].backend
+        self.flash = peers.Flash(TOL)
         x0, x1 = batches[0]
-        f, g = self.potentials(x0, x1, eps)
-        self.residual = max(marginal_errors(ds.Problem(x=x0, y=x1, eps=eps), ds.Potentials(f, g)))
-
-    def potentials(self, x0: Any, x1: Any, eps: float) -> tuple[Any, Any]:
-        middle = (x0.mean(0) + x1.mean(0)) / 2
-        x, y = (x0 - middle).contiguous(), (x1 - middle).contiguous()
-        a, b = (torch.full((len(p),), 1 / len(p), device=p.device) for p in (x, y))
-        nx, ny = x.square().sum(1), y.square().sum(1)
-        g, both = -ny, {"eps": eps, "allow_tf32": False}
-        for cycle in range(1, 20_000):
-            f = self.leg(x, y, g, b.log(), eps, allow_tf32=False)
-            g = self.leg(y, x, f, a.log(), eps, allow_tf32=False)
-            if cycle % 8 == 0:
-                row = self.push(x, y, f, g, a.log(), b.log(), torch.ones_like(b), axis=1, **both)
-                col = self.push(x, y, f, g, a.log(), b.log(), torch.ones_like(a), axis=0, **both)
-                if max(float((row - a).abs().sum()), float((col - b).abs().sum())) <= TOL:
-                    break
-        return f + nx, g + ny
+        problem = ds.Problem(x=x0, y=x1, eps=eps)
+        self.backend = ds.solve([problem])[0].backend
+        self.residual = max(marginal_errors(problem, self.flash.one(problem)[0]))
 
     def __call__(self, batches: list[Any], eps: float, seed: int) -> list[Any]:
         found = []
         for k, (x0, x1) in enumerate(batches):
-            pair = ds.Potentials(*self.potentials(x0, x1, eps))
-            plans = self.backend.couple([ds.Problem(x=x0, y=x1, eps=eps)], [pair])
-            ((i, j),) = plans.sample(len(x0), [(seed, k)])
+            problem = ds.Problem(x=x0, y=x1, eps=eps)
+            ((i, j),) = self.backend.couple([problem], [self.flash.one(problem)[0]]).sample(len(x0), [(seed, k)])
             found.append((x0[i], x1[j]))
         return found
 

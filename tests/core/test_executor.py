@@ -238,6 +238,27 @@ def test_shadow_finds_lanes_that_the_screen_missed() -> None:
     assert run.ledger.shadow_ready == 3
 
 
+@pytest.mark.parametrize(("above", "missed"), [(1.05, 0), (1.2, 3)])
+def test_on_the_grid_a_screen_that_rounds_up_a_little_misses_nobody(above: float, missed: int) -> None:
+    class High(ScriptedPack):
+        """Screens that lie above the stop where verify passes, until cycle 8."""
+
+        def screen(self, lanes: Sequence[int]):
+            return [
+                above if self._lanes[lane].depth < 8 and s <= 1 else s
+                for lane, s in zip(lanes, super().screen(lanes), strict=True)
+            ]
+
+    class Rounding(ScriptedBackend):
+        def pack(self, problems):
+            return High(self, problems)
+
+    audit = Audit(every=1, screen="row", first_passage=False, shadow=True)
+    run = Outcome([5], backend=Rounding(), audit=audit)
+    assert run.ledger.shadow_ready == missed
+    assert run.depth == {0: 5 + missed}
+
+
 def test_margin_tightens_the_stop() -> None:
     assert Outcome([4], audit=Audit(margin=0.6), max_depth=9).status == {0: Status.CONVERGED}
     assert Outcome([4], audit=Audit(margin=0.4), max_depth=9).status == {0: Status.DEPTH_LIMIT}

@@ -206,3 +206,24 @@ def test_without_a_device_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ds.BackendUnavailable, match="needs a CUDA device, and torch sees none"):
         ds.solve(np.zeros((2, 1)), np.zeros((2, 1)), eps=1.0, backend="triton")
+
+
+def test_lanes_climb_to_the_arithmetic_that_is_honest_for_them() -> None:
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(24, 5)), rng.normal(size=(19, 5))
+    near = ds.Problem(x=on_device(x), y=on_device(y), eps=1.0, tol=1e-3)
+    # Scores of 2^17 bits do not fit the halves that carry potentials; tol 0.2 is wide enough for float32.
+    far = ds.Problem(x=on_device(100 * x), y=on_device(100 * y), eps=1.0, tol=0.2)
+    tight = ds.Problem(x=on_device(x), y=on_device(y), eps=1.0, tol=1e-9)
+    problems = [near, far, tight]
+    backend = TritonBackend(acceleration="momentum")
+    pack = backend.pack([admit(problem, 1e-3) for problem in problems])
+    assert [(lane.folded, lane.wide) for lane in pack._lanes] == [(True, False), (False, False), (False, True)]
+    together = ds.solve(problems, backend=backend, rescue=False)
+    for problem, result in zip(problems, together, strict=True):
+        row, col = marginal_errors(admit(problem, 1e-3), result.potentials)
+        assert result.converged
+        assert max(row, col) <= problem.tol
+        alone = ds.solve([problem], backend=backend, rescue=False)[0]
+        assert alone.depth == result.depth
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(alone.potentials, result.potentials, strict=True))

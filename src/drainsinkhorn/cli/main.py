@@ -1,4 +1,4 @@
-"""`drain`: demo, solve, explain, env, backends."""
+"""`drain`: demo, solve, explain, env, backends, tune, bench."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from drainsinkhorn import plots
 from drainsinkhorn.api import Interrupted, solve
 from drainsinkhorn.backends import REGISTRY, choose
 from drainsinkhorn.backends import load as load_backend
+from drainsinkhorn.cli import bench, files, show
 from drainsinkhorn.cli import explain as explaining
-from drainsinkhorn.cli import files, show
 from drainsinkhorn.cli.bar import Bar
 from drainsinkhorn.core.errors import BackendUnavailable, DrainError
 from drainsinkhorn.core.events import Event, Lost, Resumed, fan_out
@@ -41,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(bench.app, name="bench")
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 UNFINISHED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 

@@ -22,6 +22,9 @@ Screen = Literal["free", "row", "none"]
 
 EVERY = 8
 """Cycles between audits where neither the caller nor the backend says otherwise."""
+EARLY = 1.1
+"""A lane that is not held is verified from this multiple of its stop on. Screen and verify each add a band of at most a
+tenth of tol (beyond it precision climbs), so that what a screen turns down no verify would have passed."""
 BACK_OFF = 0.95
 """A rejected lane is held again at this fraction of its last hold at the latest: what verify found may pass."""
 
@@ -149,7 +152,7 @@ def judge(
     else:
         values = pack.screen(due) if audit.screen == "row" else [progress[lane].stale for lane in due]
         # Written so that NaN asks for a verify.
-        bars = [stops[lane] if holds[lane] == -math.inf else holds[lane] for lane in due]
+        bars = [EARLY * stops[lane] if holds[lane] == -math.inf else holds[lane] for lane in due]
         candidates = [lane for lane, value, bar in zip(due, values, bars, strict=True) if not value > bar]
     turned_down = sorted(set(due) - set(candidates) - set(final)) if audit.shadow else []
     candidates = sorted({*candidates, *final})

@@ -87,6 +87,8 @@ def profile_width_cost(
     pack, cold = _openings(picked, lanes, ladder, [b + SETTLED * c for b, c in zip(call, cycle, strict=True)], seconds)
     outside, audit = trials.outside()
     top = picked.pack(lanes)
+    # A screen comes after cycles: on lanes that have just been opened it can cost many times as much.
+    top.advance(SETTLED, [-math.inf] * len(lanes))
     return WidthCost(
         backend=picked.name,
         shape=shape,

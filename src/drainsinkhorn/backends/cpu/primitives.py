@@ -9,15 +9,17 @@ import math
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic, overload
+
+from drainsinkhorn.backends.cpu.stored import compiled
 
 # `ordered` keeps the order of every sum as written; `reordered` lets the compiler split a sum over vector registers,
 # the same way for every lane of a process. The process that compiles may get other last bits than those that load what
 # it compiled from disk.
-ordered = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-reordered = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
-no_nan = njit(nogil=True, cache=True, error_model="numpy", fastmath={"nnan", "nsz"})
+ordered = compiled(fastmath={"contract"})
+reordered = compiled(fastmath={"reassoc", "contract", "nsz", "arcp"})
+no_nan = compiled(fastmath={"nnan", "nsz"})
 
 
 @intrinsic

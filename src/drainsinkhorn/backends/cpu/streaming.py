@@ -181,9 +181,9 @@ class StreamingLane:
             self.stale = math.nan
 
     def discarded_cycle(self) -> None:
-        """Do the work of a cycle and forget it."""
+        """Do the work of a cycle, its band included, and forget it."""
         self.ratios(self.y, self.x, self.g, self.f, self.dtype)
-        self.ratios(self.x, self.y, self.f, self.g, self.dtype)
+        self.row_error(self.ratios(self.x, self.y, self.f, self.g, self.dtype))
 
     def rounded(self) -> Rounded:
         """The state as it will be emitted, in units of the cost."""

@@ -60,6 +60,7 @@ SPLITS = _Constant(29)
 PARTIAL = _Constant(31)
 COUNTS = _Constant(32)
 FOLDED = _Constant(33)
+ARRIVED = _Constant(34)
 FIELDS = _Constant(40)
 # Columns of the float64 state of a lane.
 DEPTH = _Constant(0)
@@ -289,9 +290,39 @@ def _split(half, vectors, wide, lane_table, rows, inside, value, SIDE: tl.conste
 
 
 @triton.jit
-def _finish(half, wide, vectors, errors, lane_table, tile, rows, inside, own, logs, mass, frozen,
-            SIDE: tl.constexpr, ROLE: tl.constexpr, SLOT: tl.constexpr):  # fmt: skip
-    """What becomes of a measured tile: its part of the residual, then the leg itself, kept or applied."""
+def _total(wide, start, count, BLOCK: tl.constexpr):
+    """A sum of partial sums in a fixed order."""
+    found = tl.zeros((BLOCK,), dtype=tl.float64)
+    for first in range(0, count, BLOCK):
+        places = first + tl.arange(0, BLOCK)
+        found += tl.load(wide + start + places, mask=places < count, other=0.0)
+    return tl.sum(found, axis=0)
+
+
+@triton.jit
+def _tiles(lane_table, BM: tl.constexpr, WIDE_BM: tl.constexpr, SIDE: tl.constexpr):
+    size = tl.load(lane_table + SIZES + SIDE).to(tl.int32)
+    tile = tl.where(tl.load(lane_table + WIDE) > 0, WIDE_BM, BM)
+    return (size + tile - 1) // tile
+
+
+@triton.jit
+def _stale(lane_table, numbers, wide, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):
+    """The stale residual of a lane, band included; not a number if the columns' is none."""
+    error = _total(wide, tl.load(lane_table + ERRORS), _tiles(lane_table, BM, WIDE_BM, 0), BLOCK)
+    if tl.load(numbers + STARTED) > 0:
+        error += 0.0 * _total(wide, tl.load(lane_table + ERRORS + 1), _tiles(lane_table, BM, WIDE_BM, 1), BLOCK)
+    return error + tl.load(numbers + BAND)
+
+
+@triton.jit
+def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table, numbers, tile, rows, inside, own,
+            logs, mass, frozen, SIDE: tl.constexpr, ROLE: tl.constexpr, SLOT: tl.constexpr, LOCK: tl.constexpr,
+            BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """What becomes of a measured tile: its part of the residual, then the leg itself, kept or applied.
+
+    With LOCK the last tile of a lane halts the pack if the lane passes its stop.
+    """
     # Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
     off = tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
     error = tl.sum(tl.where(inside, mass * off, 0.0), axis=0)
@@ -309,12 +340,22 @@ def _finish(half, wide, vectors, errors, lane_table, tile, rows, inside, own, lo
             before = tl.load(wide + tl.load(lane_table + BEFORE) + rows, mask=inside, other=0.0)
             along = -tl.sum(tl.where(inside, mass * logs * (own - before).to(logs.dtype), 0.0), axis=0)
             tl.store(wide + tl.load(lane_table + ALONG) + tile, along.to(tl.float64))
+            if LOCK:
+                tl.debug_barrier()
+                count = counts + tl.load(lane_table + ARRIVED)
+                if tl.atomic_add(count, 1) == _tiles(lane_table, BM, WIDE_BM, 0) - 1:
+                    tl.store(count, 0)
+                    stale, stop = _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK), tl.load(stops + lane)
+                    if (stop > -float("inf")) & ((stale > stop) == 0):
+                        # Other lanes of this launch read the first flag; `apply` sets it before the next.
+                        tl.store(halted + 1, 1)
 
 
 @triton.jit
-def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
+def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, halted,
         KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
-        BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr, SLOT: tl.constexpr, FOLD: tl.constexpr):  # fmt: skip
+        BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr, SLOT: tl.constexpr, FOLD: tl.constexpr, LOCK: tl.constexpr,
+        WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Measure one side of every lane that is not WIDE. `vectors` holds h, l and w.
 
     Programs are tiles of BM rows times shares of the columns. Where points have a SLOT, legs of lanes whose potentials
@@ -416,13 +457,14 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, halted,
     mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0).to(tl.float32)
     own = tl.load(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
     frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
-    _finish(half, wide, vectors, errors, lane_table, tile, rows, inside, own, logs, mass, frozen, SIDE, ROLE, SLOT)
+    _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table, numbers, tile, rows, inside, own, logs,
+            mass, frozen, SIDE, ROLE, SLOT, LOCK, BM, WIDE_BM, BLOCK)  # fmt: skip
 
 
 @triton.jit
-def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, halted, samples, count_samples,
-              ROOTED: tl.constexpr, DENSE: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
-              BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, counts, stops, halted, samples,
+              count_samples, ROOTED: tl.constexpr, DENSE: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr, LOCK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The same in float64 by direct differences, the largest term taken out.
 
     KEPT and APPLIED: legs of WIDE lanes. CHECKED: of given `potentials` (laid out by POTENTIAL). SAMPLED: log ratios of
@@ -497,25 +539,8 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, halt
     else:
         mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
         frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
-        _finish(vectors, wide, vectors, errors, lane_table, tl.program_id(0), rows, inside, own, logs, mass, frozen,
-                SIDE, ROLE, 0)  # fmt: skip
-
-
-@triton.jit
-def _total(wide, start, count, BLOCK: tl.constexpr):
-    """A sum of partial sums in a fixed order."""
-    found = tl.zeros((BLOCK,), dtype=tl.float64)
-    for first in range(0, count, BLOCK):
-        places = first + tl.arange(0, BLOCK)
-        found += tl.load(wide + start + places, mask=places < count, other=0.0)
-    return tl.sum(found, axis=0)
-
-
-@triton.jit
-def _tiles(lane_table, BM: tl.constexpr, WIDE_BM: tl.constexpr, SIDE: tl.constexpr):
-    size = tl.load(lane_table + SIZES + SIDE).to(tl.int32)
-    tile = tl.where(tl.load(lane_table + WIDE) > 0, WIDE_BM, BM)
-    return (size + tile - 1) // tile
+        _finish(vectors, wide, vectors, errors, counts, stops, halted, lane, lane_table, numbers, tl.program_id(0), rows,
+                inside, own, logs, mass, frozen, SIDE, ROLE, 0, LOCK, BM, BM, BLOCK)  # fmt: skip
 
 
 @triton.jit
@@ -546,8 +571,10 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
     # The first cycle of a call always runs, so that a lane whose verify was rejected moves on.
     passes = (stop > -float("inf")) & ((stale > stop) == 0)
     held = (was_held | passes) & (FIRST == 0)
-    rest = frozen | held | (tl.load(halted) > 0)
-    if rest:
+    stopped = (tl.load(halted) > 0) | (tl.load(halted + 1) > 0)
+    if stopped:
+        tl.store(halted, 1)
+    if frozen | held | stopped:
         if lead:
             kept = tl.where(columns == HELD, tl.where(held & (frozen == 0), 1.0, 0.0), all_numbers)
             tl.store(then + columns, kept)
@@ -595,29 +622,13 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
 
 
 @triton.jit
-def _stale(lane_table, numbers, wide, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):
-    """The stale residual of a lane, band included; not a number if the columns' is none."""
-    error = _total(wide, tl.load(lane_table + ERRORS), _tiles(lane_table, BM, WIDE_BM, 0), BLOCK)
-    if tl.load(numbers + STARTED) > 0:
-        error += 0.0 * _total(wide, tl.load(lane_table + ERRORS + 1), _tiles(lane_table, BM, WIDE_BM, 1), BLOCK)
-    return error + tl.load(numbers + BAND)
-
-
-@triton.jit
-def look(table, live, state, wide, stops, halted, report,
-         LOCK: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Depth and stale residual of every lane into `report`; with LOCK, halt the pack if one of them passes its stop."""
+def look(table, live, state, wide, report, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):
+    """Depth and stale residual of every lane into `report`."""
     place = tl.program_id(0)
     lane = tl.load(live + place)
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
-    stale = _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK)
     tl.store(report + 2 * place, tl.load(numbers + DEPTH))
-    tl.store(report + 2 * place + 1, stale)
-    if LOCK:
-        stop = tl.load(stops + lane)
-        passes = (stop > -float("inf")) & ((stale > stop) == 0) & (tl.load(numbers + FROZEN) == 0)
-        if passes:
-            tl.store(halted, 1)
+    tl.store(report + 2 * place + 1, _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK))
 
 
 @triton.jit

@@ -130,7 +130,7 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
                  ("ERRORS", tiles), ("ALONG", (tiles[0],))],
         "vectors": [("COARSE", (n, m)), ("FINE", (n, m)), ("WEIGHT", (n, m)), ("LOGS", (n, m)),
                     ("PARTIAL", (max(shares[0] * aligned(n), shares[1] * aligned(m)),))],
-        "counts": [("COUNTS", (max(whole),))],
+        "counts": [("COUNTS", (max(whole),)), ("ARRIVED", (1,))],
         "half": [("SPLIT", (n * pair, m * pair))] if how.kind == k.PRODUCT.value else [],
         "single": [("MATRIX", (_matrix(n, m),))] if how.kind == k.STORED.value
         else [("COORDS", (dim * aligned(n), dim * aligned(m)))] if how.kind != k.PRODUCT.value else [],

@@ -75,7 +75,8 @@ class TritonPack(Counted):
         self._states = [torch.zeros((0, k.NUMBERS.value), dtype=torch.float64, device=device) for _ in range(2)]
         self._most = [(0, 0), (0, 0)]
         self._vacant: list[int] = []
-        self._halted = torch.zeros(1, dtype=torch.int32, device=device)
+        self._halted = torch.zeros(2, dtype=torch.int32, device=device)
+        self._limits = torch.zeros(1, dtype=torch.float64, device=device)
         self._parity = self._slots = self._legs = 0
         self._ready: dict[tuple[bool, bool, int], list[Launch]] = {}
         self._given: Any = None
@@ -228,7 +229,7 @@ class TritonPack(Counted):
 
     def _legs_of(
         self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, parity: int, vectors: Any = None,
-        errors: Any = None, *, fold: bool = False,
+        errors: Any = None, *, fold: bool = False, lock: bool = False,
     ) -> list[Launch]:  # fmt: skip
         """One side of lanes that are not wide; lanes whose potentials fold have a launch of their own."""
         how, arenas = self.how, self._arenas
@@ -240,9 +241,10 @@ class TritonPack(Counted):
                 k.leg, (programs, len(lanes)),
                 self._table, live, self._states[parity], arenas["half"].buffer, arenas["single"].buffer, wide,
                 arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
-                arenas["counts"].buffer, self._halted,
+                arenas["counts"].buffer, self._limits, self._halted,
                 KIND=how.kind, DP=how.dp, CHUNKS=how.chunks, SIDE=side, ROLE=role.value, BM=how.bm, BN=how.bn,
-                NARROW=min(NARROW[how.kind], how.bn), SLOT=how.slot, FOLD=folded,
+                NARROW=min(NARROW[how.kind], how.bn), SLOT=how.slot, FOLD=folded, LOCK=lock,
+                WIDE_BM=WIDE_BM, BLOCK=BLOCK,
                 num_warps=how.warps, num_stages=how.stages,
             )
             for folded in sorted(folds)
@@ -256,7 +258,7 @@ class TritonPack(Counted):
 
     def _exact_of(
         self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, parity: int, potentials: Any = None,
-        vectors: Any = None, errors: Any = None, samples: Any = None,
+        vectors: Any = None, errors: Any = None, samples: Any = None, *, lock: bool = False,
     ) -> Launch:  # fmt: skip
         wide, arenas = self._arenas["wide"].buffer, self._arenas
         # Sampled rows are few: one program for each.
@@ -266,9 +268,10 @@ class TritonPack(Counted):
             k.exact_leg, grid,
             self._table, live, self._states[parity], arenas["exact"].buffer, wide,
             wide if potentials is None else potentials, arenas["vectors"].buffer if vectors is None else vectors,
-            wide if errors is None else errors, self._halted, wide if samples is None else samples, SAMPLES,
+            wide if errors is None else errors, arenas["counts"].buffer, self._limits, self._halted,
+            wide if samples is None else samples, SAMPLES,
             ROOTED=self.how.rooted, DENSE=self.how.dense, SIDE=side, ROLE=role.value, BM=bm, BN=bn,
-            num_warps=warps,
+            LOCK=lock, BLOCK=BLOCK, num_warps=warps,
         )  # fmt: skip
 
     def _stage(self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any, *, slot: int = 0) -> None:
@@ -341,21 +344,19 @@ class TritonPack(Counted):
             self._arenas["wide"].buffer, self._limits, self._halted, FIRST=first, MOMENTUM=self._momentum,
             BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS, SLOT=self.how.slot,
         )]  # fmt: skip
-        for side, role in ((1, k.APPLIED), (0, k.KEPT)):
-            found += self._legs_of(live, lanes, side, role, 1 - parity)
+        for side, role, lock in ((1, k.APPLIED, False), (0, k.KEPT, lockstep)):
+            found += self._legs_of(live, lanes, side, role, 1 - parity, lock=lock)
             if any(self._wide):
-                found.append(self._exact_of(live, lanes, side, role, 1 - parity))
-        if lockstep:
-            found.append(self._look_of(live, self._report, 1 - parity, lock=True))
+                found.append(self._exact_of(live, lanes, side, role, 1 - parity, lock=lock))
         return found
 
-    def _look_of(self, live: Any, report: Any, parity: int, *, lock: bool = False) -> Launch:
+    def _look(self, live: Any, report: Any) -> None:
         """Depth and stale residual of lanes into `report`."""
-        return prepared(
+        self._run(prepared(
             k.look, (len(live),),
-            self._table, live, self._states[parity], self._arenas["wide"].buffer, self._limits, self._halted,
-            report, LOCK=lock, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
-        )  # fmt: skip
+            self._table, live, self._states[self._parity], self._arenas["wide"].buffer, report,
+            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
+        ))  # fmt: skip
 
     # The verbs of the contract.
 
@@ -371,7 +372,7 @@ class TritonPack(Counted):
             stream = stream_of(self.device)
             for cycle in range(cycles):
                 self._cycle(stream, first=cycle == 0, lockstep=lockstep)
-        self._run(self._look_of(self._live, self._report, self._parity))
+        self._look(self._live, self._report)
         told = [(int(depth), stale) for depth, stale in self._report.cpu().tolist()]
         ran = [depth - lane.depth for lane, (depth, _) in zip(self._lanes, told, strict=True)]
         for lane, (depth, _) in zip(self._lanes, told, strict=True):
@@ -403,7 +404,7 @@ class TritonPack(Counted):
 
     def _poisoned(self, live: Any) -> list[bool]:
         report = torch.zeros((len(live), 2), dtype=torch.float64, device=self.device)
-        self._run(self._look_of(live, report, self._parity))
+        self._look(live, report)
         return report[:, 1].isnan().tolist()
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:

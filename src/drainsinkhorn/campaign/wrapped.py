@@ -1,0 +1,123 @@
+"""A backend and a pack that pass everything on: what watches a run, or attacks it, changes some of the verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.core.protocol import Backend, Couplings, Emission, Pack, Progress, Spent
+from drainsinkhorn.core.result import Residual
+
+
+class WrappedPack:
+    """See core.protocol.Pack."""
+
+    def __init__(self, inner: Pack[Any]) -> None:
+        self.inner = inner
+
+    @property
+    def width(self) -> int:
+        """See Pack."""
+        return self.inner.width
+
+    @property
+    def spent(self) -> Spent:
+        """See Pack."""
+        return self.inner.spent
+
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Sequence[Progress]:
+        """See Pack."""
+        return self.inner.advance(cycles, stops, lockstep=lockstep)
+
+    def screen(self, lanes: Sequence[int]) -> Sequence[float]:
+        """See Pack."""
+        return self.inner.screen(lanes)
+
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Sequence[Residual]:
+        """See Pack."""
+        return self.inner.verify(lanes, exact=exact)
+
+    def emit(self, lanes: Sequence[int]) -> Sequence[Emission]:
+        """See Pack."""
+        return self.inner.emit(lanes)
+
+    def freeze(self, lanes: Sequence[int]) -> None:
+        """See Pack."""
+        self.inner.freeze(lanes)
+
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        """See Pack."""
+        self.inner.repack(keep, admit)
+
+
+@dataclass(frozen=True)
+class WrappedBackend:
+    """See core.protocol.Backend.
+
+    Attributes:
+        inner: The backend that computes.
+    """
+
+    inner: Backend[Any]
+
+    @property
+    def name(self) -> str:
+        """That of the backend that computes."""
+        return self.inner.name
+
+    @property
+    def stride(self) -> int:
+        """See Backend."""
+        return self.inner.stride
+
+    @property
+    def bitwise(self) -> bool:
+        """See Backend."""
+        return self.inner.bitwise
+
+    @property
+    def accelerations(self) -> Sequence[str]:
+        """See Backend."""
+        return self.inner.accelerations
+
+    def signature(self, problem: Problem[Any]) -> Hashable:
+        """See Backend."""
+        return self.inner.signature(problem)
+
+    def width_for(self, lanes: int) -> int:
+        """See Backend."""
+        return self.inner.width_for(lanes)
+
+    def natural_width(self, problem: Problem[Any]) -> int:
+        """See Backend."""
+        return self.inner.natural_width(problem)
+
+    def natural_spacing(self, *, refills: bool) -> int:
+        """See Backend."""
+        return self.inner.natural_spacing(refills=refills)
+
+    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+        """See Backend."""
+        self.inner.prepare(problems)
+
+    def pack(self, problems: Sequence[Problem[Any]]) -> Pack[Any]:
+        """See Backend."""
+        return WrappedPack(self.inner.pack(problems))
+
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> Couplings[Any]:
+        """See Backend."""
+        return self.inner.couple(problems, potentials)
+
+    def using(self, acceleration: str) -> WrappedBackend:
+        """See Backend."""
+        return replace(self, inner=self.inner.using(acceleration))
+
+    def describe(self, problem: Problem[Any]) -> str:
+        """See Backend."""
+        return self.inner.describe(problem)
+
+    def precise(self) -> Backend[Any]:
+        """The inner backend in float64, not wrapped: a rescue is a run of its own."""
+        return self.inner.precise()

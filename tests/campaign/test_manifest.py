@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.campaign import toy
+
+from drainsinkhorn.campaign import manifest as making
+from drainsinkhorn.campaign import meters
+from drainsinkhorn.campaign.manifest import differences, manifest
+from drainsinkhorn.campaign.plan import Campaign, Contrast, Place, Study, Unit
+from drainsinkhorn.core.errors import FileError, OptionsError
+
+CPU = meters.place("cpu")
+
+
+def hash_of(campaign: Campaign, place: Place = CPU) -> str:
+    return manifest(campaign, place)["hash"]
+
+
+def changed(part: str, at: int = 0, **values: Any) -> Campaign:
+    """The toy campaign with one thing of one part changed."""
+    plan = toy.campaign()
+    parts = list(getattr(plan, part))
+    parts[at] = replace(parts[at], **values)
+    return replace(plan, **{part: parts})
+
+
+CHANGES = {
+    "arm option": changed("arms", 2, options={"mode": "compact", "every": 5}),
+    "arm name": replace(toy.campaign(contrasts=()), arms=[toy.arm("static"), toy.arm("mask"), toy.arm("stream")]),
+    "arm label": changed("arms", label="Other"),
+    "arm slack": changed("arms", slack=1.01),
+    "arm order": replace(toy.campaign(), arms=toy.campaign().arms[::-1]),
+    "unit tol": changed("units", tol=1e-4),
+    "unit option": changed("units", options={"eps": 0.2}),
+    "unit arms": changed("units", arms=("mask", "compact")),
+    "unit repeats": changed("units", repeats=3),
+    "unit warmups": changed("units", warmups=1),
+    "unit theory": changed("units", theory=1.0),
+    "unit modal": changed("units", modal=1),
+    "one unit less": replace(toy.campaign(), units=toy.campaign().units[:1]),
+    "contrast": replace(
+        toy.campaign(), contrasts=[Contrast(name="mask / compact", numerator="mask", denominator="compact")]
+    ),
+    "contrast units": changed("contrasts", units=("seed0",)),
+    "study": replace(toy.campaign(), studies=[Study(name="find", run=toy.find, options={"cases": 84})]),
+    "inputs": replace(toy.campaign(), inputs={"metropt3.npz": "ab"}),
+    "options": replace(toy.campaign(), options={"data": "generated"}),
+    "scale": replace(toy.campaign(), scale="full"),
+    "seed": replace(toy.campaign(), seed=1),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_whatever_could_change_a_result_changes_the_hash(what: str):
+    assert hash_of(CHANGES[what]) != hash_of(toy.campaign())
+
+
+def test_nothing_else_does():
+    assert hash_of(toy.campaign()) == hash_of(toy.campaign())
+
+
+def test_the_environment_that_libraries_read_is_part_of_it(monkeypatch: pytest.MonkeyPatch):
+    before = hash_of(toy.campaign())
+    monkeypatch.setenv("UNRELATED", "1")
+    assert hash_of(toy.campaign()) == before
+    for name in ("OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "XLA_FLAGS", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "strange")
+            assert hash_of(toy.campaign()) != before, name
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(making, "versions"), (making, "source"), (meters, "machine"), (meters, "clock_facts")],
+)
+def test_source_versions_machine_and_clock_are_part_of_it(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str):
+    before = hash_of(toy.campaign())
+    told = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given: {**told(*given), "more": 1})
+    assert hash_of(toy.campaign()) != before
+
+
+def test_an_edit_of_one_source_file_changes_the_tree_hash(tmp_path: Path):
+    """With git and without: the package is copied, hashed, edited, hashed."""
+    package = Path(making.__file__).parents[1]
+    script = "from drainsinkhorn.campaign.manifest import source; import json; print(json.dumps(source()))"
+
+    def told() -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return json.loads(done.stdout)
+
+    copy = tmp_path / "drainsinkhorn"
+    for path in package.rglob("*.py"):
+        target = copy / path.relative_to(package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    before = told()
+    assert before["commit"] is None
+    audit = copy / "core" / "audit.py"
+    audit.write_text(audit.read_text().replace("BACK_OFF = 0.95", "BACK_OFF = 0.96"))
+    assert told()["tree_hash"] != before["tree_hash"]
+
+
+def test_differences_are_told_by_name():
+    old = manifest(toy.campaign(), CPU)
+    new = manifest(changed("units", 1, tol=1e-4), CPU)
+    assert list(differences(old, new)) == ["units[seed1].tol: 0.001 became 0.0001"]
+
+
+def test_a_manifest_is_written_once(tmp_path: Path):
+    made = manifest(toy.campaign(), CPU)
+    making.freeze(tmp_path / "toy", made)
+    path = tmp_path / "toy" / "manifest.json"
+    before = path.read_bytes()
+    making.freeze(tmp_path / "toy", made)
+    assert path.read_bytes() == before
+    path.write_text("{")
+    with pytest.raises(FileError, match="is no manifest"):
+        making.freeze(tmp_path / "toy", made)
+
+
+def test_an_edited_manifest_is_refused(tmp_path: Path):
+    made = manifest(toy.campaign(), CPU)
+    making.freeze(tmp_path, made)
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace('"title": "A toy"', '"title": "Another"'))
+    with pytest.raises(FileError, match="was edited"):
+        making.freeze(tmp_path, made)
+
+
+def test_options_must_be_json():
+    with pytest.raises(OptionsError, match="no JSON"):
+        manifest(toy.campaign(options={"tol": float("nan")}), CPU)
+    with pytest.raises(OptionsError, match="no JSON"):
+        manifest(toy.campaign(units=[Unit(name="u", load=toy.load, options={"x": object()})], contrasts=()), CPU)
+
+
+def test_places():
+    with pytest.raises(OptionsError, match="device must be"):
+        meters.place("tpu")
+    assert meters.host("cpu")["name"]
+    assert "name" not in meters.machine("cpu")
