@@ -20,7 +20,7 @@ from drainsinkhorn.batch import problems, trusted
 from drainsinkhorn.core.errors import FeedClosed, OptionsError, ProblemError
 from drainsinkhorn.core.events import Chosen, Finished, Observer, Rescuing, Retired, fan_out, ignore, refused
 from drainsinkhorn.core.executor import execute
-from drainsinkhorn.core.feed import Feed
+from drainsinkhorn.core.feed import Tap
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Options, Plan, Settings
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -160,7 +160,7 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
         return problems(x, y, cost=cost, **columns)
     if isinstance(x, Problem):
         x = [x]
-    if isinstance(x, Feed) and columns:
+    if isinstance(x, Tap) and columns:
         raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
     first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
     if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
@@ -231,7 +231,7 @@ class _Run:
         self.ledger = Ledger()
         self._options = options
         self._count = count
-        self.feed = given.claim() if isinstance(given, Feed) else None
+        self.feed = given.claim() if isinstance(given, Tap) else None
         self._plan = self._plan_for(None)
         self._tell = observe
         self._observe = self.ledger if observe is ignore else fan_out(self.ledger, observe)

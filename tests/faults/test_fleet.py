@@ -22,7 +22,8 @@ from tests.faults.faulty import FILLS, HANGS, KILLS, RAISES, Harmful, assert_sam
 import drainsinkhorn as ds
 from drainsinkhorn.core.errors import FleetError
 from drainsinkhorn.core.events import Event, Finished, Lost, Reported
-from drainsinkhorn.parallel import LocalFleet, RayFleet
+from drainsinkhorn.parallel import LocalFleet, RayFleet, wire
+from drainsinkhorn.parallel.bench import Windows
 from drainsinkhorn.parallel.fleet import Fleet
 
 ROOT = Path(__file__).parents[2]
@@ -169,6 +170,56 @@ class TestSameResults:
         with pytest.raises(ds.ProblemError, match="problem 5: expected a Problem"):
             list(local.stream([*problems[:5], problems[6]], strict=True))
         assert len(list(local.stream(batch(5)))) == 5
+
+
+class TestWindows:
+    def test_windows_are_read_in_the_order_in_which_they_came(self) -> None:
+        windows, problems = Windows(), batch(5)
+        assert not windows.ready()
+        windows.push(wire.send([7, 3], problems[:2]))
+        windows.push(wire.send([], []))
+        windows.push(wire.send([9, 1, 4], problems[2:]))
+        assert windows.ready()
+        windows.close()
+        read = list(windows)
+        assert windows.tickets == [7, 3, 9, 1, 4]
+        assert all(np.array_equal(got.x, given.x) for got, given in zip(read, problems, strict=True))
+        assert windows.ready(), "the end is there"
+
+    def test_a_problem_is_overdue_after_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        windows = Windows()
+        windows.push(wire.send([5], batch(1)))
+        next(windows)
+        assert not windows.overdue(0)
+        monkeypatch.setattr("drainsinkhorn.parallel.bench.PATIENCE", -1.0)
+        assert windows.overdue(0)
+
+    def test_a_window_is_for_one_stream(self) -> None:
+        windows = Windows()
+        windows.claim()
+        with pytest.raises(ds.OptionsError, match="one stream"):
+            windows.claim()
+
+    @pytest.mark.parametrize("most", [1000, 10**9])
+    def test_arrays_lie_where_their_layout_says(
+        self, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        arrays = [np.arange(n).astype(dtype) for n in range(400) for dtype in ("f8", ">f4", "i2", "?")[: 1 + n % 4]]
+
+        def few(handle: int, parts: list[Any]) -> int:
+            """A system that takes some bytes of what it is given."""
+            assert len(parts) <= wire.PARTS
+            return os.write(handle, b"".join(part.tobytes() for part in parts)[:most])
+
+        monkeypatch.setattr(os, "writev", few)
+        with (tmp_path / "block").open("w+b") as file:
+            wire.write(file.fileno(), wire.pieces(arrays))
+        rows, size = wire.layout(arrays)
+        found = wire.views((tmp_path / "block").read_bytes(), rows)
+        assert (tmp_path / "block").stat().st_size == size
+        for array, view in zip(arrays, found, strict=True):
+            assert array.dtype == view.dtype
+            assert np.array_equal(array, view)
 
 
 def killer(fleet: Fleet, kills: int, how: signal.Signals, seed: int = 0) -> threading.Thread:

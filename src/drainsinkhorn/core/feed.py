@@ -6,10 +6,11 @@ import contextlib
 import math
 import threading
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, Generic
+from typing import Any, Generic, Self
 
 from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.errors import DeadlineError, FeedClosed, FeedFull, OptionsError
@@ -58,7 +59,39 @@ class Answer(Future[Result[Any]]):
         return DeadlineError(f"the deadline came first; it was handed in {self._clock() - self.since:.3g} s ago", None)
 
 
-class Feed(Iterator[Problem[A]], Generic[A]):
+class Tap(Iterator[Problem[A]], Generic[A]):
+    """Problems that come while one `stream` reads them: what the stream asks of them, and tells them."""
+
+    _claimed = False
+
+    def claim(self) -> Self:
+        """The tap itself, for the one stream that reads it."""
+        if self._claimed:
+            raise OptionsError(f"a {type(self).__name__} is for one stream; make another")
+        self._claimed = True
+        return self
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """True if the next problem, or the end, is there already."""
+
+    @abstractmethod
+    def overdue(self, ticket: int) -> bool:
+        """True if this problem has waited so long that others may not pass it over."""
+
+    @property
+    def expired(self) -> Container[int]:
+        """Tickets whose deadline has come."""
+        return ()
+
+    def settle(self, result: Result[Any]) -> None:
+        """Told every result."""
+
+    def fail(self, error: BaseException) -> None:
+        """Told that the stream is over."""
+
+
+class Feed(Tap[A]):
     """Problems from many threads for one `stream`.
 
     `stream` takes what is there whenever lanes fall vacant, never waits while lanes are live, and sleeps when there is
@@ -83,7 +116,6 @@ class Feed(Iterator[Problem[A]], Generic[A]):
         self._flight: dict[int, Answer] = {}
         self._read = 0
         self._pruned = -math.inf
-        self._streamed = False
         # Whether anything pushed so far may expire.
         self.hurried = False
         self._closed: Exception | None = None
@@ -142,13 +174,6 @@ class Feed(Iterator[Problem[A]], Generic[A]):
     def __len__(self) -> int:
         """Problems that wait to be read."""
         return len(self._waiting)
-
-    def claim(self) -> Feed[A]:
-        """The feed itself, for the one stream that reads it."""
-        if self._streamed:
-            raise OptionsError("a Feed is for one stream; make another")
-        self._streamed = True
-        return self
 
     def __next__(self) -> Problem[A]:
         """The next problem that somebody still wants; sleeps until there is one."""

@@ -21,8 +21,8 @@ from drainsinkhorn.backends.arrays import float_dtype, is_array, to_caller, to_n
 from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core.errors import FleetError, ProblemError
-from drainsinkhorn.core.events import Finished, Lost, Observer, Reported, Retired, fan_out
-from drainsinkhorn.core.feed import Feed
+from drainsinkhorn.core.events import Finished, Lost, Observer, Reported, Retired, fan_out, ignore
+from drainsinkhorn.core.feed import Tap
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import Options
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -39,7 +39,7 @@ WINDOW_SECONDS = 0.5
 FIRST_WINDOW = 64
 """Problems of a window before it is known how fast workers are."""
 LARGEST_WINDOW = 4096
-SMALL_PAIRS, SMALL_DEPTH = 2**18, 16
+SMALL_PAIRS, SMALL_DEPTH = 2**21, 16
 """Problems of fewer pairs are taken to be so deep: a window has many, and a look at each would cost too much."""
 START_SECONDS = 120.0
 """A worker that is not ready after so long, and after `hang`, will never be."""
@@ -112,8 +112,9 @@ class Dispatch:
         strikes: int,
     ) -> None:
         self.ledger = Ledger()
-        self.feed = given.claim() if isinstance(given, Feed) else None
+        self.feed = given.claim() if isinstance(given, Tap) else None
         self._crew, self._options, self._hang, self._allowed = crew, options, hang, strikes
+        self._tell = observe
         self._observe = fan_out(self.ledger, observe)
         self._backend = pick_backend(backend, given, self._observe)
         self._acceleration = pick_acceleration(options, self._backend)
@@ -132,7 +133,8 @@ class Dispatch:
         self._weights: dict[int, float] = {}
         self._fresh: deque[int] = deque()
         self._fresh_work = 0.0
-        self._widths: dict[float, int] = {}
+        # Natural widths by size, to a factor of two: each costs a look through the door.
+        self._widths: dict[int, int] = {}
         self._again: deque[Group] = deque()
         self._strikes: dict[int, int] = {}
         # Successors of the problem of each chain that is under way, and how chains ended that have none yet.
@@ -197,8 +199,8 @@ class Dispatch:
         if message.kind == "ready":
             hand.alive = True
         elif message.kind == "results":
-            for facts, raw in zip(message.body, message.raw, strict=True):
-                self._take(hand, *wire.to_record(facts, raw))
+            for record, rescued in wire.to_records(message.body, message.raw):
+                self._take(hand, record, rescued)
         elif message.kind == "report":
             hand.slots, hand.legs = message.body["slots"], message.body["legs"]
             self._observe(Reported(worker, message.body["live"], len(hand.has), hand.slots))
@@ -299,13 +301,13 @@ class Dispatch:
         return min(width, -(-len(self._fresh) // (2 * len(self._hands)))) if self._exhausted else width
 
     def _natural_width(self, problem: Problem[Any]) -> int:
-        pairs = wire.pairs(problem)
-        if pairs not in self._widths:
+        size = int(wire.pairs(problem)).bit_length()
+        if size not in self._widths:
             try:
-                self._widths[pairs] = self._backend.natural_width(self._admitted(problem))
+                self._widths[size] = self._backend.natural_width(self._admitted(problem))
             except ProblemError:
                 return 1
-        return self._widths[pairs]
+        return self._widths[size]
 
     def _admitted(self, problem: Problem[Any]) -> Problem[Any]:
         options = self._options
@@ -426,7 +428,8 @@ class Dispatch:
         self._pass_on(problem, record, ran=ran)
         if record.depth and not recalled:
             self.ledger.depths[record.ticket] = record.depth
-        self._observe(Finished(record.ticket, record.status))
+        if self._tell is not ignore:
+            self._tell(Finished(record.ticket, record.status))
         result = Result(
             ticket=record.ticket,
             problem=problem,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import pickle
 import selectors
@@ -95,6 +94,7 @@ class LocalCrew:
         self._devices = devices
         self._processes: dict[int, _Process] = {}
         self._selector = selectors.DefaultSelector()
+        self._chunk = bytearray(CHUNK)
         # Deaths that were noticed while something was sent.
         self._noticed: list[tuple[int, Message]] = []
 
@@ -111,11 +111,13 @@ class LocalCrew:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise OptionsError(f"options and backend must be picklable to reach another process: {error}") from None
         path = [entry or os.getcwd() for entry in sys.path]
-        self._say(worker, frame("begin", path, [settings]))
+        self._say(worker, frame("begin", path, settings))
 
     def _start(self, worker: int) -> _Process:
         ours, theirs = socket.socketpair()
         env = os.environ | dict.fromkeys(THREADS, str(self.cores))
+        # Lanes live in a thread, and what a thread's own arena of glibc frees goes back to the system, page by page.
+        env.setdefault("MALLOC_ARENA_MAX", "1")
         env["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         if self._devices is not None:
             env["CUDA_VISIBLE_DEVICES"] = str(self._devices[worker])
@@ -130,8 +132,7 @@ class LocalCrew:
         """Put the arrays into shared memory and send its handle."""
         rows, size = wire.layout(parcel.arrays)
         with _anonymous(size) as handle:
-            with mmap.mmap(handle, size) as block:
-                wire.fill(block, rows, parcel.arrays)
+            wire.write(handle, wire.pieces(parcel.arrays))
             self._say(worker, frame("window", [parcel.tickets, parcel.problems, rows, size]), handle)
 
     def end(self, worker: int) -> None:
@@ -173,12 +174,12 @@ class LocalCrew:
     def _read(self, worker: int) -> list[tuple[int, Message]]:
         mine = self._processes[worker]
         try:
-            chunk = mine.connection.recv(CHUNK)
+            size = mine.connection.recv_into(self._chunk)
         except OSError:
-            chunk = b""
-        mine.arrived += chunk
+            size = 0
+        mine.arrived += memoryview(self._chunk)[:size]
         heard = [(worker, message) for message in _messages(mine.arrived)]
-        return heard if chunk else [*heard, (worker, _epitaph(mine.process))]
+        return heard if size else [*heard, (worker, _epitaph(mine.process))]
 
     def close(self) -> None:
         """End all processes."""

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.errors import BackendUnavailable, FleetError, OptionsError
 from drainsinkhorn.parallel import wire
@@ -143,10 +145,11 @@ class Actor:
         yield Message("ready")
         yield from self._bench.messages()
 
-    def push(self, parcel: wire.Parcel) -> None:
-        """Take a window."""
+    def push(self, window: tuple[Any, Any]) -> None:
+        """Take a window; its arrays are read where they lie, in the object store."""
         assert self._bench is not None, "a window is sent when the actor is ready"
-        self._bench.push(parcel)
+        (tickets, problems, rows), block = window
+        self._bench.push(wire.Parcel(tickets, problems, wire.views(block, rows)))
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -178,8 +181,10 @@ class RayCrew:
         self._voices[worker] = self._actors[worker].begin.options(num_returns="streaming").remote(assignment)
 
     def give(self, worker: int, parcel: wire.Parcel) -> None:
-        """Send a window through the object store."""
-        self._actors[worker].push.remote(self._ray.put(parcel))
+        """Send a window through the object store, its arrays in one block: each object in there has its price."""
+        rows, _ = wire.layout(parcel.arrays)
+        block = np.concatenate([*wire.pieces(parcel.arrays), wire.GAP])
+        self._actors[worker].push.remote(self._ray.put(((parcel.tickets, parcel.problems, rows), block)))
 
     def end(self, worker: int) -> None:
         """Nothing more comes."""

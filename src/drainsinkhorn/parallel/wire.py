@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +23,10 @@ from drainsinkhorn.solution import Record
 Array = NDArray[Any]
 ALIGNMENT = 64
 PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
+POINTS = ("x", "y", "a", "b")
+PARTS = 1024
+"""Pieces of memory that a system takes at once."""
+GAP = np.zeros(ALIGNMENT, np.uint8)
 
 
 class Unsendable(TypeError):
@@ -50,6 +57,8 @@ def send(tickets: Sequence[int], problems: Sequence[Problem[Any]]) -> Parcel:
 
 def plain(value: Any) -> Array:
     """An array of numbers that a worker reads as its caller meant it."""
+    if type(value) is np.ndarray and value.dtype in PLAIN:
+        return np.ascontiguousarray(value)
     if isinstance(value, (np.ma.MaskedArray, str, bytes)):
         raise Unsendable(f"{type(value).__name__} is no plain array")
     array = to_numpy(value)
@@ -77,33 +86,41 @@ def _is_plain(problem: Any) -> bool:
         and (problem.tol is None or type(problem.tol) is float)
         and (problem.init is None or type(problem.init) is str)
         and type(problem.cost) is str
-        and all(
-            (part is None or type(part) is np.ndarray) and (part is None or part.dtype in PLAIN)
-            for part in (problem.x, problem.y, problem.a, problem.b)
-        )
         and type(problem.x) is type(problem.y)
+        and _is_float(problem.x)
+        and _is_float(problem.y)
+        and _is_float(problem.a)
+        and _is_float(problem.b)
     )
+
+
+def _is_float(part: Any) -> bool:
+    return part is None or (type(part) is np.ndarray and part.dtype in PLAIN)
 
 
 def pairs(problem: Problem[Any]) -> float:
     """Pairs of points of a problem that can be sent; 1 for one that makes no sense and will be refused."""
     cost: Any = problem.cost
+    x: Any = problem.x
+    y: Any = problem.y
+    if type(x) is np.ndarray and type(y) is np.ndarray and x.ndim and y.ndim and not is_array(cost):
+        return float(max(1, x.shape[0] * y.shape[0]))
     try:
-        n, m = cost.shape if is_array(cost) else (len(side) for side in (problem.x, problem.y))  # type: ignore[arg-type]
+        n, m = cost.shape if is_array(cost) else (len(side) for side in (x, y))
         return float(max(1, n * m))
     except (TypeError, ValueError):
         return 1.0
 
 
 def _sent(problem: Any, place: Any) -> dict[str, Any]:
+    if _is_plain(problem):
+        sent = {"eps": problem.eps, "cost": problem.cost, "tol": problem.tol, "init": problem.init}
+        return sent | _placed(problem, place)
     if not isinstance(problem, Problem):
         raise Unsendable(f"{type(problem).__name__} is no Problem")
     if library(problem.x) != library(problem.y):
         raise Unsendable("x and y belong to different libraries")
-    sent: dict[str, Any] = {"eps": _number(problem.eps)}
-    for name in ("x", "y", "a", "b"):
-        if getattr(problem, name) is not None:
-            sent[name] = place(getattr(problem, name))
+    sent: dict[str, Any] = {"eps": _number(problem.eps)} | _placed(problem, place)
     if problem.tol is not None:
         sent["tol"] = _number(problem.tol)
     sent["cost"] = _sent_cost(problem.cost, place)
@@ -114,6 +131,10 @@ def _sent(problem: Any, place: Any) -> dict[str, Any]:
     elif problem.init is not None:
         raise Unsendable(f"{type(problem.init).__name__} is no start")
     return sent
+
+
+def _placed(problem: Any, place: Any) -> dict[str, int]:
+    return {name: place(part) for name in POINTS if (part := getattr(problem, name)) is not None}
 
 
 def _sent_cost(given: Any, place: Any) -> Any:
@@ -152,7 +173,7 @@ def receive(parcel: Parcel) -> list[Problem[Any]]:
 
 
 def _received(sent: dict[str, Any], arrays: Sequence[Array]) -> Problem[Any]:
-    parts: dict[str, Any] = {name: arrays[sent[name]] for name in ("x", "y", "a", "b") if name in sent}
+    parts: dict[str, Any] = {name: arrays[sent[name]] for name in POINTS if name in sent}
     cost, init = _received_cost(sent["cost"], arrays), sent.get("init")
     if isinstance(init, list):
         init = Potentials(*(arrays[place] for place in init))
@@ -169,10 +190,25 @@ def layout(arrays: Sequence[Array]) -> tuple[list[list[Any]], int]:
     return rows, max(end, 1)
 
 
-def fill(block: Any, rows: Sequence[Sequence[Any]], arrays: Sequence[Array]) -> None:
-    """Copy arrays to their places in a block."""
-    for view, array in zip(views(block, rows), arrays, strict=True):
-        view[...] = array
+def pieces(arrays: Sequence[Array]) -> list[Array]:
+    """Arrays as bytes, in the order and at the distances of their layout."""
+    parts = list[Array]()
+    for array in arrays:
+        parts.append(array.reshape(-1).view(np.uint8))
+        if gap := -array.nbytes % ALIGNMENT:
+            parts.append(GAP[:gap])
+    return parts
+
+
+def write(handle: int, parts: Sequence[Array]) -> None:
+    """Write pieces to a file, one after the other, many in each call; nothing is copied on the way."""
+    left = deque(part for part in parts if part.nbytes)
+    while left:
+        written = os.writev(handle, list(islice(left, PARTS)))  # pyright: ignore[reportArgumentType]  arrays are buffers
+        while left and written >= left[0].nbytes:
+            written -= left.popleft().nbytes
+        if written:
+            left[0] = left[0][written:]
 
 
 def views(block: Any, rows: Sequence[Sequence[Any]]) -> list[Array]:
@@ -194,12 +230,15 @@ def from_result(ticket: int, result: Result[Any]) -> tuple[list[Any], bytes]:
     return [*facts, result.arithmetic, result.detail, kinds], raw
 
 
-def to_record(facts: Sequence[Any], raw: Any) -> tuple[Record, bool]:
-    """The record of a result that came back, its potentials in NumPy, and whether it was rescued."""
-    ticket, status, depth, row, col, band, widened, rescued, arithmetic, detail, kinds = facts
-    potentials = None
-    if kinds:
-        dtype, size, other, _ = kinds
-        potentials = Potentials(np.frombuffer(raw[:size], dtype=dtype), np.frombuffer(raw[size:], dtype=other))
-    residual = Residual(row, col, band)
-    return Record(ticket, potentials, residual, Status[status], depth, widened, arithmetic, detail), rescued
+def to_records(many: Sequence[Sequence[Any]], raw: Any) -> Iterator[tuple[Record, bool]]:
+    """The records of results that came back, their potentials views of the bytes, and whether each was rescued."""
+    place = 0
+    for ticket, status, depth, row, col, band, widened, rescued, arithmetic, detail, kinds in many:
+        potentials = None
+        if kinds:
+            dtype, size, other, rest = kinds
+            f, g = raw[place : place + size], raw[place + size : place + size + rest]
+            potentials = Potentials(np.frombuffer(f, dtype=dtype), np.frombuffer(g, dtype=other))
+            place += size + rest
+        residual = Residual(row, col, band)
+        yield Record(ticket, potentials, residual, Status[status], depth, widened, arithmetic, detail), rescued

@@ -11,7 +11,6 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 from drainsinkhorn.parallel import wire
@@ -21,20 +20,16 @@ HEADER = struct.Struct("<QQ")
 """Sizes of the JSON and of the bytes that follow it."""
 
 
-def frame(kind: str, body: Any = None, raw: Sequence[bytes] = ()) -> list[bytes]:
+def frame(kind: str, body: Any = None, raw: bytes = b"") -> list[bytes]:
     """A message as bytes."""
-    text = json.dumps([kind, body, [len(part) for part in raw]]).encode()
-    return [HEADER.pack(len(text), sum(map(len, raw))), text, *raw]
+    text = json.dumps([kind, body]).encode()
+    return [HEADER.pack(len(text), len(raw)), text, raw]
 
 
 def unframe(text: bytes, raw: Any) -> Message:
     """The message of a frame."""
-    kind, body, sizes = json.loads(text)
-    parts, start = list[Any](), 0
-    for size in sizes:
-        parts.append(raw[start : start + size])
-        start += size
-    return Message(kind, body, parts)
+    kind, body = json.loads(text)
+    return Message(kind, body, memoryview(raw))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:
@@ -88,7 +83,7 @@ class Worker:
     def _take(self, message: Message, handles: list[int]) -> None:
         if message.kind == "begin":
             # Not from a file: from the process that started this one, through a socket nobody else has.
-            path, assignment = message.body, message.raw[0]
+            path, assignment = message.body, message.raw
             sys.path[:] = path
             try:
                 self._bench = Bench(pickle.loads(assignment))
