@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import queue
 import threading
 import time
@@ -152,9 +151,6 @@ class Bench:
 
     def _observe(self, event: Event) -> None:
         if isinstance(event, Advanced) and time.monotonic() > self._reported + REPORT_EVERY:
-            if not gc.get_freeze_count():
-                # By now everything is imported and compiled, and stays: the collector need not look at it again.
-                gc.freeze()
             self._reported = time.monotonic()
             ledger = self._ledger
             self._outbox.put(Message("report", {"live": event.live, "slots": ledger.slots, "legs": ledger.legs}))
