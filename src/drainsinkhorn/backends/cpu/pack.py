@@ -281,7 +281,7 @@ class CpuPack(Counted):
 def compile_kernels(dtype: np.dtype[Any], *, streaming: bool, momentum: bool) -> None:
     """Run every kernel once on a tiny problem. What Numba compiles it keeps on disk; what takes long is announced."""
     what = "streaming" if streaming else f"{dtype.name}, momentum" if momentum else dtype.name
-    said = threading.Timer(2.0, _log.warning, ["compiling CPU kernels (%s), once for this machine, about 20 s", what])
+    said = threading.Timer(2.0, _log.warning, ["compiling CPU kernels (%s), once for this machine, about 30 s", what])
     said.daemon = True
     said.start()
     try:
