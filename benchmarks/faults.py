@@ -107,7 +107,7 @@ PROGRAM = """
 import json, sys
 sys.path.insert(0, sys.argv[3])
 import drainsinkhorn as ds
-from faults import COUNT, problems
+from faults import problems
 from drainsinkhorn.core.events import Opened, Repacked, Resumed
 log = open(sys.argv[2], "a")
 def say(*row):
@@ -117,20 +117,22 @@ def watch(event):
     if isinstance(event, Resumed): say("known", event.known, event.torn)
     if isinstance(event, Opened): say("ran", event.tickets)
     if isinstance(event, Repacked): say("ran", event.admitted)
-for result in ds.stream(problems(COUNT), journal=sys.argv[1], observe=watch):
+for result in ds.stream(problems(int(sys.argv[4])), journal=sys.argv[1], observe=watch):
     say("out", result.ticket)
 say("end")
 """
 
 
 def program(kills: int) -> None:
-    truth = sorted(ds.stream(problems(COUNT)), key=lambda r: r.ticket)
+    # More than a program can solve between so many kills.
+    count = 1000 * kills
+    truth = sorted(ds.stream(problems(count)), key=lambda r: r.ticket)
     rng = random.Random()
     with tempfile.TemporaryDirectory() as folder:
         journal, log = Path(folder) / "journal", Path(folder) / "log"
         done = 0
         while done < kills:
-            child = subprocess.Popen([sys.executable, "-c", PROGRAM, journal, log, Path(__file__).parent])
+            child = subprocess.Popen([sys.executable, "-c", PROGRAM, journal, log, Path(__file__).parent, str(count)])
             time.sleep(rng.uniform(0.2, 3.0))
             assert child.poll() is None, f"the program was over after {done} kills; take more problems"
             child.kill()
@@ -152,7 +154,7 @@ def program(kills: int) -> None:
             elif isinstance(event, (Opened, Repacked)):
                 ran.update(event.tickets if isinstance(event, Opened) else event.admitted)
 
-        results = once(ds.stream(problems(COUNT), journal=journal, observe=watch))
+        results = once(ds.stream(problems(count), journal=journal, observe=watch))
     check(results, truth)
     known = 0
     handed_out: set[int] = set()
