@@ -25,7 +25,9 @@ import numpy as np
 import torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.campaign import peers
+from drainsinkhorn.campaign import gate, peers
+from drainsinkhorn.campaign.meters import energy_reader
+from drainsinkhorn.core.problem import Potentials
 
 TOL = 1e-3
 MOST = 20_000
@@ -111,41 +113,6 @@ REAL: dict[str, Callable[[Path], list[ds.Problem[Any]]]] = {
 }  # fmt: skip
 
 
-class Meter:
-    """Energy of the GPU by NVML in joules, or None where it cannot be read."""
-
-    def __init__(self) -> None:
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            device = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-            self._read = lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1000
-            self._read()
-        except Exception:  # noqa: BLE001  no NVML, no energy
-            self._read = lambda: None
-
-    def __call__(self) -> float | None:
-        return self._read()
-
-
-def audit(problem: ds.Problem[Any], f: Any, g: Any) -> float:
-    """The larger L1 residual in float64, scores by direct differences."""
-    x, y = problem.x.double(), problem.y.double()
-    f, g = (torch.as_tensor(p, device="cuda").double() for p in (f, g))
-    n, m = len(x), len(y)
-    rows, cols = torch.zeros(n, dtype=torch.float64, device="cuda"), torch.zeros(m, dtype=torch.float64, device="cuda")
-    for first in range(0, n, 1024):
-        part = slice(first, first + 1024)
-        cost = torch.zeros((len(x[part]), m), dtype=torch.float64, device="cuda")
-        for k in range(x.shape[1]):
-            cost += (x[part, k, None] - y[None, :, k]).square()
-        plan = torch.exp((f[part, None] + g[None, :] - cost) / problem.eps) / (n * m)
-        rows[part] = plan.sum(1)
-        cols += plan.sum(0)
-    return float(torch.maximum((rows - 1 / n).abs().sum(), (cols - 1 / m).abs().sum()))
-
-
 def ours(**settings: Any) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
     def run(problems: list[ds.Problem[Any]], _: float) -> tuple[Found, Any]:
         solution = ds.solve(problems, tol=TOL, backend="triton", max_depth=MOST, **settings)
@@ -206,7 +173,7 @@ ARMS: dict[str, Callable[[], Any]] = {
 
 
 def timed(
-    run: Any, problems: list[ds.Problem[Any]], seconds: float, meter: Meter
+    run: Any, problems: list[ds.Problem[Any]], seconds: float, meter: Callable[[], float | None]
 ) -> tuple[float, Found, Any, int, float | None]:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -227,7 +194,7 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path
         problems = REAL[name](data)
     else:
         problems = WORKLOADS[name]()
-    meter = Meter()
+    meter = energy_reader() or (lambda: None)
     rows: dict[str, Any] = {}
     runs: dict[str, Any] = {}
     for arm in arms:
@@ -247,7 +214,7 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path
         times = [lap[0] for lap in found]
         results, ledger = found[-1][1], found[-1][2]
         some = sorted(results)[:: max(1, len(results) // 64)]
-        worst = max(audit(problems[i], *results[i]()[0]) for i in some)
+        worst = max(gate.residual(problems[i], Potentials(*results[i]()[0])) for i in some)
         rows[arm] = {
             "seconds": statistics.median(times),
             "spread": max(times) / min(times),

@@ -157,7 +157,7 @@ class Meter:
 
     def __init__(self, device: str) -> None:
         self._cuda = _cuda() if device == "cuda" else None
-        self._energy = _energy_reader() if self._cuda is not None else None
+        self._energy = energy_reader() if self._cuda is not None else None
         self._joules = self._begun = 0.0
         self._held = 0
 
@@ -178,7 +178,7 @@ class Meter:
         return Used(joules, peak)
 
 
-def _energy_reader() -> Callable[[], float] | None:
+def energy_reader() -> Callable[[], float] | None:
     """Joules that the device has used so far, by NVML; None where it does not tell."""
     try:
         import pynvml  # type: ignore[import-not-found]

@@ -99,7 +99,6 @@ class TritonPack(Counted):
     def _line_up(self) -> None:
         """The table of live lanes, and grids for it."""
         self._live = self._seats(self._lanes)
-        self._wide = [lane.wide for lane in self._lanes]
         self._most = [_largest(self._lanes, side) for side in (0, 1)]
         self._ready.clear()
         self._stops = None
@@ -145,7 +144,7 @@ class TritonPack(Counted):
             raise
         self._seat(lanes)
         for group, part in loaded:
-            places = torch.tensor([lane.place for lane in group], device=self.device)
+            places = self._seats(group)
             part.lanes = len(group)
             self._table[places] = part.table.to(self.device)
             numbers = torch.zeros((len(group), k.NUMBERS.value), dtype=torch.float64, device=self.device)
@@ -169,33 +168,35 @@ class TritonPack(Counted):
         """
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
         self._halted.zero_()
-        left = lanes if self._precision == "auto" else []
-        for folded in (True, False):
+        left = lanes
+        for folded in (True, False) if self._precision == "auto" else ():
             some = [lane for lane in left if lane.folded or not folded]
-            if some:
-                live = self._seats(some)
-                self._table[live, k.FOLDED.value] = int(folded)
-                self._stage(live, some, wide, vectors, slot=self.how.slot)
-                self._leg(live, some, 0, k.KEPT)
-                off = SAFETY * self._rounding(live, some, folded=folded).clamp(min=SINGLE)
-                stops = torch.tensor([float(lane.problem.tol or 0) for lane in some], dtype=torch.float64)
-                honest = (off <= stops / 2).tolist()
-                bands = torch.tensor([lane.band for lane in some], dtype=torch.float64) + off
-                self._states[self._parity][live, k.BAND.value] = bands.to(self.device)
-                done = {lane for lane, fine in zip(some, honest, strict=True) if fine}
-                left = [lane for lane in left if lane not in done]
+            if not some:
+                continue
+            live = self._seats(some)
+            self._table[live, k.FOLDED.value] = int(folded)
+            self._stage(live, some, wide, vectors, slot=self.how.slot)
+            self._leg(live, some, 0, k.KEPT)
+            off = SAFETY * self._rounding(live, some, folded=folded).clamp(min=SINGLE)
+            stops = torch.tensor([float(lane.problem.tol or 0) for lane in some], dtype=torch.float64)
+            self._set_bands(live, some, off)
+            done = {lane for lane, fine in zip(some, (off <= stops / 2).tolist(), strict=True) if fine}
+            left = [lane for lane in left if lane not in done]
             for lane in left:
                 lane.folded = False
-        some = left if self._precision == "auto" else lanes
-        if some:
-            live = self._seats(some)
-            for lane in some:
+        if left:
+            live = self._seats(left)
+            for lane in left:
                 lane.wide = True
             self._table[live, k.WIDE.value] = 1
-            bands = torch.tensor([lane.band for lane in some], dtype=torch.float64)
-            self._states[self._parity][live, k.BAND.value] = bands.to(self.device)
-            self._stage(live, some, wide, vectors)
-            self._exact(live, some, 0, k.KEPT)
+            self._set_bands(live, left, 0.0)
+            self._stage(live, left, wide, vectors)
+            self._exact(live, left, 0, k.KEPT)
+
+    def _set_bands(self, live: Any, lanes: Sequence[_Lane], off: Any) -> None:
+        """What float64 rounds, and by how much the lane's own arithmetic is off."""
+        bands = torch.tensor([lane.band for lane in lanes], dtype=torch.float64) + off
+        self._states[self._parity][live, k.BAND.value] = bands.to(self.device)
 
     def _rounding(self, live: Any, lanes: Sequence[_Lane], *, folded: bool) -> Any:
         """By how much float32 is off on rows of the state after the first f-leg, where ratios are near one."""
@@ -346,7 +347,7 @@ class TritonPack(Counted):
         )]  # fmt: skip
         for side, role, lock in ((1, k.APPLIED, False), (0, k.KEPT, lockstep)):
             found += self._legs_of(live, lanes, side, role, 1 - parity, lock=lock)
-            if any(self._wide):
+            if any(lane.wide for lane in lanes):
                 found.append(self._exact_of(live, lanes, side, role, 1 - parity, lock=lock))
         return found
 
