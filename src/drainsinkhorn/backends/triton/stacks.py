@@ -18,7 +18,8 @@ from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.triton import coupling_kernels as c
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import aligned
-from drainsinkhorn.backends.triton.loading import How, on_device
+from drainsinkhorn.backends.triton.layout import on_device
+from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.tiles import consumer_tile
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 

@@ -1,0 +1,166 @@
+"""Clouds on their way into a pack: a stack of them is framed, started and placed by a few launches."""
+
+# pyright: basic, reportOptionalMemberAccess=false, reportCallIssue=false, reportArgumentType=false
+# Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from drainsinkhorn.backends.arrays import library, to_numpy
+from drainsinkhorn.backends.starts import FULL_DIM
+from drainsinkhorn.backends.triton import kernels as k
+from drainsinkhorn.backends.triton import layout_kernels as lay
+
+CHUNK, CHUNKS = 128, 128
+"""Rows of a cloud that one program looks at, at least, and programs that share a cloud, at most."""
+BOX_ROWS, BOX_BLOCK, ADDED, JUDGED = 16, 64, 256, 1024
+"""Rows and coordinates of a tile of a cloud, sums that a program adds up, starts that it looks at together."""
+STORED_ROWS, STORED_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
+"""Rows of a program that fills stored matrices, columns it takes at once, and products kept at once."""
+
+
+def on_device(value: Any, device: Any) -> Any:
+    """Any array as a torch tensor on the device, copied only if it has to be."""
+    kind = library(value)
+    if kind == "jax" and device.type == "cuda":
+        return torch.from_dlpack(value).to(device)
+    if kind != "torch":
+        value = torch.from_numpy(np.ascontiguousarray(to_numpy(value)))
+    return value.detach().to(device)
+
+
+def stack(values: Sequence[Any], device: Any) -> Any:
+    """Arrays of one shape as one tensor of float32 or float64; one that all share is there once."""
+    first = values[0]
+    if all(value is first for value in values):
+        found = on_device(first, device)[None].contiguous().expand(len(values), *first.shape)
+    elif all(library(value) == "numpy" for value in values):
+        found = torch.from_numpy(np.stack([to_numpy(value) for value in values])).to(device)
+    else:
+        found = torch.stack([on_device(value, device) for value in values])
+    return found if found.dtype in (torch.float32, torch.float64) else found.double()
+
+
+def unit_rows(x: Any) -> Any:
+    """Rows scaled to length one; first by their largest entry, so that squares neither overflow nor vanish."""
+    x = x.double() / x.abs().amax(2, keepdim=True)
+    # Coordinate by coordinate: torch may add up a stack in another order than one cloud.
+    norm = x[:, :, 0].square()
+    for coordinate in range(1, x.shape[2]):
+        norm = norm + x[:, :, coordinate].square()
+    return (x / norm.sqrt()[:, :, None]).contiguous()
+
+
+def _chunks(size: int) -> tuple[int, int]:
+    """Rows of a chunk, and chunks: functions of the cloud alone, since sums are made chunk by chunk."""
+    rows = max(CHUNK, -(-size // CHUNKS))
+    return rows, -(-size // rows)
+
+
+def framed(x: Any, y: Any) -> tuple[Any, Any]:
+    """Middles of the boxes around both clouds and around each, (lanes, 3, dim); and the diagonals of the first."""
+    lanes, _, dim = x.shape
+    boxes, counts = [], []
+    for points in (x, y):
+        rows, chunks = _chunks(points.shape[1])
+        boxes.append(torch.empty((lanes, chunks, 2, dim), dtype=torch.float64, device=x.device))
+        counts.append(chunks)
+        lay.bounds[(chunks, lanes, -(-dim // BOX_BLOCK))](
+            points, boxes[-1], points.shape[1], dim, rows, points.stride(0), ROWS=BOX_ROWS, BLOCK=BOX_BLOCK
+        )
+    middles = torch.empty((lanes, 3, dim), dtype=torch.float64, device=x.device)
+    far = torch.empty(lanes, dtype=torch.float64, device=x.device)
+    lay.frame[(lanes,)](*boxes, middles, far, *counts, dim, BLOCK=BOX_BLOCK)
+    return middles, far
+
+
+def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts: Any, *, always: bool) -> None:
+    """Write Gaussian starts of g in bits; zero where they are not finite and, unless `always`, where not worth it."""
+    lanes, size, dim = y.shape
+    full, device = dim <= FULL_DIM, y.device
+    padded = max(16, 1 << (dim - 1).bit_length())
+    count = (padded + 1 if full else 2) * padded
+    sums = []
+    for side, (points, weights) in enumerate(((x, a), (y, b))):
+        rows, chunks = _chunks(points.shape[1])
+        parts = torch.empty((lanes, chunks, count), dtype=torch.float64, device=device)
+        lay.moments[(chunks, lanes)](
+            points, weights, middles, parts, points.shape[1], dim, rows, points.stride(0), weights.stride(0),
+            SIDE=side, DP=padded, FULL=full,
+        )  # fmt: skip
+        sums.append(torch.empty((lanes, count), dtype=torch.float64, device=device))
+        lay.added[(-(-count // ADDED), lanes)](parts, sums[-1], chunks, count, ROWS=8, BLOCK=ADDED)
+    mean, slope = torch.empty((2, lanes, dim), dtype=torch.float64, device=device)
+    matrix = torch.empty((lanes, dim, dim) if full else (lanes, dim), dtype=torch.float64, device=device)
+    scratch = torch.empty((lanes, 4 * padded * padded if full else 1), dtype=torch.float64, device=device)
+    lay.transports[(lanes,)](
+        *sums,
+        middles,
+        factors,
+        scratch,
+        mean,
+        matrix,
+        slope,
+        dim,
+        DP=padded,
+        FULL=full,
+        num_warps=16 if padded == 64 and full else 4,
+    )
+    rows = 32 if full else 4
+    lay.quadratic[(-(-size // rows), lanes)](
+        y, mean, matrix, slope, starts, size, dim, y.stride(0), starts.stride(0),
+        FULL=full, ROWS=rows, DP=padded if full else 256,
+    )  # fmt: skip
+    lay.judged[(lanes,)](starts, b, size, starts.stride(0), b.stride(0), ALWAYS=always, BLOCK=JUDGED)
+
+
+def placed(points: Any, middles: Any, scales: Any, side: int, how: Any, views: dict[str, Any]) -> tuple[Any, Any]:
+    """Write a cloud where legs read it; of stored scores the scaled cloud and its squared norms are returned."""
+    lanes, size, dim = points.shape
+    exact = views[f"EXACT{side}"]
+    half = norms = out = exact
+    if how.kind == k.STORED.value:
+        out, norms = (
+            torch.empty((lanes, size * dim), dtype=exact.dtype, device=exact.device),
+            exact.new_empty(lanes, size),
+        )
+    else:
+        norms, half = views[f"NORM{side}"], views.get(f"SPLIT{side}", exact)
+        out = views.get(f"COORDS{side}", exact)
+    rows, block = (32, 16) if dim <= 16 else (16, 64)
+    lay.place[(-(-size // rows), lanes)](
+        points, middles, scales, exact, out, half, norms, size, dim, points.stride(0), exact.stride(0), out.stride(0),
+        half.stride(0), norms.stride(0), KIND=how.kind, SLOT=how.slot, SIDE=side, WIDTH=how.dp, ROWS=rows, BLOCK=block,
+    )  # fmt: skip
+    return out.view(lanes, size, dim) if how.kind == k.STORED.value else out, norms
+
+
+def absorbed(scores: Any, views: dict[str, Any], lanes: slice, norms: tuple[Any, Any] | None = None) -> None:
+    """Absorb the scores of some lanes, or the products from which they are made with norms, into their matrices."""
+    count, n, m = scores.shape
+    start, mass, base, matrix = (views[key][lanes] for key in ("POTENTIAL1", "MASS1", "NORM0", "MATRIX0"))
+    own, other = (scores, scores) if norms is None else norms
+    lay.absorb[(-(-n // STORED_ROWS), count)](
+        scores, own, other, start, mass, base, matrix, n, m, start.stride(0), mass.stride(0), base.stride(0),
+        matrix.stride(0), PRODUCTS=norms is not None, ROWS=STORED_ROWS, BLOCK=STORED_BLOCK,
+    )  # fmt: skip
+
+
+def stored(x: Any, y: Any, norms: tuple[Any, Any], views: dict[str, Any], *, rooted: bool) -> None:
+    """Matrices of clouds: products by one call for each lane, since those of a whole stack may be rounded otherwise."""
+    lanes, n, m = len(x), x.shape[1], y.shape[1]
+    step = max(1, SCRATCH_PAIRS // (n * m))
+    for first in range(0, lanes, step):
+        part = slice(first, min(lanes, first + step))
+        scratch = torch.empty((part.stop - first, n, m), dtype=torch.float64, device=x.device)
+        for out, lane in zip(scratch, range(first, part.stop), strict=True):
+            if rooted:
+                out[:] = torch.cdist(x[lane], y[lane], compute_mode="donot_use_mm_for_euclid_dist")
+            else:
+                torch.mm(x[lane], y[lane].T, out=out)
+        absorbed(scratch, views, part, None if rooted else (norms[0][part], norms[1][part]))

@@ -1,0 +1,355 @@
+"""Triton kernels that lay problems out on the device: where clouds lie, their Gaussian starts, and what legs read.
+
+Clouds of a stack are (lanes, size, dim), in the caller's float32 or float64; lanes that share a cloud have a lane
+stride of zero. All arithmetic is float64, every sum has a fixed order and no program looks at two lanes, so that what a
+lane gets does not depend on its neighbours.
+"""
+
+# pyright: basic, reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportReturnType=false, reportGeneralTypeIssues=false
+# Triton reads these functions itself; Python's types mean little inside them.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from drainsinkhorn.backends.starts import FLOOR as _FLOOR
+from drainsinkhorn.backends.starts import WORTH as _WORTH
+from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, ROOT, STORED, _Constant, _padded
+
+FLOOR = _Constant(_FLOOR)
+WORTH = _Constant(_WORTH)
+ROOT_TWO = _Constant(2.0**0.5)
+LN2 = _Constant(0.6931471805599453)
+CLOSE = _Constant(1e-10)
+"""How near the identity the iteration for a square root ends."""
+STEPS = _Constant(40)
+"""Its steps at most; directions that would need more hardly move a point."""
+
+
+@triton.jit(do_not_specialize=["size", "dim", "chunk", "lane_stride"])
+def bounds(points, found, size, dim, chunk, lane_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The smallest and the largest coordinates of a chunk of rows: found is (lanes, chunks, 2, dim)."""
+    lane = tl.program_id(1).to(tl.int64)
+    ks = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    inside = ks < dim
+    low = tl.full((ROWS, BLOCK), float("inf"), dtype=tl.float64)
+    high = tl.full((ROWS, BLOCK), -float("inf"), dtype=tl.float64)
+    first = tl.program_id(0) * chunk
+    last = tl.minimum(size, first + chunk)
+    for start in range(first, last, ROWS):
+        # Past the end the last row counts again, which changes nothing.
+        rows = tl.minimum(start + tl.arange(0, ROWS), last - 1).to(tl.int64)
+        place = points + lane * lane_stride + rows[:, None] * dim + ks[None, :]
+        x = tl.load(place, mask=inside[None, :], other=0.0).to(tl.float64)
+        low, high = tl.minimum(low, x), tl.maximum(high, x)
+    out = found + (lane * tl.num_programs(0) + tl.program_id(0)) * 2 * dim + ks
+    tl.store(out, tl.min(low, axis=0), mask=inside)
+    tl.store(out + dim, tl.max(high, axis=0), mask=inside)
+
+
+@triton.jit
+def _box(found, lane, chunks, dim, ks, inside):
+    """The box around a cloud, from those of its chunks."""
+    low = tl.load(found + lane * chunks * 2 * dim + ks, mask=inside, other=0.0)
+    high = tl.load(found + lane * chunks * 2 * dim + dim + ks, mask=inside, other=0.0)
+    for chunk in range(1, chunks):
+        here = found + (lane * chunks + chunk) * 2 * dim + ks
+        low = tl.minimum(low, tl.load(here, mask=inside, other=0.0))
+        high = tl.maximum(high, tl.load(here + dim, mask=inside, other=0.0))
+    return low, high
+
+
+@triton.jit(do_not_specialize=["chunks", "other_chunks", "dim"])
+def frame(found, other_found, middles, far, chunks, other_chunks, dim, BLOCK: tl.constexpr):
+    """Middles of the boxes around both clouds and around each, (lanes, 3, dim), and the diagonal of the first."""
+    lane = tl.program_id(0).to(tl.int64)
+    square = tl.zeros((BLOCK,), dtype=tl.float64)
+    for first in range(0, dim, BLOCK):
+        ks = first + tl.arange(0, BLOCK)
+        inside = ks < dim
+        low, high = _box(found, lane, chunks, dim, ks, inside)
+        other_low, other_high = _box(other_found, lane, other_chunks, dim, ks, inside)
+        out = middles + lane * 3 * dim + ks
+        tl.store(out + dim, low / 2 + high / 2, mask=inside)
+        tl.store(out + 2 * dim, other_low / 2 + other_high / 2, mask=inside)
+        low, high = tl.minimum(low, other_low), tl.maximum(high, other_high)
+        tl.store(out, low / 2 + high / 2, mask=inside)
+        square += (high - low) * (high - low)
+    tl.store(far + lane, tl.sqrt(tl.sum(square, axis=0)))
+
+
+@triton.jit(do_not_specialize=["size", "dim", "chunk", "lane_stride", "weight_stride"])
+def moments(points, weights, middles, found, size, dim, chunk, lane_stride, weight_stride,
+            SIDE: tl.constexpr, DP: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
+    """Weighted sums over a chunk of rows, of coordinates around the cloud's middle and of their products or squares."""
+    lane = tl.program_id(1).to(tl.int64)
+    ks = tl.arange(0, DP)
+    inside = ks < dim
+    middle = tl.load(middles + (lane * 3 + 1 + SIDE) * dim + ks, mask=inside, other=0.0)
+    total = tl.zeros((DP,), dtype=tl.float64)
+    square = tl.zeros((DP,), dtype=tl.float64)
+    product = tl.zeros((DP, DP), dtype=tl.float64)
+    first = tl.program_id(0) * chunk
+    for row in range(first, tl.minimum(size, first + chunk)):
+        place = points + lane * lane_stride + tl.cast(row, tl.int64) * dim + ks
+        x = tl.load(place, mask=inside, other=0.0).to(tl.float64) - middle
+        scaled = tl.load(weights + lane * weight_stride + row) * x
+        total += scaled
+        if FULL:
+            product += scaled[:, None] * x[None, :]
+        else:
+            square += scaled * x
+    out = found + (lane * tl.num_programs(0) + tl.program_id(0)) * (DP + 1 if FULL else 2) * DP
+    tl.store(out + ks, total)
+    if FULL:
+        tl.store(out + DP + ks[:, None] * DP + ks[None, :], product)
+    else:
+        tl.store(out + DP + ks, square)
+
+
+@triton.jit(do_not_specialize=["chunks", "count"])
+def added(parts, found, chunks, count, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """(lanes, chunks, count) -> (lanes, count)."""
+    lane = tl.program_id(1).to(tl.int64)
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
+    for first in range(0, chunks, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        seen = (rows < chunks)[:, None] & (places < count)[None, :]
+        total += tl.load(parts + (lane * chunks + rows)[:, None] * count + places[None, :], mask=seen, other=0.0)
+    tl.store(found + lane * count + places, tl.sum(total, axis=0), mask=places < count)
+
+
+@triton.jit
+def _product(left, right, dim, DP: tl.constexpr):
+    """A product of matrices in memory."""
+    ks = tl.arange(0, DP)
+    total = tl.zeros((DP, DP), dtype=tl.float64)
+    for k in range(dim):
+        total += tl.load(left + ks * DP + k)[:, None] * tl.load(right + k * DP + ks)[None, :]
+    return total
+
+
+@triton.jit(do_not_specialize=["dim"])
+def transports(sums, other_sums, middles, factors, scratch, means, matrices, slopes, dim,
+               DP: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
+    """Gaussian starts `(y - m)' M (y - m) + l' (y - m)` in bits, see `backends.starts`.
+
+    T solves T B T = A, so that T = A (B A)^-1/2; the root comes from products alone (Newton's iteration, the form of
+    Schulz). Of a cloud that is one point T is the identity (y) or zero (x).
+    """
+    lane = tl.program_id(0).to(tl.int64)
+    ks = tl.arange(0, DP)
+    inside = ks < dim
+    rows, factor = DP + 1 if FULL else 2, tl.load(factors + lane)
+    mine, theirs = sums + lane * rows * DP, other_sums + lane * rows * DP
+    mean, other_mean = tl.load(mine + ks), tl.load(theirs + ks)
+    middle = tl.load(middles + (lane * 3 + 1) * dim + ks, mask=inside, other=0.0)
+    other_middle = tl.load(middles + (lane * 3 + 2) * dim + ks, mask=inside, other=0.0)
+    tl.store(means + lane * dim + ks, other_middle + other_mean, mask=inside)
+    tl.store(slopes + lane * dim + ks, 2 * factor * ((other_middle + other_mean) - (middle + mean)), mask=inside)
+    if FULL:
+        square = ks[:, None] * DP + ks[None, :]
+        diagonal = (ks[:, None] == ks[None, :]) & inside[:, None]
+        eye = tl.where(diagonal, 1.0, 0.0).to(tl.float64)
+        a = tl.load(mine + DP + square) - mean[:, None] * mean[None, :]
+        b = tl.load(theirs + DP + square) - other_mean[:, None] * other_mean[None, :]
+        size_a, size_b = tl.sum(tl.sum(a * eye, axis=1), axis=0), tl.sum(tl.sum(b * eye, axis=1), axis=0)
+        # Of one point the covariance is zero, and stays so.
+        a = a / tl.where(size_a > 0, size_a, 1.0)
+        b = b / tl.where(size_b > 0, size_b, 1.0) + FLOOR * eye
+        # Four matrices in memory: what is computed by all threads is read by all of them after a barrier.
+        one, two = scratch + lane * 4 * DP * DP, scratch + (lane * 4 + 1) * DP * DP
+        three, four = scratch + (lane * 4 + 2) * DP * DP, scratch + (lane * 4 + 3) * DP * DP
+        tl.store(one + square, b)
+        tl.store(two + square, a)
+        tl.debug_barrier()
+        y = _product(one, two, dim, DP)
+        norm = tl.sqrt(tl.sum(tl.sum(y * y, axis=1), axis=0))
+        norm = tl.where(norm > 0, norm, 1.0)
+        y, z = y / norm, eye
+        step, off = 0, 0.0 * norm + 1.0
+        while (step < STEPS) & (off > CLOSE):
+            tl.debug_barrier()
+            tl.store(one + square, y)
+            tl.store(three + square, z)
+            tl.debug_barrier()
+            w = 1.5 * eye - 0.5 * _product(three, one, dim, DP)
+            off = tl.max(tl.max(tl.abs(w - eye), axis=1), axis=0)
+            tl.store(four + square, w)
+            tl.debug_barrier()
+            y, z = _product(one, four, dim, DP), _product(four, three, dim, DP)
+            step += 1
+        tl.debug_barrier()
+        tl.store(three + square, z)
+        tl.debug_barrier()
+        t = _product(two, three, dim, DP) * tl.sqrt(
+            tl.maximum(size_a, 0.0) / (norm * tl.where(size_b > 0, size_b, 1.0))
+        )
+        tl.debug_barrier()
+        tl.store(one + square, t)
+        tl.debug_barrier()
+        t = (t + tl.load(one + ks[None, :] * DP + ks[:, None])) / 2
+        t = tl.where(size_b > 0, t, eye)
+        out = matrices + (lane * dim + ks)[:, None] * dim + ks[None, :]
+        tl.store(out, factor * (eye - t), mask=inside[:, None] & inside[None, :])
+    else:
+        variance = tl.maximum(tl.load(mine + DP + ks) - mean * mean, 0.0)
+        other_variance = tl.maximum(tl.load(theirs + DP + ks) - other_mean * other_mean, 0.0)
+        other_variance = tl.maximum(other_variance, FLOOR * tl.max(other_variance, axis=0))
+        matrix = factor * (1 - tl.sqrt(variance / tl.where(other_variance > 0, other_variance, 1.0)))
+        tl.store(matrices + lane * dim + ks, tl.where(other_variance > 0, matrix, 0.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["size", "dim", "lane_stride", "out_stride"])
+def quadratic(points, means, matrices, slopes, out, size, dim, lane_stride, out_stride,
+              FULL: tl.constexpr, ROWS: tl.constexpr, DP: tl.constexpr):  # fmt: skip
+    """`(y - m)' M (y - m) + l' (y - m)` for every point of every lane; M is (dim, dim) if FULL, else its diagonal."""
+    lane = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = rows < size
+    mine, mean, slope = points + lane * lane_stride + rows.to(tl.int64) * dim, means + lane * dim, slopes + lane * dim
+    total = tl.zeros((ROWS,), dtype=tl.float64)
+    for first in range(0, dim, DP):
+        ks = first + tl.arange(0, DP)
+        seen = inside[:, None] & (ks < dim)[None, :]
+        y = tl.load(mine[:, None] + ks[None, :], mask=seen, other=0.0).to(tl.float64)
+        around = tl.where(seen, y - tl.load(mean + ks, mask=ks < dim, other=0.0)[None, :], 0.0)
+        bent = around * 0.0 + tl.load(slope + ks, mask=ks < dim, other=0.0)[None, :]
+        if FULL:
+            total += tl.sum(bent * around, axis=1)
+            for i in range(dim):
+                row = tl.load(matrices + (lane * dim + i) * dim + ks, mask=ks < dim, other=0.0)
+                one = tl.load(mine + i, mask=inside, other=0.0).to(tl.float64) - tl.load(mean + i)
+                total += tl.sum(around * row[None, :], axis=1) * one
+        else:
+            bent += around * tl.load(matrices + lane * dim + ks, mask=ks < dim, other=0.0)[None, :]
+            total += tl.sum(bent * around, axis=1)
+    tl.store(out + lane * out_stride + rows, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["size", "start_stride", "weight_stride"])
+def judged(starts, weights, size, start_stride, weight_stride, ALWAYS: tl.constexpr, BLOCK: tl.constexpr):
+    """Starts that are not finite become zero, and unless ALWAYS those that are not worth it; see `backends.starts`."""
+    lane = tl.program_id(0).to(tl.int64)
+    mine, weight = starts + lane * start_stride, weights + lane * weight_stride
+    total = tl.zeros((BLOCK,), dtype=tl.float64)
+    for first in range(0, size, BLOCK):
+        places = first + tl.arange(0, BLOCK)
+        start = tl.load(mine + places, mask=places < size, other=0.0)
+        total += start * tl.load(weight + places, mask=places < size, other=0.0)
+    mean = tl.sum(total, axis=0)
+    spread = tl.zeros((BLOCK,), dtype=tl.float64)
+    for first in range(0, size, BLOCK):
+        places = first + tl.arange(0, BLOCK)
+        around = tl.load(mine + places, mask=places < size, other=0.0) - mean
+        spread += around * around * tl.load(weight + places, mask=places < size, other=0.0)
+    spread = tl.sum(spread, axis=0) * (LN2 * LN2)
+    kept = spread < float("inf")
+    if not ALWAYS:
+        kept = kept & (spread >= WORTH * WORTH)
+    if kept == 0:
+        for first in range(0, size, BLOCK):
+            places = first + tl.arange(0, BLOCK)
+            tl.store(mine + places, tl.zeros((BLOCK,), dtype=tl.float64), mask=places < size)
+
+
+@triton.jit(
+    do_not_specialize=["size", "dim", "lane_stride", "exact_stride", "out_stride", "norm_stride", "half_stride"]
+)
+def place(points, middles, scales, exact, out, half, norms, size, dim, lane_stride, exact_stride, out_stride,
+          half_stride, norm_stride, KIND: tl.constexpr, SLOT: tl.constexpr, SIDE: tl.constexpr, WIDTH: tl.constexpr,
+          ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """A cloud as legs read it: centred and scaled so that minus a squared distance (or its root) is a score in bits.
+
+    `exact` gets it coordinate by coordinate in float64. PRODUCT: `half` gets float16 pairs, (size, chunks, 2, WIDTH),
+    and `norms` half the squares of what they hold. DIRECT and ROOT: `out` gets float32 coordinates; with a SLOT `half`
+    gets one row of sixteen for a point (see `_packed`). STORED: `out` gets float64 rows, `norms` their squares.
+    """
+    lane = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside, wide = rows < size, rows.to(tl.int64)
+    scale = tl.load(scales + lane)
+    norm = tl.zeros((ROWS,), dtype=tl.float64)
+    for first in range(0, dim, BLOCK):
+        ks = first + tl.arange(0, BLOCK)
+        seen = inside[:, None] & (ks < dim)[None, :]
+        x = tl.load(points + lane * lane_stride + wide[:, None] * dim + ks[None, :], mask=seen, other=0.0).to(
+            tl.float64
+        )
+        x = tl.where(seen, (x - tl.load(middles + lane * 3 * dim + ks, mask=ks < dim, other=0.0)[None, :]) * scale, 0.0)
+        tl.store(exact + lane * exact_stride + ks[None, :].to(tl.int64) * size + rows[:, None], x, mask=seen)
+        if (KIND == PRODUCT) | (SLOT > 0):
+            # -|x - y|^2 = 2 x.y - |x|^2 - |y|^2, of the points as float16 pairs hold them.
+            high = (x * ROOT_TWO).to(tl.float16)
+            low = (x * ROOT_TWO - high.to(tl.float64)).to(tl.float16)
+            held = high.to(tl.float64) + low.to(tl.float64)
+            norm += tl.sum(held * held, axis=1) / 2
+            if KIND == PRODUCT:
+                chunk, k = ks // WIDTH, ks % WIDTH
+                there = half + lane * half_stride + wide[:, None] * (2 * WIDTH * ((dim + WIDTH - 1) // WIDTH))
+                there += (chunk * 2 * WIDTH + k)[None, :]
+                tl.store(there, high, mask=seen)
+                tl.store(there + WIDTH, low, mask=seen)
+            else:
+                there = half + lane * half_stride + wide[:, None] * 16 + ks[None, :]
+                tl.store(there, high, mask=seen)
+                tl.store(there + 4, low if SIDE == 0 else high, mask=seen)
+                tl.store(there + 8, high if SIDE == 0 else low, mask=seen)
+                # The other side's potential is multiplied by one.
+                ones = half + lane * half_stride + wide * 16 + (14 if SIDE == 0 else 12)
+                tl.store(ones, tl.full((ROWS,), 1.0, dtype=tl.float16), mask=inside)
+                tl.store(ones + 1, tl.full((ROWS,), 1.0, dtype=tl.float16), mask=inside)
+        if (KIND == DIRECT) | (KIND == ROOT):
+            tl.store(out + lane * out_stride + ks[None, :].to(tl.int64) * _padded(size) + rows[:, None], x, mask=seen)
+        if KIND == STORED:
+            norm += tl.sum(x * x, axis=1)
+            tl.store(out + lane * out_stride + wide[:, None] * dim + ks[None, :], x, mask=seen)
+    if (KIND == PRODUCT) | (KIND == STORED) | (SLOT > 0):
+        tl.store(norms + lane * norm_stride + rows, norm, mask=inside)
+
+
+@triton.jit
+def _scores(scores, norms, other_norms, rows, others, seen, size, other_size, lane, PRODUCTS: tl.constexpr):
+    """Stored scores, or those that inner products and norms make."""
+    found = tl.load(scores + (lane * size + rows)[:, None] * other_size + others[None, :], mask=seen, other=0.0)
+    if PRODUCTS:
+        nx = tl.load(norms + lane * size + rows, mask=rows < size, other=0.0)
+        ny = tl.load(other_norms + lane * other_size + others, mask=others < other_size, other=0.0)
+        # In float64, and centred: what cancels is some 1e-16 of the largest score.
+        found = tl.maximum(nx[:, None] + ny[None, :] - 2.0 * found, 0.0)
+    return found
+
+
+@triton.jit(do_not_specialize=["size", "other_size", "start_stride", "mass_stride", "base_stride", "stride"])
+def absorb(scores, norms, other_norms, start, mass, base, matrix, size, other_size, start_stride, mass_stride,
+           base_stride, stride, PRODUCTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The matrix absorbed at the start of g and the f-leg after it: what matters lies near zero there."""
+    lane = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = rows < size
+    largest = tl.full((ROWS,), -float("inf"), dtype=tl.float64)
+    total = tl.zeros((ROWS,), dtype=tl.float64)
+    for first in range(0, other_size, BLOCK):
+        others = first + tl.arange(0, BLOCK)
+        near = others < other_size
+        seen = inside[:, None] & near[None, :]
+        g = tl.load(start + lane * start_stride + others, mask=near, other=-float("inf"))
+        w = tl.load(mass + lane * mass_stride + others, mask=near, other=0.0)
+        found = _scores(scores, norms, other_norms, rows, others, seen, size, other_size, lane, PRODUCTS)
+        exponent = g[None, :] - found
+        new = tl.maximum(largest, tl.max(exponent, axis=1))
+        total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
+        largest = new
+    level = -(largest + tl.log2(total))
+    tl.store(base + lane * base_stride + rows, level, mask=inside)
+    for first in range(0, other_size, BLOCK):
+        others = first + tl.arange(0, BLOCK)
+        near = others < other_size
+        seen = inside[:, None] & near[None, :]
+        g = tl.load(start + lane * start_stride + others, mask=near, other=0.0)
+        found = _scores(scores, norms, other_norms, rows, others, seen, size, other_size, lane, PRODUCTS)
+        place = lane * stride + rows[:, None].to(tl.int64) * _padded(other_size) + others[None, :]
+        tl.store(matrix + place, (g[None, :] - found + level[:, None]).to(tl.float32), mask=seen)

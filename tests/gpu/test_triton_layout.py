@@ -1,0 +1,90 @@
+"""What Triton's layout kernels make of clouds, against NumPy's float64."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import pytest
+from tests.conftest import needs
+
+torch = needs("torch")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+needs("triton")
+
+import drainsinkhorn as ds  # noqa: E402
+from drainsinkhorn.backends.door import admit  # noqa: E402
+from drainsinkhorn.backends.starts import FULL_DIM, start  # noqa: E402
+from drainsinkhorn.backends.triton.layout import framed, gaussian  # noqa: E402
+
+
+def clouds(seed: int, lanes: int, n: int, m: int, dim: int, decay: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    spread = decay ** np.arange(dim)
+    turn = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
+    x = rng.normal(size=(lanes, n, dim)) * spread
+    y = (3 * rng.normal(size=(lanes, m, dim)) * spread[::-1]) @ turn + rng.normal(size=dim)
+    return x, y
+
+
+def made(x: np.ndarray, y: np.ndarray, eps: float) -> np.ndarray:
+    """Starts of a stack, in nats."""
+    lanes, n, _ = x.shape
+    m = y.shape[1]
+    kind = {"dtype": torch.float64, "device": DEVICE}
+    x, y = torch.tensor(x, **kind), torch.tensor(y, **kind)
+    a, b = torch.full((lanes, n), 1 / n, **kind), torch.full((lanes, m), 1 / m, **kind)
+    factors = torch.full((lanes,), 1 / (eps * math.log(2)), **kind)
+    starts = torch.zeros((lanes, m), **kind)
+    gaussian(x, y, a, b, framed(x, y)[0], factors, starts, always=True)
+    return starts.cpu().numpy() * math.log(2)
+
+
+@pytest.mark.parametrize(("dim", "decay"), [(1, 1.0), (2, 1.0), (5, 0.5), (15, 0.8), (20, 1.0), (FULL_DIM + 6, 0.95)])
+def test_gaussian_starts_are_those_of_numpy(dim: int, decay: float) -> None:
+    x, y = clouds(dim, 2, 300, 170, dim, decay)
+    found = made(x, y, 0.5)
+    for lane in range(2):
+        problem = admit(ds.Problem(x=x[lane], y=y[lane], eps=0.5, init="gaussian"), 1e-3)
+        truth = start(problem)[1] / 0.5
+        # Flooring the smallest variances differs by some 1e-6 of what they explain.
+        assert np.abs(found[lane] - truth).max() <= 2e-4 * np.abs(truth).max()
+
+
+@pytest.mark.parametrize("which", ["x", "y", "both"])
+def test_clouds_that_are_one_point_start_finite(which: str) -> None:
+    x, y = clouds(3, 1, 40, 50, 3)
+    x = np.ones_like(x) if which != "y" else x
+    y = np.ones_like(y) if which != "x" else y
+    found = made(x, y, 0.5)
+    truth = start(admit(ds.Problem(x=x[0], y=y[0], eps=0.5, init="gaussian"), 1e-3))[1] / 0.5
+    assert np.allclose(found[0], truth, atol=1e-9 * max(1.0, np.abs(truth).max()))
+
+
+def test_clouds_in_a_plane_start_finite() -> None:
+    x, y = clouds(4, 1, 60, 60, 4)
+    x[..., 3], y[..., 3] = x[..., 0], y[..., 1]
+    found = made(x, y, 0.5)
+    truth = start(admit(ds.Problem(x=x[0], y=y[0], eps=0.5, init="gaussian"), 1e-3))[1] / 0.5
+    assert np.isfinite(found).all()
+    assert np.abs(found[0] - truth).max() <= 1e-2 * np.abs(truth).max()
+
+
+def test_a_lane_of_a_stack_starts_as_it_does_alone() -> None:
+    x, y = clouds(5, 3, 333, 150, 6)
+    together = made(x, y, 0.3)
+    for lane in range(3):
+        assert np.array_equal(together[lane], made(x[lane : lane + 1], y[lane : lane + 1], 0.3)[0])
+
+
+def test_frames_hold_both_clouds() -> None:
+    x, y = clouds(6, 2, 700, 90, 70)
+    middles, far = framed(torch.tensor(x, device=DEVICE), torch.tensor(y, device=DEVICE).float())
+    y = y.astype(np.float32).astype(np.float64)
+    low, high = np.minimum(x.min(1), y.min(1)), np.maximum(x.max(1), y.max(1))
+    assert np.array_equal(middles[:, 0].cpu().numpy(), low / 2 + high / 2)
+    assert np.array_equal(middles[:, 1].cpu().numpy(), x.min(1) / 2 + x.max(1) / 2)
+    assert np.allclose(far.cpu().numpy(), np.linalg.norm(high - low, axis=1), rtol=1e-14)
