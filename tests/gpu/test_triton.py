@@ -163,7 +163,7 @@ def test_out_of_memory_halves_the_width_and_loses_nothing(monkeypatch: pytest.Mo
 
 def test_tiles_are_kept_for_a_gpu_and_bad_files_are_ignored(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    mine = tiles.Tile(bm=16, bn=32, warps=2, stages=2, least=4)
+    mine = tiles.Tile(bm=16, bn=32, warps=2, stages=2, least=4, registers=96)
     path = tiles.keep("Some GPU 9000", {(tiles.PRODUCT, 16): mine})
     assert path == tmp_path / "drainsinkhorn" / "tiles-some-gpu-9000.json"
     assert tiles.tile(tiles.PRODUCT, 16, "Some GPU 9000") == mine

@@ -50,7 +50,8 @@ def _admit(problem: Any, tol: float, margin: float, init: Any) -> Problem[Any]:
     init = _init(init if problem.init is None else problem.init, cost, n, m)
     _chain(problem.chain)
     x, y, cost = (_array(value) for value in (problem.x, problem.y, cost))
-    return replace(problem, x=x, y=y, eps=eps, tol=margin * tol, cost=cost, a=a / a.sum(), b=b / b.sum(), init=init)
+    a, b = (w if given is None else w / w.sum() for w, given in ((a, problem.a), (b, problem.b)))
+    return replace(problem, x=x, y=y, eps=eps, tol=margin * tol, cost=cost, a=a, b=b, init=init)
 
 
 def normal(problem: Problem[Any]) -> Problem[Any]:
@@ -147,10 +148,9 @@ def _fine_on_device(*values: Any) -> bool:
             and value.numel() > 0
         ):
             return False
-    # A sum in float64 is finite if all entries are (float64 entries near its end are looked at one by one). All sums
-    # are asked for before any is waited for.
-    sums = [value.detach().sum(dtype=sys.modules["torch"].float64) for value in values]
-    return all(math.isfinite(total.item()) for total in sums)
+    # A sum in float64 is finite if all entries are (float64 entries near its end are looked at one by one). The device
+    # is waited for once.
+    return math.isfinite(float(sum(value.detach().sum(dtype=sys.modules["torch"].float64) for value in values)))
 
 
 def _points(name: str, value: Any, shape: str) -> Any:
@@ -212,7 +212,7 @@ def _sizes(problem: Problem[Any], cost: Cost | Any) -> tuple[int, int]:
 
 def _weights(name: str, value: Any, size: int) -> Array:
     if value is None:
-        return np.full(size, 1.0 / size)
+        return _uniform(size)
     weights = _numbers(name, value, 1, f"({size},)").astype(np.float64)
     if weights.shape != (size,):
         raise ProblemError(f"{name} must have shape ({size},), one weight per point, got {weights.shape}")

@@ -24,8 +24,8 @@ from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.errors import BackendUnavailable
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
-DIRECT_DIM = 4
-"""Up to so many coordinates direct differences are as fast as products, and truer."""
+DIRECT_DIM, PACKED = 4, 16
+"""Coordinates up to which one product of so many numbers makes scores; direct differences where it is not honest."""
 SPACING = 32
 """Cycles between audits where no vacancy waits for one."""
 FOLDED_DIM = 32
@@ -97,7 +97,7 @@ class TritonBackend:
     def describe(self, problem: Problem[Any]) -> str:
         """Precision and representation."""
         how = self._how(problem)
-        kinds = {k.DIRECT.value: "direct differences", k.ROOT.value: "direct differences"}
+        kinds = {k.DIRECT.value: "packed products", k.ROOT.value: "direct differences"}
         kinds |= {k.PRODUCT.value: "split products", k.STORED.value: "stored scores"}
         precision = f"float32 {kinds[how.kind]}, float64 where needed" if self.precision == "auto" else "float64"
         return f"{precision}, {'cached' if how.kind == k.STORED.value else 'streaming'}"
@@ -121,7 +121,7 @@ class TritonBackend:
         if rooted:
             return _made(k.ROOT.value, 16, 1, False, True)
         if dim <= DIRECT_DIM:
-            return _made(k.DIRECT.value, dim, 1, False, False)
+            return _made(k.DIRECT.value, dim, 1, False, False, PACKED)
         dp = 16 if dim <= 16 else 32 if dim <= 32 else 64
         return _made(k.PRODUCT.value, dp, -(-dim // dp), False, False, dp if dim < dp <= FOLDED_DIM else 0)
 
@@ -142,7 +142,7 @@ def _compile(how: How, momentum: bool, device: Any, precision: str) -> None:
     """Run every kernel once on a tiny problem."""
     import numpy as np
 
-    dim = how.dp * how.chunks - (how.slot > 0) if how.kind in (k.PRODUCT.value, k.DIRECT.value) else 2
+    dim = how.dp * how.chunks - (how.slot == how.dp) if how.kind in (k.PRODUCT.value, k.DIRECT.value) else 2
     size = 40
     weights = np.full(size, 1 / size)
     points = np.random.default_rng(0).normal(size=(size, dim))

@@ -28,13 +28,6 @@ def _by_size(pack: Any, lanes: Sequence[Any]) -> Iterator[tuple[Any, list[int], 
         yield size, numbers, pack._table[torch.tensor([lanes[i].place for i in numbers], device=pack.device)]
 
 
-def first_legs(pack: Any, lanes: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Where the potentials of rows lie, and the legs measured for them."""
-    for size, _, rows in _by_size(pack, lanes):
-        steps = torch.arange(int(size[0]), device=pack.device)[None, :]
-        yield rows[:, k.POTENTIAL.value, None] + steps, rows[:, k.LOGS.value, None] + steps
-
-
 def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:
     """Copies of the states of lanes for their callers, as they were verified."""
     found: list[Any] = [None] * len(lanes)

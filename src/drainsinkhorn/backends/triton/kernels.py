@@ -5,8 +5,9 @@ Potentials are in bits here (f / (eps ln 2)). For a side the log ratio of a row 
     L_i = log2 sum_j w_j 2^(h_i + h_j - c_ij) + l_i,    h + l = the potential
 
 h is the potential rounded to a grid on which h_i + h_j is exact in float32, the rest l goes into the weights of the
-other side, `w_j = b_j 2^l_j`, and into L. Scores c_ij come from direct differences (few coordinates), from three
-products of coordinates split into two float16 numbers (norms are then part of the potential), or from a stored matrix.
+other side, `w_j = b_j 2^l_j`, and into L. Scores c_ij come from direct differences, from three products of coordinates
+split into two float16 numbers (norms are then part of the potential), or from a stored matrix. Of up to four
+coordinates all three products and both potentials fit into one product of sixteen (PACK).
 Terms are summed against the lane's own potential; a tile of rows whose sums leave the range of float32 is done again
 with its largest term taken out. So that one lane can fill the device, several programs share the columns of a tile of
 rows; the last of them adds their sums up. Every sum has a fixed order, and tiles and shares depend on the problem
@@ -86,6 +87,11 @@ DIRECT = _Constant(0)
 ROOT = _Constant(1)
 PRODUCT = _Constant(2)
 STORED = _Constant(3)
+PACK = _Constant(4)
+# Whose potentials carry the norms of points (PACKED): those of all lanes, of lanes that fold, of none.
+ALL = _Constant(0)
+FOLDING = _Constant(1)
+NONE = _Constant(2)
 
 STEP = _Constant(rules.STEP)
 OFFSET = _Constant(rules.OFFSET)
@@ -188,14 +194,32 @@ def _with_slot(own, inside, value, DP: tl.constexpr):
 
 
 @triton.jit
+def _packed(half, points, rows, inside, level, SIDE: tl.constexpr):
+    """Own points as sixteen numbers each whose products with the others' are whole exponents, with `level` in them.
+
+    A point of the rows is (high, low, high, potential, 1, 1), one of the columns (high, high, low, 1, 1, potential);
+    highs and lows have four places, a potential two.
+    """
+    ks = tl.arange(0, 16)[None, :]
+    own = tl.load(half + points + rows[:, None].to(tl.int64) * 16 + ks, mask=inside[:, None], other=0.0)
+    high = level.to(tl.float16)
+    low = (level - high.to(tl.float32)).to(tl.float16)
+    own = tl.where(ks == 12 + 2 * SIDE, high[:, None], own)
+    return tl.where(ks == 13 + 2 * SIDE, low[:, None], own)
+
+
+@triton.jit
 def _exponents(half, single, points, own, rows, inside, others, near, dim, other_size, size, other_points, level, h,
                KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr,
                BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):  # fmt: skip
     """`level_i + h_j` minus the scores of a tile, up to the norms that potentials carry.
 
-    With FOLD the product has added h_j already.
+    With FOLD the product has added h_j already; a PACK has level_i as well.
     """
-    if KIND == PRODUCT:
+    if KIND == PACK:
+        theirs = half + other_points + others[None, :].to(tl.int64) * 16 + tl.arange(0, 16)[:, None]
+        return tl.dot(own[0], tl.load(theirs, mask=near[None, :], other=0.0))
+    elif KIND == PRODUCT:
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         ks = tl.arange(0, DP)
         for chunk in tl.static_range(CHUNKS):
@@ -240,7 +264,7 @@ def _sums(half, single, points, own, rows, inside, dim, other_size, size, other_
           BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):  # fmt: skip
     """Sums of the terms of rows over a share of the columns."""
     # Tensor cores leave a row in few threads, and it is summed at once; elsewhere a tile of sums is cheaper.
-    if KIND == PRODUCT:
+    if (KIND == PRODUCT) | (KIND == PACK):
         total = tl.zeros((BM,), dtype=tl.float32)
     else:
         sums = tl.zeros((BM, BN), dtype=tl.float32)
@@ -254,35 +278,48 @@ def _sums(half, single, points, own, rows, inside, dim, other_size, size, other_
         exponent = _exponents(half, single, points, own, rows, inside, others, near, dim, other_size, size,
                               other_points, level, h, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD)  # fmt: skip
         terms = tl.exp2(exponent) * w[None, :]
-        if KIND == PRODUCT:
+        if (KIND == PRODUCT) | (KIND == PACK):
             total += tl.sum(terms, axis=1)
         else:
             sums += terms
-    if KIND != PRODUCT:
+    if (KIND != PRODUCT) & (KIND != PACK):
         total = tl.sum(sums, axis=1)
     return total
 
 
 @triton.jit
-def _split(half, vectors, wide, lane_table, rows, inside, value, SIDE: tl.constexpr, SLOT: tl.constexpr):
+def _split(half, vectors, wide, lane_table, rows, inside, value, SIDE: tl.constexpr, SLOT: tl.constexpr,
+           PACKED: tl.constexpr):  # fmt: skip
     """Store the rounded part of a potential, the rest, and the weight with which it enters sums of the other side.
 
-    SLOT: the coordinates of a point where the last of them is free; there the rounded part is stored as well.
+    SLOT: coordinates of a point if it has places for a potential; there the rounded part is stored as well.
     """
-    norm = tl.load(wide + tl.load(lane_table + NORM + SIDE) + rows, mask=inside, other=0.0)
     mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
-    level = value - norm
+    folded = tl.load(lane_table + FOLDED) > 0
+    level = value
+    if PACKED != NONE:
+        norm = tl.load(wide + tl.load(lane_table + NORM + SIDE) + rows, mask=inside, other=0.0)
+        if PACKED == FOLDING:
+            norm = tl.where(folded, norm, 0.0)
+        level = value - norm
     coarse = tl.floor(level * GRID + 0.5) / GRID
-    if SLOT > 0:
-        if tl.load(lane_table + FOLDED) > 0:
+    if (PACKED == FOLDING) | (SLOT > 0):
+        if folded:
             # Two halves hold a rounded potential below 2^13 exactly; what they lose of a larger one counts as the rest.
             bound = tl.minimum(tl.maximum(coarse, -MOST_HALF), MOST_HALF).to(tl.float32)
             high = bound.to(tl.float16)
             low = (bound - high.to(tl.float32)).to(tl.float16)
-            place = half + tl.load(lane_table + SPLIT + SIDE) + rows.to(tl.int64) * (2 * SLOT) + (SLOT - 1)
-            tl.store(place, high, mask=inside)
-            tl.store(place + SLOT, low, mask=inside)
             coarse = (high.to(tl.float32) + low.to(tl.float32)).to(tl.float64)
+            if SLOT > 0:
+                place = half + tl.load(lane_table + SPLIT + SIDE)
+                if PACKED == FOLDING:
+                    place += rows.to(tl.int64) * 16 + (12 + 2 * SIDE)
+                    tl.store(place, high, mask=inside)
+                    tl.store(place + 1, low, mask=inside)
+                else:
+                    place += rows.to(tl.int64) * (2 * SLOT) + (SLOT - 1)
+                    tl.store(place, high, mask=inside)
+                    tl.store(place + SLOT, low, mask=inside)
     fine = (level - coarse).to(tl.float32)
     tl.store(vectors + tl.load(lane_table + COARSE + SIDE) + rows, coarse.to(tl.float32), mask=inside)
     tl.store(vectors + tl.load(lane_table + FINE + SIDE) + rows, fine, mask=inside)
@@ -317,8 +354,8 @@ def _stale(lane_table, numbers, wide, BM: tl.constexpr, WIDE_BM: tl.constexpr, B
 
 @triton.jit
 def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table, numbers, tile, rows, inside, own,
-            logs, mass, frozen, SIDE: tl.constexpr, ROLE: tl.constexpr, SLOT: tl.constexpr, LOCK: tl.constexpr,
-            BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+            logs, mass, frozen, SIDE: tl.constexpr, ROLE: tl.constexpr, SLOT: tl.constexpr, PACKED: tl.constexpr,
+            LOCK: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """What becomes of a measured tile: its part of the residual, then the leg itself, kept or applied.
 
     With LOCK the last tile of a lane halts the pack if the lane passes its stop.
@@ -333,7 +370,7 @@ def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table
             # What is not finite is not entered; the error above tells.
             value = tl.where(tl.abs(value) < float("inf"), value, own)
             tl.store(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, value, mask=inside)
-            _split(half, vectors, wide, lane_table, rows, inside, value, SIDE, SLOT)
+            _split(half, vectors, wide, lane_table, rows, inside, value, SIDE, SLOT, PACKED)
         else:
             tl.store(vectors + tl.load(lane_table + LOGS + SIDE) + rows, logs.to(tl.float32), mask=inside)
         if ROLE == KEPT:
@@ -354,8 +391,8 @@ def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table
 @triton.jit
 def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, halted,
         KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
-        BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr, SLOT: tl.constexpr, FOLD: tl.constexpr, LOCK: tl.constexpr,
-        WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+        BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr, SLOT: tl.constexpr, PACKED: tl.constexpr, FOLD: tl.constexpr,
+        LOCK: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Measure one side of every lane that is not WIDE. `vectors` holds h, l and w.
 
     Programs are tiles of BM rows times shares of the columns. Where points have a SLOT, legs of lanes whose potentials
@@ -382,7 +419,7 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
     if KIND == STORED:
         points = tl.load(lane_table + MATRIX)
         other_points = points
-    elif KIND == PRODUCT:
+    elif (KIND == PRODUCT) | (KIND == PACK):
         points, other_points = tl.load(lane_table + SPLIT + SIDE), tl.load(lane_table + SPLIT + 1 - SIDE)
     else:
         points, other_points = tl.load(lane_table + COORDS + SIDE), tl.load(lane_table + COORDS + 1 - SIDE)
@@ -392,7 +429,7 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
     other_coarse = vectors + tl.multiple_of(tl.load(lane_table + COARSE + 1 - SIDE), 64)
     other_weight = vectors + tl.multiple_of(tl.load(lane_table + WEIGHT + 1 - SIDE), 64)
     own_points = _own(half, single, points, rows, inside, size, KIND, DP, CHUNKS)
-    if SLOT > 0:
+    if (KIND == PRODUCT) & (SLOT > 0):
         own_points = _with_slot(own_points, inside, 0.0, DP)
     blocks = (other_size + BN - 1) // BN
     begin, end = blocks * share // splits * BN, blocks * (share + 1) // splits * BN
@@ -408,7 +445,9 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
         total = tl.sum(sums, axis=1)
     else:
         points_and_slot = own_points
-        if FOLD:
+        if KIND == PACK:
+            points_and_slot = (_packed(half, points, rows, inside, coarse, SIDE), rows, rows, rows)
+        elif FOLD:
             points_and_slot = _with_slot(own_points, inside, 1.0, DP)
         total = _sums(half, single, points, points_and_slot, rows, inside, dim, other_size, size, other_points, coarse,
                       other_coarse, other_weight, begin, end, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD)  # fmt: skip
@@ -440,7 +479,12 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
             h = tl.load(other_coarse + others, mask=near, other=-1e30)
             w = tl.load(other_weight + others, mask=near, other=0.0)
             # The own potential joins last: only differences of scores matter to what is the largest.
-            if KIND == DIRECT:
+            if KIND == PACK:
+                level_free = (_packed(half, points, rows, inside, none, SIDE), rows, rows, rows)
+                exponent = _exponents(half, single, points, level_free, rows, inside, others, near, dim, other_size,
+                                      size, other_points, none, h, KIND, DP, CHUNKS, SIDE, BM, NARROW, True)  # fmt: skip
+                exponent = tl.where(near[None, :], exponent, -1e30)
+            elif KIND == DIRECT:
                 these = _theirs(single, other_points, other_coarse, other_weight, others, other_size, DP)
                 exponent = _direct(own_points, none, these, DP)
             else:
@@ -458,7 +502,7 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
     own = tl.load(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
     frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
     _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table, numbers, tile, rows, inside, own, logs,
-            mass, frozen, SIDE, ROLE, SLOT, LOCK, BM, WIDE_BM, BLOCK)  # fmt: skip
+            mass, frozen, SIDE, ROLE, SLOT, PACKED, LOCK, BM, WIDE_BM, BLOCK)  # fmt: skip
 
 
 @triton.jit
@@ -540,13 +584,13 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, coun
         mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
         frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
         _finish(vectors, wide, vectors, errors, counts, stops, halted, lane, lane_table, numbers, tl.program_id(0), rows,
-                inside, own, logs, mass, frozen, SIDE, ROLE, 0, LOCK, BM, BM, BLOCK)  # fmt: skip
+                inside, own, logs, mass, frozen, SIDE, ROLE, 0, ALL, LOCK, BM, BM, BLOCK)  # fmt: skip
 
 
 @triton.jit
 def apply(table, live, state, after, half, vectors, wide, stops, halted,
           FIRST: tl.constexpr, MOMENTUM: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr,
-          BLOCK: tl.constexpr, ROWS: tl.constexpr, SLOT: tl.constexpr):  # fmt: skip
+          BLOCK: tl.constexpr, ROWS: tl.constexpr, SLOT: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
     """Hold the lanes that are done, decide the stride of the others, and apply their measured f-leg.
 
     Reads the lane's numbers from `state` and writes them to `after`; every program of a lane decides alike.
@@ -608,7 +652,7 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
     value, x = tl.where(finite, value, here), tl.where(finite, x, before)
     tl.store(wide + tl.load(lane_table + BEFORE) + rows, x, mask=inside)
     tl.store(wide + tl.load(lane_table + POTENTIAL) + rows, value, mask=inside)
-    _split(half, vectors, wide, lane_table, rows, inside, value, 0, SLOT)
+    _split(half, vectors, wide, lane_table, rows, inside, value, 0, SLOT, PACKED)
     if lead:
         kept = tl.where(columns == DEPTH, all_numbers + 1.0, all_numbers)
         kept = tl.where(columns == AGE, age, kept)
@@ -632,9 +676,12 @@ def look(table, live, state, wide, report, BM: tl.constexpr, WIDE_BM: tl.constex
 
 
 @triton.jit
-def stage(table, live, potentials, half, vectors, wide,
-          SIDE: tl.constexpr, ROWS: tl.constexpr, SLOT: tl.constexpr):  # fmt: skip
-    """Split given potentials (float64, laid out by POTENTIAL) into h, l and w."""
+def stage(table, live, potentials, half, vectors, wide, legs, out, SIDE: tl.constexpr, ROWS: tl.constexpr,
+          SLOT: tl.constexpr, PACKED: tl.constexpr, AFTER: tl.constexpr):  # fmt: skip
+    """Split given potentials (float64, laid out by POTENTIAL) into h, l and w.
+
+    With AFTER those after the f-leg in `legs`, which are kept in `out`.
+    """
     lane_table = table + tl.load(live + tl.program_id(1)) * FIELDS
     size = tl.load(lane_table + SIZES + SIDE).to(tl.int32)
     first = tl.program_id(0) * ROWS
@@ -643,7 +690,11 @@ def stage(table, live, potentials, half, vectors, wide,
     rows = first + tl.arange(0, ROWS)
     inside = rows < size
     value = tl.load(potentials + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
-    _split(half, vectors, wide, lane_table, rows, inside, value, SIDE, SLOT)
+    if AFTER:
+        if SIDE == 0:
+            value -= tl.load(legs + tl.load(lane_table + LOGS) + rows, mask=inside, other=0.0).to(tl.float64)
+        tl.store(out + tl.load(lane_table + POTENTIAL + SIDE) + rows, value, mask=inside)
+    _split(half, vectors, wide, lane_table, rows, inside, value, SIDE, SLOT, PACKED)
 
 
 @triton.jit

@@ -21,6 +21,10 @@ from drainsinkhorn.backends.triton.tiles import LARGEST, splits
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 UNIT = 2.0**-53
+NARROW = {k.DIRECT.value: 16, k.ROOT.value: 16, k.PRODUCT.value: 32, k.STORED.value: 32, k.PACK.value: 32}
+"""Columns of a tile where the largest term is taken out: few, so that registers stay free, by kind of scores."""
+DIRECT_COLUMNS = 64
+"""Columns of a tile of direct differences where other lanes of the pack take one product."""
 FOLDED_BITS = 2.0**15
 """Largest score and start, in bits, with which potentials may enter the product: halves hold no more than 2^16."""
 
@@ -35,12 +39,13 @@ class How:
         chunks: Chunks of coordinates.
         dense: The cost is a matrix.
         rooted: The cost is the root of a squared distance.
-        slot: Coordinates of a point where the last is free, so that it can carry the potential; 0 where none is.
+        slot: Coordinates of a point with places for the potential; 0 where there are none.
         bm: Rows of a tile.
         bn: Columns of a tile.
         warps: Warps of a program.
         stages: Stages of its pipeline.
         least: Blocks of columns that are worth a program.
+        registers: What a thread may have of them; 0 leaves that to the compiler.
     """
 
     kind: int
@@ -54,6 +59,26 @@ class How:
     warps: int
     stages: int
     least: int
+    registers: int
+
+    @property
+    def program(self) -> dict[str, int]:
+        """Options of a launch."""
+        bound = {"maxnreg": self.registers} if self.registers else {}
+        return {"num_warps": self.warps, "num_stages": self.stages, **bound}
+
+    @property
+    def packed(self) -> bool:
+        """True if coordinates are so few that a product of sixteen holds them and both potentials."""
+        return self.kind == k.DIRECT.value and self.slot > 0
+
+    def scores(self, folded: bool) -> dict[str, int]:
+        """What tells a leg how to compute scores, with potentials in the product or not."""
+        kind, dp, bn = self.kind, self.dp, self.bn
+        if self.packed:
+            kind, dp, bn = (k.PACK.value, 16, bn) if folded else (kind, dp, min(bn, DIRECT_COLUMNS))
+        narrow = min(NARROW[kind], bn)
+        return {"KIND": kind, "DP": dp, "CHUNKS": self.chunks, "BM": self.bm, "BN": bn, "NARROW": narrow}
 
     def shares(self, size: tuple[int, int]) -> tuple[int, int]:
         """Programs that share a tile of rows, and one of columns."""
@@ -99,7 +124,7 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     """Take memory for lanes of one shape, fill it, and say where everything is."""
     lanes, (n, m) = len(problems), sizes(problems[0])
     dim = 0 if how.dense else int(problems[0].x.shape[1])
-    tiles, pair = [-(-size // 16) for size in (n, m)], 2 * how.dp * how.chunks
+    tiles, pair = [-(-size // 16) for size in (n, m)], how.slot if how.packed else 2 * how.dp * how.chunks
     shares, whole = how.shares((n, m)), [-(-size // how.bm) for size in (n, m)]
     fields = {
         "wide": [("POTENTIAL", (n, m)), ("NORM", (n, m)), ("MASS", (n, m)), ("BEFORE", (n,)),
@@ -107,7 +132,7 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
         "vectors": [("COARSE", (n, m)), ("FINE", (n, m)), ("WEIGHT", (n, m)), ("LOGS", (n, m)),
                     ("PARTIAL", (max(shares[0] * aligned(n), shares[1] * aligned(m)),))],
         "counts": [("COUNTS", (max(whole),)), ("ARRIVED", (1,))],
-        "half": [("SPLIT", (n * pair, m * pair))] if how.kind == k.PRODUCT.value else [],
+        "half": [("SPLIT", (n * pair, m * pair))] if how.kind == k.PRODUCT.value or how.packed else [],
         "single": [("MATRIX", (_matrix(n, m),))] if how.kind == k.STORED.value
         else [("COORDS", (dim * aligned(n), dim * aligned(m)))] if how.kind != k.PRODUCT.value else [],
         "exact": [("EXACT", (n * m,) if how.dense else (dim * n, dim * m))],

@@ -17,7 +17,7 @@ from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
-from drainsinkhorn.backends.triton.emission import emissions, first_legs
+from drainsinkhorn.backends.triton.emission import emissions
 from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.problem import Problem
@@ -27,8 +27,6 @@ from drainsinkhorn.core.result import Residual
 ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 32, 3.0
 """Rows of a program of `apply`, partial sums added at once, rows compared with float64, and the factor on that."""
 WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN, SAMPLE_WARPS = 16, 64, 4, 512, 8
-NARROW = {k.DIRECT.value: 16, k.ROOT.value: 16, k.PRODUCT.value: 32, k.STORED.value: 32}
-"""Columns of a tile where the largest term is taken out: few, so that registers stay free, by kind of scores."""
 SINGLE = 3e-7
 """Rounding of sums, exponentials and logarithms in float32, whatever sampled rows say."""
 
@@ -41,9 +39,9 @@ class _Lane:
         "unit", "wide",
     )  # fmt: skip
 
-    def __init__(self, problem: Problem[Any]) -> None:
+    def __init__(self, problem: Problem[Any], full: dict[int, bool]) -> None:
         self.problem = problem
-        self.inner, self.support = restrict(problem)
+        self.inner, self.support = restrict(problem, full)
         self.unit = problem.eps * math.log(2)
         # By how much rounding for a caller in float32 may move potentials; nobody else's are rounded.
         self.budget = problem.eps * float(problem.tol or 0) / 10 if is_single(caller_array(problem)) else -1.0
@@ -66,6 +64,7 @@ class TritonPack(Counted):
         self, problems: Sequence[Problem[Any]], how: How, device: Any, *, momentum: bool, precision: str
     ) -> None:
         self.how, self.device = how, device
+        self._packed = (k.FOLDING if how.packed else k.ALL).value
         self._momentum, self._precision = momentum, precision
         self._lanes: list[_Lane] = []
         dtypes = {"half": torch.float16, "single": torch.float32, "exact": torch.float64}
@@ -85,9 +84,9 @@ class TritonPack(Counted):
 
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted; only the table of live lanes changes."""
-        kept = [self._lanes[i] for i in keep]
+        kept, full = [self._lanes[i] for i in keep], dict[int, bool]()
         try:
-            admitted = self._open([_Lane(problem) for problem in admit])
+            admitted = self._open([_Lane(problem, full) for problem in admit])
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error).split(".")[0]) from None
         for lane in set(self._lanes) - set(kept):
@@ -175,7 +174,7 @@ class TritonPack(Counted):
                 continue
             live = self._seats(some)
             self._table[live, k.FOLDED.value] = int(folded)
-            self._stage(live, some, wide, vectors, slot=self.how.slot)
+            self._stage(live, some, wide, vectors, slot=self.how.slot, state=True)
             self._leg(live, some, 0, k.KEPT)
             off = SAFETY * self._rounding(live, some, folded=folded).clamp(min=SINGLE)
             stops = torch.tensor([float(lane.problem.tol or 0) for lane in some], dtype=torch.float64)
@@ -201,10 +200,8 @@ class TritonPack(Counted):
     def _rounding(self, live: Any, lanes: Sequence[_Lane], *, folded: bool) -> Any:
         """By how much float32 is off on rows of the state after the first f-leg, where ratios are near one."""
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
-        potentials, scratch, errors = wide.clone(), torch.empty_like(vectors), torch.zeros_like(wide)
-        for places, logs in first_legs(self, lanes):
-            potentials[places] -= vectors[logs].double()
-        self._stage(live, lanes, potentials, scratch)
+        potentials, scratch, errors = torch.empty_like(wide), torch.empty_like(vectors), torch.empty_like(wide)
+        self._stage(live, lanes, wide, scratch, state=True, after=(vectors, potentials))
         # Of the slots only those of columns are read, where the state is still the one in them.
         self._run(*self._legs_of(live, lanes, 0, k.CHECKED, self._parity, scratch, errors, fold=folded))
         samples = self._sample(live, lanes, 0, potentials)
@@ -233,7 +230,7 @@ class TritonPack(Counted):
         errors: Any = None, *, fold: bool = False, lock: bool = False,
     ) -> list[Launch]:  # fmt: skip
         """One side of lanes that are not wide; lanes whose potentials fold have a launch of their own."""
-        how, arenas = self.how, self._arenas
+        arenas = self._arenas
         wide = arenas["wide"].buffer
         programs = self._most_of(lanes, side)[1]
         folds = {fold} if role is k.CHECKED else {lane.folded for lane in lanes if not lane.wide}
@@ -243,10 +240,8 @@ class TritonPack(Counted):
                 self._table, live, self._states[parity], arenas["half"].buffer, arenas["single"].buffer, wide,
                 arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
                 arenas["counts"].buffer, self._limits, self._halted,
-                KIND=how.kind, DP=how.dp, CHUNKS=how.chunks, SIDE=side, ROLE=role.value, BM=how.bm, BN=how.bn,
-                NARROW=min(NARROW[how.kind], how.bn), SLOT=how.slot, FOLD=folded, LOCK=lock,
-                WIDE_BM=WIDE_BM, BLOCK=BLOCK,
-                num_warps=how.warps, num_stages=how.stages,
+                **self.how.scores(folded), SIDE=side, ROLE=role.value, SLOT=self.how.slot, PACKED=self._packed,
+                FOLD=folded, LOCK=lock, WIDE_BM=WIDE_BM, BLOCK=BLOCK, **self.how.program,
             )
             for folded in sorted(folds)
         ]  # fmt: skip
@@ -275,12 +270,18 @@ class TritonPack(Counted):
             LOCK=lock, BLOCK=BLOCK, num_warps=warps,
         )  # fmt: skip
 
-    def _stage(self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any, *, slot: int = 0) -> None:
+    def _stage(
+        self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any, *, slot: int = 0, state: bool = False,
+        after: tuple[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Split potentials into what legs read: as legs of the `state` read them, or as checks do."""
+        packed = self._packed if state or not self.how.packed else k.NONE.value
+        legs, out = (vectors, potentials) if after is None else after
         for side in (0, 1):
             self._run(prepared(
                 k.stage, self._grid(lanes, side, ROWS),
-                self._table, live, potentials, self._arenas["half"].buffer, vectors, self._arenas["wide"].buffer,
-                SIDE=side, ROWS=ROWS, SLOT=slot,
+                self._table, live, potentials, self._arenas["half"].buffer, vectors, self._arenas["wide"].buffer, legs,
+                out, SIDE=side, ROWS=ROWS, SLOT=slot, PACKED=packed, AFTER=after is not None,
             ))  # fmt: skip
 
     def _sample(self, live: Any, lanes: Sequence[_Lane], sides: int | None, potentials: Any) -> Any:
@@ -343,7 +344,7 @@ class TritonPack(Counted):
             k.apply, self._grid(lanes, 0, ROWS),
             self._table, live, before, after, self._arenas["half"].buffer, self._arenas["vectors"].buffer,
             self._arenas["wide"].buffer, self._limits, self._halted, FIRST=first, MOMENTUM=self._momentum,
-            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS, SLOT=self.how.slot,
+            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS, SLOT=self.how.slot, PACKED=self._packed,
         )]  # fmt: skip
         for side, role, lock in ((1, k.APPLIED, False), (0, k.KEPT, lockstep)):
             found += self._legs_of(live, lanes, side, role, 1 - parity, lock=lock)
@@ -393,6 +394,8 @@ class TritonPack(Counted):
         live = self._seats(some)
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
         errors, scratch = torch.zeros_like(wide), vectors.clone()
+        if self.how.packed:
+            self._stage(live, some, wide, scratch)
         self._leg(live, some, 0, k.CHECKED, vectors=scratch, errors=errors)
         double = [lane for lane in some if lane.wide]
         if double:

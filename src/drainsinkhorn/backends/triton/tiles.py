@@ -15,25 +15,31 @@ from typing import Any, TypedDict
 
 
 class Tile(TypedDict):
-    """Rows and columns of a tile, warps of a program, stages of its pipeline, blocks of columns worth a program."""
+    """Rows and columns of a tile, warps of a program, stages of its pipeline, blocks of columns worth a program.
+
+    `registers` bounds those of a thread, so that more programs fit on a multiprocessor; 0 leaves them to the compiler.
+    """
 
     bm: int
     bn: int
     warps: int
     stages: int
     least: int
+    registers: int
 
 
 DIRECT, ROOT, PRODUCT, STORED = range(4)
 KINDS = {DIRECT: "direct", ROOT: "root", PRODUCT: "product", STORED: "stored"}
 
 TILES: dict[tuple[int, int], Tile] = {
-    **{(DIRECT, dim): {"bm": 32, "bn": 64, "warps": 4, "stages": 2, "least": 8} for dim in range(1, 5)},
-    (ROOT, 16): {"bm": 32, "bn": 128, "warps": 4, "stages": 2, "least": 4},
-    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 3, "least": 8},
-    (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "least": 8},
-    (PRODUCT, 64): {"bm": 128, "bn": 64, "warps": 4, "stages": 2, "least": 8},
-    (STORED, 16): {"bm": 32, "bn": 64, "warps": 4, "stages": 3, "least": 4},
+    **{
+        (DIRECT, dim): {"bm": 64, "bn": 128, "warps": 4, "stages": 3, "least": 8, "registers": 0} for dim in range(1, 5)
+    },
+    (ROOT, 16): {"bm": 32, "bn": 128, "warps": 4, "stages": 2, "least": 4, "registers": 0},
+    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 3, "least": 8, "registers": 128},
+    (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "least": 8, "registers": 0},
+    (PRODUCT, 64): {"bm": 128, "bn": 64, "warps": 4, "stages": 2, "least": 8, "registers": 0},
+    (STORED, 16): {"bm": 32, "bn": 64, "warps": 4, "stages": 3, "least": 4, "registers": 0},
 }
 
 LARGEST = 128
@@ -80,9 +86,10 @@ def keep(gpu: str, tiles: dict[tuple[int, int], Tile]) -> Path:
 
 
 def _checked(kind: int, raw: dict[str, Any]) -> Tile:
-    found = Tile(bm=raw["bm"], bn=raw["bn"], warps=raw["warps"], stages=raw["stages"], least=raw["least"])
+    names = ("bm", "bn", "warps", "stages", "least", "registers")
+    found = Tile(**{name: raw[name] for name in names})  # type: ignore[typeddict-item]
     powers = (found["bm"], found["bn"], found["warps"])
-    if not all(type(value) is int and value > 0 for value in found.values()):
+    if not all(type(raw[name]) is int and raw[name] >= (name != "registers") for name in names):
         raise ValueError(f"a tile is made of positive integers, got {raw}")
     if any(value & (value - 1) for value in powers):
         raise ValueError(f"rows, columns and warps of a tile are powers of two, got {raw}")
@@ -93,8 +100,9 @@ def _checked(kind: int, raw: dict[str, Any]) -> Tile:
 
 CONSUMER_TILES: dict[tuple[int, int], Tile] = {
     **TILES,
-    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "least": 8},
-    (PRODUCT, 64): {"bm": 64, "bn": 64, "warps": 4, "stages": 2, "least": 8},
+    **{(DIRECT, dim): {"bm": 32, "bn": 64, "warps": 4, "stages": 2, "least": 8, "registers": 0} for dim in range(1, 5)},
+    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "least": 8, "registers": 0},
+    (PRODUCT, 64): {"bm": 64, "bn": 64, "warps": 4, "stages": 2, "least": 8, "registers": 0},
 }
 
 

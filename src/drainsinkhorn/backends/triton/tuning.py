@@ -32,12 +32,15 @@ SHAPES: dict[tuple[int, int], tuple[int, int, int]] = {
 }
 """Rows, coordinates and lanes on which a kind is measured."""
 
-CANDIDATES: dict[int, list[tuple[int, int, int, int, int]]] = {
-    DIRECT: [(32, 64, 1, 2, 8), (32, 64, 4, 2, 8), (32, 128, 4, 2, 4), (64, 32, 4, 2, 16), (32, 32, 2, 2, 16)],
-    PRODUCT: [(64, 128, 4, 3, 8), (64, 128, 4, 2, 8), (128, 64, 4, 2, 8), (64, 64, 4, 3, 8), (64, 256, 4, 2, 4)],
-    STORED: [(16, 128, 4, 3, 2), (32, 128, 4, 3, 2), (32, 128, 8, 3, 2), (64, 64, 4, 3, 2), (32, 64, 4, 3, 4)],
-}
-"""Rows, columns, warps, stages, least blocks."""
+CANDIDATES: dict[int, list[tuple[int, int, int, int, int, int]]] = {
+    DIRECT: [(64, 128, 4, 3, 8, 0), (64, 128, 4, 2, 8, 0), (64, 256, 4, 2, 4, 0), (32, 128, 4, 3, 8, 0),
+             (128, 128, 4, 3, 4, 0)],
+    PRODUCT: [(64, 128, 4, 3, 8, 0), (64, 128, 4, 3, 8, 128), (64, 128, 4, 2, 8, 128), (128, 64, 4, 2, 8, 0),
+              (64, 64, 4, 3, 8, 0), (64, 256, 4, 2, 4, 0)],
+    STORED: [(16, 128, 4, 3, 2, 0), (32, 128, 4, 3, 2, 0), (32, 128, 8, 3, 2, 0), (64, 64, 4, 3, 2, 0),
+             (32, 64, 4, 3, 4, 0)],
+}  # fmt: skip
+"""Rows, columns, warps, stages, least blocks, registers."""
 
 
 class Trial(NamedTuple):
@@ -68,8 +71,8 @@ def trials(kinds: list[tuple[int, int]] | None = None) -> Iterator[Trial]:
         n, d, width = SHAPES[kind, dp]
         problems = clouds(n, d, width)
         how = TritonBackend()._how(problems[0])
-        for bm, bn, warps, stages, least in CANDIDATES[kind]:
-            tile = Tile(bm=bm, bn=bn, warps=warps, stages=stages, least=least)
+        for bm, bn, warps, stages, least, registers in CANDIDATES[kind]:
+            tile = Tile(bm=bm, bn=bn, warps=warps, stages=stages, least=least, registers=registers)
             try:
                 together, alone = measure(replace(how, **tile), problems)
             except triton.runtime.errors.OutOfResources:
