@@ -54,8 +54,9 @@ def windows(pairs: list[tuple[Any, Any]], share: float) -> list[ds.Problem[Any]]
     for x, y in pairs:
         x, y = (np.asarray(points, dtype=np.float64) for points in (x, y))
         scale = ((x[::16, None] - y[None, ::16]) ** 2).sum(-1).mean() ** -0.5
-        x, y = ((points - x.mean(0)) * scale for points in (x, y))
-        made.append(ds.Problem(*(torch.tensor(p.astype(np.float32), device="cuda") for p in (x, y)), eps=share))
+        middle = x.mean(0)
+        x, y = (torch.tensor(((points - middle) * scale).astype(np.float32), device="cuda") for points in (x, y))
+        made.append(ds.Problem(x=x, y=y, eps=share))
     return made
 
 

@@ -14,17 +14,25 @@ def aligned(count: int) -> int:
 
 
 class Arena:
-    """A buffer of one dtype with a list of free pieces. It grows by a copy; pieces keep their places."""
+    """A buffer of one dtype with a list of free pieces, which are zeros when taken. It grows by a copy; pieces stay."""
 
     def __init__(self, torch: Any, dtype: Any, device: Any) -> None:
         self._torch = torch
         self.buffer = torch.zeros(ALIGN, dtype=dtype, device=device)
         self._free: list[tuple[int, int]] = []
-        self._end = 0
+        self._end = self._used = 0
 
     def take(self, count: int) -> int:
         """The place of a piece of `count` elements; `reserve` has made room."""
         count = aligned(count)
+        start = self._place(count)
+        # Beyond what was ever used there are zeros.
+        if start < self._used:
+            self.buffer[start : min(start + count, self._used)].zero_()
+        self._used = max(self._used, start + count)
+        return start
+
+    def _place(self, count: int) -> int:
         for k, (start, length) in enumerate(self._free):
             if length >= count:
                 self._free[k : k + 1] = [(start + count, length - count)] if length > count else []
@@ -57,5 +65,5 @@ class Arena:
 
     def _grow(self, size: int) -> None:
         larger = self._torch.zeros(max(size, ALIGN), dtype=self.buffer.dtype, device=self.buffer.device)
-        larger[: self.buffer.numel()] = self.buffer
+        larger[: self._used] = self.buffer[: self._used]
         self.buffer = larger

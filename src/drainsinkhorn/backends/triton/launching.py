@@ -1,8 +1,8 @@
 """Launches that are made ready once.
 
-Triton's own way looks at every argument of every launch, which takes longer than a small kernel runs. Arguments of a
-pack are always of one kind (tensors that begin where a piece of torch's memory begins), so the kernel and its constants
-tell which compiled form is meant.
+Triton's own way looks at every argument of every launch, which takes longer than a small kernel runs. Arguments are
+always of one kind here (tensors that begin at multiples of sixteen bytes, integers on which kernels do not specialise),
+so the kernel, its constants and the dtype of its first argument tell which compiled form is meant.
 """
 
 # pyright: basic
@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from triton.runtime import driver
 
 Launch = Callable[[int], None]
 """Launches a kernel in a stream."""
@@ -26,22 +27,22 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
     def by_triton(_: int) -> None:
         kernel[grid](*args, **constants)
 
-    key = (kernel.__name__, args[0].device, *constants.values())
+    key = (kernel.__name__, args[0].device, args[0].dtype, *constants.values())
     if key not in _compiled:
         _compiled[key] = None if args[0].device.type == "cpu" else kernel.warmup(*args, grid=grid, **constants)
     compiled = _compiled[key]
     if compiled is None:
         return by_triton
     run = compiled.run
-    function, metadata, (x, y) = compiled.function, compiled.packed_metadata, (*grid, 1)[:2]
+    function, metadata, (x, y, z) = compiled.function, compiled.packed_metadata, (*grid, 1, 1)[:3]
     values = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
     values += [constants[name] for name in kernel.arg_names[len(args) :]]
 
     def directly(stream: int) -> None:
         try:
-            run(x, y, 1, stream, function, metadata, None, None, None, *values)
-        except TypeError:
-            # A Triton whose launchers take other arguments says so before anything runs.
+            run(x, y, z, stream, function, metadata, None, None, None, *values)
+        except (TypeError, OverflowError):
+            # A Triton whose launchers take other arguments, or too large an integer: said before anything runs.
             by_triton(stream)
 
     return directly
@@ -49,4 +50,12 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
 
 def stream_of(device: Any) -> int:
     """The stream in which torch works on a device."""
-    return 0 if device.type == "cpu" else torch.cuda.current_stream(device).cuda_stream
+    if device.type == "cpu":
+        return 0
+    active: Any = driver.active
+    return active.get_current_stream(device.index)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """`kernel[grid](*args, **constants)`, once."""
+    prepared(kernel, grid, *args, **constants)(stream_of(args[0].device))

@@ -15,6 +15,7 @@ from drainsinkhorn.backends.arrays import library, to_numpy
 from drainsinkhorn.backends.starts import FULL_DIM
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import layout_kernels as lay
+from drainsinkhorn.backends.triton.launching import launch
 
 CHUNK, CHUNKS = 128, 128
 """Rows of a cloud that one program looks at, at least, and programs that share a cloud, at most."""
@@ -43,7 +44,9 @@ def stack(values: Sequence[Any], device: Any) -> Any:
         found = torch.from_numpy(np.stack([to_numpy(value) for value in values])).to(device)
     else:
         found = torch.stack([on_device(value, device) for value in values])
-    return found if found.dtype in (torch.float32, torch.float64) else found.double()
+    found = found if found.dtype in (torch.float32, torch.float64) else found.double()
+    # Launches count on where a tensor begins; a caller's slice may begin anywhere.
+    return found if found.data_ptr() % 16 == 0 else found.clone()
 
 
 def unit_rows(x: Any) -> Any:
@@ -70,12 +73,13 @@ def framed(x: Any, y: Any) -> tuple[Any, Any]:
         rows, chunks = _chunks(points.shape[1])
         boxes.append(torch.empty((lanes, chunks, 2, dim), dtype=torch.float64, device=x.device))
         counts.append(chunks)
-        lay.bounds[(chunks, lanes, -(-dim // BOX_BLOCK))](
-            points, boxes[-1], points.shape[1], dim, rows, points.stride(0), ROWS=BOX_ROWS, BLOCK=BOX_BLOCK
-        )
+        launch(
+        lay.bounds, (chunks, lanes, -(-dim // BOX_BLOCK)),
+            points, boxes[-1], points.shape[1], dim, rows, points.stride(0), ROWS=BOX_ROWS, BLOCK=BOX_BLOCK,
+        )  # fmt: skip
     middles = torch.empty((lanes, 3, dim), dtype=torch.float64, device=x.device)
     far = torch.empty(lanes, dtype=torch.float64, device=x.device)
-    lay.frame[(lanes,)](*boxes, middles, far, *counts, dim, BLOCK=BOX_BLOCK)
+    launch(lay.frame, (lanes,), *boxes, middles, far, *counts, dim, BLOCK=BOX_BLOCK)
     return middles, far
 
 
@@ -89,34 +93,28 @@ def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts:
     for side, (points, weights) in enumerate(((x, a), (y, b))):
         rows, chunks = _chunks(points.shape[1])
         parts = torch.empty((lanes, chunks, count), dtype=torch.float64, device=device)
-        lay.moments[(chunks, lanes)](
+        launch(
+        lay.moments, (chunks, lanes),
             points, weights, middles, parts, points.shape[1], dim, rows, points.stride(0), weights.stride(0),
             SIDE=side, DP=padded, FULL=full,
         )  # fmt: skip
         sums.append(torch.empty((lanes, count), dtype=torch.float64, device=device))
-        lay.added[(-(-count // ADDED), lanes)](parts, sums[-1], chunks, count, ROWS=8, BLOCK=ADDED)
-    mean, slope = torch.empty((2, lanes, dim), dtype=torch.float64, device=device)
+        launch(lay.added, (-(-count // ADDED), lanes), parts, sums[-1], chunks, count, ROWS=8, BLOCK=ADDED)
+    mean, slope = (torch.empty((lanes, dim), dtype=torch.float64, device=device) for _ in range(2))
     matrix = torch.empty((lanes, dim, dim) if full else (lanes, dim), dtype=torch.float64, device=device)
     scratch = torch.empty((lanes, 4 * padded * padded if full else 1), dtype=torch.float64, device=device)
-    lay.transports[(lanes,)](
-        *sums,
-        middles,
-        factors,
-        scratch,
-        mean,
-        matrix,
-        slope,
-        dim,
-        DP=padded,
-        FULL=full,
+    launch(
+        lay.transports, (lanes,),
+        *sums, middles, factors, scratch, mean, matrix, slope, dim, DP=padded, FULL=full,
         num_warps=16 if padded == 64 and full else 4,
-    )
+    )  # fmt: skip
     rows = 32 if full else 4
-    lay.quadratic[(-(-size // rows), lanes)](
+    launch(
+        lay.quadratic, (-(-size // rows), lanes),
         y, mean, matrix, slope, starts, size, dim, y.stride(0), starts.stride(0),
         FULL=full, ROWS=rows, DP=padded if full else 256,
     )  # fmt: skip
-    lay.judged[(lanes,)](starts, b, size, starts.stride(0), b.stride(0), ALWAYS=always, BLOCK=JUDGED)
+    launch(lay.judged, (lanes,), starts, b, size, starts.stride(0), b.stride(0), ALWAYS=always, BLOCK=JUDGED)
 
 
 def placed(points: Any, middles: Any, scales: Any, side: int, how: Any, views: dict[str, Any]) -> tuple[Any, Any]:
@@ -133,7 +131,8 @@ def placed(points: Any, middles: Any, scales: Any, side: int, how: Any, views: d
         norms, half = views[f"NORM{side}"], views.get(f"SPLIT{side}", exact)
         out = views.get(f"COORDS{side}", exact)
     rows, block = (32, 16) if dim <= 16 else (16, 64)
-    lay.place[(-(-size // rows), lanes)](
+    launch(
+        lay.place, (-(-size // rows), lanes),
         points, middles, scales, exact, out, half, norms, size, dim, points.stride(0), exact.stride(0), out.stride(0),
         half.stride(0), norms.stride(0), KIND=how.kind, SLOT=how.slot, SIDE=side, WIDTH=how.dp, ROWS=rows, BLOCK=block,
     )  # fmt: skip
@@ -145,7 +144,8 @@ def absorbed(scores: Any, views: dict[str, Any], lanes: slice, norms: tuple[Any,
     count, n, m = scores.shape
     start, mass, base, matrix = (views[key][lanes] for key in ("POTENTIAL1", "MASS1", "NORM0", "MATRIX0"))
     own, other = (scores, scores) if norms is None else norms
-    lay.absorb[(-(-n // STORED_ROWS), count)](
+    launch(
+        lay.absorb, (-(-n // STORED_ROWS), count),
         scores, own, other, start, mass, base, matrix, n, m, start.stride(0), mass.stride(0), base.stride(0),
         matrix.stride(0), PRODUCTS=norms is not None, ROWS=STORED_ROWS, BLOCK=STORED_BLOCK,
     )  # fmt: skip
@@ -163,4 +163,5 @@ def stored(x: Any, y: Any, norms: tuple[Any, Any], views: dict[str, Any], *, roo
                 out[:] = torch.cdist(x[lane], y[lane], compute_mode="donot_use_mm_for_euclid_dist")
             else:
                 torch.mm(x[lane], y[lane].T, out=out)
-        absorbed(scratch, views, part, None if rooted else (norms[0][part], norms[1][part]))
+        # Copies, since launches count on where a tensor begins.
+        absorbed(scratch, views, part, None if rooted else (norms[0][part].clone(), norms[1][part].clone()))

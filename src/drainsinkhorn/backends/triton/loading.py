@@ -147,7 +147,6 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
         if total == 0:
             continue
         start = arenas[name].take(total)
-        arenas[name].buffer[start : start + total].zero_()
         pieces[name] = (start, total)
         for field_name, parts in wanted:
             for side, size in enumerate(parts):
@@ -165,13 +164,13 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     largest = (_fill_dense if how.dense else _fill_points)(problems, how, views, bits, device)
     # Potentials stay within a few times the largest score of where they start.
     starts = views["POTENTIAL0"].abs().amax(1) + views["POTENTIAL1"].abs().amax(1) if how.slot else largest
-    largest, starts = torch.stack([largest, starts]).cpu()
+    largest, starts = torch.stack([largest, starts]).cpu().numpy()
     if how.slot:
         table[:, k.FOLDED.value] = starts + largest <= FOLDED_BITS
     # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
     band = 2 * (dim + 40) * UNIT * math.log(2) * largest + 8 * UNIT * (n + m)
     programs = (whole[0] * shares[0], whole[1] * shares[1])
-    return Loaded(pieces, torch.from_numpy(table), (n, m), programs, torch.where(band.isfinite(), band, math.nan))
+    return Loaded(pieces, table, (n, m), programs, np.where(np.isfinite(band), band, math.nan))
 
 
 def _matrix(rows: int, cols: int) -> int:
@@ -208,8 +207,8 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, An
     factor = np.array([p.cost.scale / (p.eps * math.log(2)) for p in problems])  # type: ignore[union-attr]
     if cost.kind == "cosine":
         x, y, factor = unit_rows(x), unit_rows(y), factor / 2
-    both = torch.from_numpy(np.stack([factor, factor if how.rooted else np.sqrt(factor)])).to(device)
-    factors, scales = both
+    factors = torch.from_numpy(factor).to(device)
+    scales = factors if how.rooted else factors.sqrt()
     middles, far = framed(x, y)
     if not _starts(problems, views, bits, device) and problems[0].init != "zero":
         always = problems[0].init != "auto"

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from drainsinkhorn.backends.arrays import is_single
@@ -101,8 +102,9 @@ class TritonPack(Counted):
         self._most = [_largest(self._lanes, side) for side in (0, 1)]
         self._ready.clear()
         self._stops = None
-        self._limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
-        self._report = torch.zeros((len(self._lanes), 2), dtype=torch.float64, device=self.device)
+        if len(self._limits) != len(self._table):
+            self._limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
+        self._report = torch.empty((len(self._lanes), 2), dtype=torch.float64, device=self.device)
 
     def _release(self, lane: _Lane) -> None:
         self._vacant.append(lane.place)
@@ -142,19 +144,17 @@ class TritonPack(Counted):
                     self._arenas[name].give(start, count)
             raise
         self._seat(lanes)
+        seated = [lane for group, _ in loaded for lane in group]
         for group, part in loaded:
-            places = self._seats(group)
             part.lanes = len(group)
-            self._table[places] = part.table.to(self.device)
-            numbers = torch.zeros((len(group), k.NUMBERS.value), dtype=torch.float64, device=self.device)
-            numbers[:, k.BEST.value] = math.inf
-            numbers[:, k.BAND.value] = part.band
-            fixed = torch.tensor([(lane.unit, lane.budget) for lane in group], dtype=torch.float64)
-            numbers[:, k.UNIT.value : k.BUDGET.value + 1] = fixed.to(self.device)
-            self._states[self._parity][places] = numbers
-            told = zip(group, part.band.tolist(), part.table[:, k.FOLDED.value].tolist(), strict=True)
-            for lane, band, folded in told:
-                lane.group, lane.band, lane.folded = part, band, bool(folded)
+            for lane, band, folded in zip(group, part.band, part.table[:, k.FOLDED.value], strict=True):
+                lane.group, lane.band, lane.folded = part, float(band), bool(folded)
+        numbers = np.zeros((len(seated), k.NUMBERS.value))
+        numbers[:, k.BEST.value] = math.inf
+        numbers[:, k.UNIT.value : k.BUDGET.value + 1] = [(lane.unit, lane.budget) for lane in seated]
+        places, table = self._seats(seated), np.concatenate([part.table for _, part in loaded])
+        self._table[places] = torch.from_numpy(table).to(self.device)
+        self._states[self._parity][places] = torch.from_numpy(numbers).to(self.device)
         self._measure_first(lanes)
         return lanes
 
@@ -173,7 +173,8 @@ class TritonPack(Counted):
             if not some:
                 continue
             live = self._seats(some)
-            self._table[live, k.FOLDED.value] = int(folded)
+            if self.how.slot and not folded:
+                self._table[live, k.FOLDED.value] = 0
             self._stage(live, some, wide, vectors, slot=self.how.slot, state=True)
             self._leg(live, some, 0, k.KEPT)
             off = SAFETY * self._rounding(live, some, folded=folded).clamp(min=SINGLE)
@@ -286,6 +287,7 @@ class TritonPack(Counted):
 
     def _sample(self, live: Any, lanes: Sequence[_Lane], sides: int | None, potentials: Any) -> Any:
         """Log ratios of some rows (sides 0) or of some rows and columns (None) in float64."""
+        # What is not sampled is not off.
         samples = torch.zeros((2, len(lanes), SAMPLES), dtype=torch.float64, device=self.device)
         for side in (0, 1) if sides is None else (sides,):
             self._run(self._exact_of(live, lanes, side, k.SAMPLED, self._parity, potentials, samples=samples[side]))
