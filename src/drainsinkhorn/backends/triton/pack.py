@@ -372,6 +372,8 @@ class TritonPack(Counted):
             self._limits[self._live] = limits.to(self.device, non_blocking=True)
         self._halted.zero_()
         self._fresh = set()
+        # Where no lane may be held, none ends a call for the others, and legs need not ask.
+        lockstep = lockstep and max(stops) > -math.inf
         if not all(lane.frozen for lane in self._lanes):
             stream = stream_of(self.device)
             for cycle in range(cycles):
