@@ -184,27 +184,26 @@ def average(points, other_points, stride, other_stride, dim, sizes, level, other
     tl.store(out + mine, found, mask=inside[:, None] & (cs < channels)[None, :])
 
 
-@triton.jit(do_not_specialize=["dim", "count"])
+@triton.jit(do_not_specialize=["dim"])
 def total(points, other_points, stride, other_stride, dim, sizes, level, other_level, other_weight, pad, other_pad,
-          doubt, sums, signs, gross, rest, toll, more, listed, count, KIND: tl.constexpr, DP: tl.constexpr,
-          CHUNKS: tl.constexpr, FOLD: tl.constexpr, SIDE: tl.constexpr, SIGNED: tl.constexpr, COSTS: tl.constexpr,
-          LISTED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """`sums_i = sum_j p_ij`, p = t w; in `more`, (2, L, rows), sums of p times signs, or if COSTS of p log2(p / b) and of p c.
+          doubt, sums, gross, rest, toll, more, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr,
+          FOLD: tl.constexpr, SIDE: tl.constexpr, COSTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """`sums_i = sum_j p_ij`, p = t w; and if COSTS sums of p log2(p / b) and of p c in `more`, (2, L, pad).
 
     What exponents lack of log2(p / b) is l_i and `rest`; what they are above -c is `gross` of i and `toll` of j.
     """
     lane = tl.program_id(1)
     wide = lane.to(tl.int64)
     size, other_size = tl.load(sizes + 2 * lane + SIDE), tl.load(sizes + 2 * lane + 1 - SIDE)
-    rows_out = count if LISTED else pad
-    if tl.program_id(0) * BM >= (count if LISTED else size):
+    if tl.program_id(0) * BM >= size:
         return
-    places, rows, inside = _rows(listed, lane, count, size, LISTED, BM)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = rows < size
     own = _mine(points, stride, lane, rows, inside, pad, KIND, DP, CHUNKS, FOLD)
     h = tl.load(level + wide * pad + rows)
     found = tl.zeros((BM,), dtype=tl.float32)
-    first = tl.zeros((BM,), dtype=tl.float32)
-    second = tl.zeros((BM,), dtype=tl.float32)
+    bits = tl.zeros((BM,), dtype=tl.float32)
+    price = tl.zeros((BM,), dtype=tl.float32)
     if COSTS:
         mine = tl.load(gross + wide * pad + rows)
     for start in range(0, other_size, BN):
@@ -214,20 +213,43 @@ def total(points, other_points, stride, other_stride, dim, sizes, level, other_l
                               h, other_level, KIND, DP, CHUNKS, FOLD, BM, BN)  # fmt: skip
         p = tl.exp2(exponent) * tl.load(other_weight + theirs)[None, :]
         found += tl.sum(p, axis=1)
-        if SIGNED:
-            first += tl.sum(p * tl.load(signs + others)[None, :], axis=1)
         if COSTS:
-            bits = exponent + tl.load(rest + theirs)[None, :]
-            first += tl.sum(tl.where(p > 0, p * bits, 0.0), axis=1)
-            price = mine[:, None] + tl.load(toll + theirs)[None, :] - exponent
-            second += tl.sum(tl.where(p > 0, p * price, 0.0), axis=1)
+            # Where there is no weight exponents lie far below everything.
+            ratio = exponent + tl.load(rest + theirs)[None, :]
+            bits += tl.sum(tl.where(p > 0, p * ratio, 0.0), axis=1)
+            cost = mine[:, None] + tl.load(toll + theirs)[None, :] - exponent
+            price += tl.sum(tl.where(p > 0, p * cost, 0.0), axis=1)
     _doubt(doubt, lane, found, inside, LEAST, MOST)
-    tl.store(sums + wide * rows_out + places, found, mask=inside)
-    if SIGNED or COSTS:
-        tl.store(more + wide * rows_out + places, first, mask=inside)
+    tl.store(sums + wide * pad + rows, found, mask=inside)
     if COSTS:
-        second_half = tl.num_programs(1).to(tl.int64) * rows_out
-        tl.store(more + second_half + wide * rows_out + places, second, mask=inside)
+        out = more + wide * pad + rows
+        tl.store(out, bits, mask=inside)
+        tl.store(out + tl.num_programs(1).to(tl.int64) * pad, price, mask=inside)
+
+
+@triton.jit(do_not_specialize=["dim", "count"])
+def probe(points, other_points, stride, other_stride, dim, sizes, level, other_level, other_weight, pad, other_pad,
+          listed, count, signs, found, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, FOLD: tl.constexpr,
+          SIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Sums of p and of p times signs for listed rows, (2, L, count); a tile of sums, since there are few programs."""
+    lane = tl.program_id(1)
+    wide = lane.to(tl.int64)
+    size, other_size = tl.load(sizes + 2 * lane + SIDE), tl.load(sizes + 2 * lane + 1 - SIDE)
+    places, rows, inside = _rows(listed, lane, count, size, True, BM)
+    own = _mine(points, stride, lane, rows, inside, pad, KIND, DP, CHUNKS, FOLD)
+    h = tl.load(level + wide * pad + rows)
+    sums = tl.zeros((BM, BN), dtype=tl.float32)
+    signed = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, other_size, BN):
+        others = start + tl.arange(0, BN)
+        exponent = _exponents(points, other_points, stride, other_stride, lane, own, rows, others, dim, pad, other_pad,
+                              h, other_level, KIND, DP, CHUNKS, FOLD, BM, BN)  # fmt: skip
+        p = tl.exp2(exponent) * tl.load(other_weight + wide * other_pad + others)[None, :]
+        sums += p
+        signed += p * tl.load(signs + others)[None, :]
+    out = found + wide * count + places
+    tl.store(out, tl.sum(sums, axis=1), mask=inside)
+    tl.store(out + tl.num_programs(1).to(tl.int64) * count, tl.sum(signed, axis=1), mask=inside)
 
 
 @triton.jit(do_not_specialize=["dim"])

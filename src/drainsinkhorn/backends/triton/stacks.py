@@ -21,8 +21,8 @@ from drainsinkhorn.backends.triton.tiles import ConsumerTile, consumer_tile
 EXACT_BM, EXACT_BN, EXACT_CP, EXACT_WARPS = 16, 32, 4, 4
 LISTED_BN = 256
 """Columns of a tile of one listed row."""
-LISTED_BM = 16
-"""Rows of a tile of listed rows in float32: few, so that several programs share them."""
+LISTED_STAGES = 4
+"""Stages of a probe, where they fit: there are few programs, and memory is far."""
 SPLIT_ROWS = 128
 """Rows of values that one program splits."""
 
@@ -107,11 +107,11 @@ class Stack:
         return arguments, {"KIND": how.kind, "DP": how.dp, "CHUNKS": how.chunks, "FOLD": folded(how)}
 
     def _tile(self, channels: int) -> tuple[ConsumerTile, dict[str, Any]]:
-        """The tile, and how kernels are told of it."""
+        """The tile, and how kernels are told of it; registers are limited for means alone, which are tuned."""
         assert self.how is not None
         tile = consumer_tile(self.how.kind, self.how.dp, channels)
         told = {"BM": tile["bm"], "BN": tile["bn"], "num_warps": tile["warps"], "num_stages": tile["stages"]}
-        return tile, told | ({"maxnreg": tile["registers"]} if tile["registers"] else {})
+        return tile, told | ({"maxnreg": tile["registers"]} if channels and tile["registers"] else {})
 
     def _wide(self, side: int) -> tuple[list[Any], dict[str, Any]]:
         """What the float64 kernels are told first, and their kind."""
@@ -151,33 +151,32 @@ class Stack:
 
     def totals(self, side: int, *, costs: bool = False) -> tuple[Any, Any, Any]:
         """Sums of terms, (L, rows); if `costs` of p log2(p / b) without l, and of p c, (2, L, rows); and doubts."""
-        blank, doubt = self.doubt, self.doubt.clone()
-        lanes, pad = len(self.lanes), self.pads[side]
-        sums = torch.ones((lanes, pad), dtype=torch.float32, device=blank.device)
-        more, extra = sums, (blank, blank, blank)
+        doubt, lanes, pad = self.doubt.clone(), len(self.lanes), self.pads[side]
+        sums = torch.ones((lanes, pad), dtype=torch.float32, device=doubt.device)
+        more, extra = sums, (sums, sums, sums)
         if costs:
-            more = torch.zeros((2, lanes, pad), dtype=torch.float32, device=blank.device)
+            more = torch.zeros((2, lanes, pad), dtype=torch.float32, device=doubt.device)
             rest = self.vectors[1 - side][s.REST.value]
             gross, toll = self.potential(side) - self.fine(side), self.potential(1 - side) - rest
             extra = gross.float(), rest, toll.float()
         arguments, kind = self._narrow(side)
         tile, told = self._tile(0)
         c.total[(-(-pad // tile["bm"]), lanes)](
-            *arguments, doubt, sums, blank, *extra, more, blank, 0, **kind, SIDE=side, SIGNED=False, COSTS=costs,
-            LISTED=False, **told,
-        )  # fmt: skip
+            *arguments, doubt, sums, *extra, more, **kind, SIDE=side, COSTS=costs, **told
+        )
         return sums, more, doubt
 
     def signed(self, side: int, rows: Any, signs: Any) -> tuple[Any, Any]:
         """Sums of terms of listed rows (L, count), and means of signs (M,) under their laws, in float32."""
-        count, blank = rows.shape[1], self.doubt
+        count = rows.shape[1]
         found = torch.zeros((2, *rows.shape), dtype=torch.float32, device=rows.device)
         arguments, kind = self._narrow(side)
-        _, told = self._tile(0)
-        c.total[(-(-count // LISTED_BM), len(self.lanes))](
-            *arguments, blank.clone(), found[0], signs, blank, blank, blank, found[1], rows, count, **kind, SIDE=side,
-            SIGNED=True, COSTS=False, LISTED=True, **(told | {"BM": LISTED_BM}),
-        )  # fmt: skip
+        # Tiles are those of the sums that are judged, so that tensor cores round alike.
+        tile, told = self._tile(0)
+        told |= {"num_stages": LISTED_STAGES} if kind["CHUNKS"] == 1 else {}
+        c.probe[(-(-count // tile["bm"]), len(self.lanes))](
+            *arguments, rows, count, signs, found, **kind, SIDE=side, **told
+        )
         return found[0], found[1] / found[0]
 
     def exact_averages(
