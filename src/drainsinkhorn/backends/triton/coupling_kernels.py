@@ -61,26 +61,31 @@ def _mine(points, stride, lane, rows, inside, pad, KIND: tl.constexpr, DP: tl.co
 
 
 @triton.jit
+def _products(acc, xh, xl, yh, yl):
+    """Products of points that are split into two halves, the smallest first."""
+    acc = tl.dot(xh, yl, acc)
+    acc = tl.dot(xl, yh, acc)
+    return tl.dot(xh, yh, acc)
+
+
+@triton.jit
 def _scores(points, other_points, start, other_start, own, rows, others, dim, pad, other_pad, KIND: tl.constexpr,
             DP: tl.constexpr, CHUNKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Minus the scores of a tile, up to the norms that potentials carry; with k_j added, if it is folded."""
     if KIND == PRODUCT:
+        # High and low parts of a chunk of coordinates lie side by side: (size, CHUNKS, 2, DP).
         acc = tl.zeros((BM, BN), dtype=tl.float32)
+        step: tl.constexpr = 2 * DP * CHUNKS
         ks = tl.arange(0, DP)
-        for chunk in tl.static_range(CHUNKS):
-            # High and low parts of a chunk of coordinates lie side by side: (size, CHUNKS, 2, DP).
-            there = other_points + other_start + chunk * 2 * DP + ks[:, None]
-            theirs = there + others[None, :].to(tl.int64) * (2 * DP * CHUNKS)
-            yh, yl = tl.load(theirs), tl.load(theirs + DP)
-            if CHUNKS == 1:
-                xh, xl = own[0], own[1]
-            else:
-                here = points + start + chunk * 2 * DP + ks[None, :]
-                mine = here + rows[:, None].to(tl.int64) * (2 * DP * CHUNKS)
-                xh, xl = tl.load(mine), tl.load(mine + DP)
-            acc = tl.dot(xh, yl, acc)
-            acc = tl.dot(xl, yh, acc)
-            acc = tl.dot(xh, yh, acc)
+        theirs = other_points + other_start + others[None, :].to(tl.int64) * step + ks[:, None]
+        if CHUNKS == 1:
+            acc = _products(acc, own[0], own[1], tl.load(theirs), tl.load(theirs + DP))
+        else:
+            # Not unrolled: all chunks at once do not fit into the memory of a multiprocessor.
+            mine = points + start + rows[:, None].to(tl.int64) * step + ks[None, :]
+            for first in range(0, step, 2 * DP):
+                xh, xl = tl.load(mine + first), tl.load(mine + first + DP)
+                acc = _products(acc, xh, xl, tl.load(theirs + first), tl.load(theirs + first + DP))
         return acc
     elif KIND == DIRECT:
         there = other_points + other_start + others
@@ -214,11 +219,9 @@ def total(points, other_points, stride, other_stride, dim, sizes, level, other_l
         p = tl.exp2(exponent) * tl.load(other_weight + theirs)[None, :]
         found += tl.sum(p, axis=1)
         if COSTS:
-            # Where there is no weight exponents lie far below everything.
-            ratio = exponent + tl.load(rest + theirs)[None, :]
-            bits += tl.sum(tl.where(p > 0, p * ratio, 0.0), axis=1)
-            cost = mine[:, None] + tl.load(toll + theirs)[None, :] - exponent
-            price += tl.sum(tl.where(p > 0, p * cost, 0.0), axis=1)
+            # Where there is no weight exponents are finite, if far below everything, and p is zero.
+            bits += tl.sum(p * (exponent + tl.load(rest + theirs)[None, :]), axis=1)
+            price += tl.sum(p * (mine[:, None] + tl.load(toll + theirs)[None, :] - exponent), axis=1)
     _doubt(doubt, lane, found, inside, LEAST, MOST)
     tl.store(sums + wide * pad + rows, found, mask=inside)
     if COSTS:

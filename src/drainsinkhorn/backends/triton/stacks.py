@@ -107,11 +107,11 @@ class Stack:
         return arguments, {"KIND": how.kind, "DP": how.dp, "CHUNKS": how.chunks, "FOLD": folded(how)}
 
     def _tile(self, channels: int) -> tuple[ConsumerTile, dict[str, Any]]:
-        """The tile, and how kernels are told of it; registers are limited for means alone, which are tuned."""
+        """The tile, and how kernels are told of it."""
         assert self.how is not None
         tile = consumer_tile(self.how.kind, self.how.dp, channels)
         told = {"BM": tile["bm"], "BN": tile["bn"], "num_warps": tile["warps"], "num_stages": tile["stages"]}
-        return tile, told | ({"maxnreg": tile["registers"]} if channels and tile["registers"] else {})
+        return tile, told | ({"maxnreg": tile["registers"]} if tile["registers"] else {})
 
     def _wide(self, side: int) -> tuple[list[Any], dict[str, Any]]:
         """What the float64 kernels are told first, and their kind."""
@@ -171,7 +171,6 @@ class Stack:
         count = rows.shape[1]
         found = torch.zeros((2, *rows.shape), dtype=torch.float32, device=rows.device)
         arguments, kind = self._narrow(side)
-        # Tiles are those of the sums that are judged, so that tensor cores round alike.
         tile, told = self._tile(0)
         told |= {"num_stages": LISTED_STAGES} if kind["CHUNKS"] == 1 else {}
         c.probe[(-(-count // tile["bm"]), len(self.lanes))](
