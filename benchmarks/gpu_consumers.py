@@ -1,13 +1,12 @@
 """Consumers on a CUDA device: what they cost in legs, and how far they are from float64.
 
-python benchmarks/gpu_consumers.py                 # n = 16384, d = 15, W = 16, and others
-python benchmarks/gpu_consumers.py --tune          # a grid of tiles for apply; slow
+python benchmarks/gpu_consumers.py                      # n = 16384, d = 15, W = 16, and others
+python benchmarks/gpu_consumers.py --tune --shapes 0    # a few tiles for apply
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 from typing import Any
 
@@ -21,6 +20,7 @@ from drainsinkhorn.backends.triton import TritonBackend, tiles
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.pack import TritonPack
 
+TILE = ("bm", "bn", "warps", "stages", "registers")
 SHAPES = [(16384, 15, 16), (16384, 50, 8), (8192, 3, 8), (4096, 50, 16), (1024, 500, 64), (128, 16, 512)]
 
 
@@ -66,7 +66,8 @@ def measure(n: int, d: int, width: int) -> None:
     one_leg = leg(solution)
     row: dict[str, Any] = {"n": n, "d": d, "W": width, "leg_us": round(one_leg, 1)}
     plans = TritonBackend().couple([r.problem for r in solution], [r.potentials for r in solution])
-    row["float64_lanes"] = sum(len(s.lanes) for s in plans._stacks if s.exact)
+    plans.log_ratios()
+    row["float64_lanes"] = sum(len(s.lanes) for s in plans._sides[0] if s.exact)
     for channels in (1, 16, 64):
         values = torch.randn(width, n, channels, device="cuda")
         row[f"error_{channels}"] = float(f"{error(solution, values[0]):.2g}")
@@ -87,20 +88,28 @@ def measure(n: int, d: int, width: int) -> None:
     print(json.dumps(row), flush=True)
 
 
+CANDIDATES = [
+    (128, 64, 4, 2, 0), (128, 64, 4, 3, 168), (64, 128, 4, 2, 0), (64, 128, 4, 3, 168), (64, 64, 4, 2, 0),
+    (64, 64, 4, 3, 0), (128, 32, 4, 3, 0), (128, 64, 8, 3, 0),
+]  # fmt: skip
+"""Rows, columns, warps, stages and most registers (0: any) of tiles that compile well for an H200."""
+
+
 def tune(n: int, d: int, width: int) -> None:
     solution = solved(n, d, width)
     plans = TritonBackend().couple([r.problem for r in solution], [r.potentials for r in solution])
     how = plans._stacks[0].how
     assert how is not None
     values, rows = torch.randn(width, n, 16, device="cuda"), []
-    for bm, bn, warps, stages in itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
-        tiles.CONSUMER_TILES[how.kind, how.dp] = {"bm": bm, "bn": bn, "warps": warps, "stages": stages}
+    for tile in CANDIDATES:
+        tiles.CONSUMER_TILES[how.kind, how.dp] = dict(zip(TILE, tile, strict=True))  # type: ignore[assignment]
         try:
-            rows.append((microseconds(lambda: plans.apply(values), width), (bm, bn, warps, stages)))
+            rows.append((microseconds(lambda: plans.apply(values), width), tile))
         except Exception as problem:  # noqa: BLE001  a tile that does not fit
-            print(n, d, (bm, bn, warps, stages), type(problem).__name__, str(problem)[:80], flush=True)
-    for took, tile in sorted(rows)[:5]:
-        print(json.dumps({"n": n, "d": d, "tile": tile, "apply_16_us": round(took, 1)}), flush=True)
+            print(n, d, tile, type(problem).__name__, str(problem)[:80], flush=True)
+    for took, tile in sorted(rows):
+        row = {"n": n, "d": d, **dict(zip(TILE, tile, strict=True)), "apply_16_us": round(took, 1)}
+        print(json.dumps(row), flush=True)
 
 
 def main() -> None:

@@ -166,5 +166,75 @@ def test_rows_out_of_range_are_done_again(results: Any) -> None:
 
 
 def test_a_coarse_probe_sends_lanes_to_float64(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ACCURACY", 0.0)
-    assert all(stack.exact for stack in coupled(results[:3])._stacks)
+    monkeypatch.setattr(module, "ACCURACY", -1.0)
+    plans = coupled(results[:3])
+    assert not all(stack.exact for stack in plans._stacks)
+    for side in ("row", "col"):
+        values = [on_device(np.ones(len(r.potentials[side == "row"]))) for r in results[:3]]
+        for out, result, value in zip(plans.apply(values, side), results[:3], values, strict=True):
+            plan = plan_of(result) if side == "row" else plan_of(result).T
+            close(out, plan @ array(value))
+    assert all(stack.exact for stacks in plans._sides.values() for stack in stacks)
+    assert list(plans._sides) == [0, 1], "what one side needs says nothing of the other"
+
+
+def cloud_result(seed: int, n: int, d: int, *, scale: float = 1.0, eps: float = 1.0, a: Any = None) -> ds.Result[Any]:
+    """A float32 cloud, solved on the host, to be consumed on the device."""
+    rng = np.random.default_rng(seed)
+    x, y = ((scale * rng.normal(size=(size, d)) + 3).astype(np.float32) for size in (n, n + 3))
+    (result,) = ds.solve([ds.Problem(x=x, y=y, a=a, eps=eps * scale**2 * d / 2)], backend="reference", tol=1e-3)
+    return replace(
+        result,
+        problem=moved(result.problem),
+        backend=TritonBackend(),
+        emitted=ds.Potentials(*(on_device(p) for p in result.potentials)),
+    )
+
+
+@pytest.mark.parametrize("dim", [5, 16, 20])
+def test_lanes_are_consumed_as_if_alone(dim: int) -> None:
+    """Whatever their neighbours, to the bit; 16 coordinates leave no room for potentials in the product."""
+    some = [
+        cloud_result(seed, n, dim, scale=scale) for seed, (n, scale) in enumerate(((70, 1.0), (90, 30.0), (100, 0.1)))
+    ]
+    for side, place in (("row", 1), ("col", 0)):
+        values = [on_device(np.random.default_rng(1).normal(size=(len(r.potentials[place]), 5))) for r in some]
+        for verb in ("apply", "average"):
+            together = getattr(coupled(some), verb)(values, side)
+            for result, value, out in zip(some, values, together, strict=True):
+                plan = plan_of(result) if side == "row" else plan_of(result).T
+                truth = plan @ array(value)
+                close(out, truth if verb == "apply" else truth / plan.sum(1, keepdims=True), float(plan.max()))
+                assert torch.equal(out, getattr(coupled([result]), verb)([value], side)[0])
+
+
+def test_float32_is_enough_for_ordinary_clouds() -> None:
+    """Lanes of unequal sizes and weights, all of them consumed by one float32 launch."""
+    weights_of = np.r_[0.0, np.full(60, 1e-6), np.ones(19)]
+    some = [cloud_result(0, 70, 5), cloud_result(1, 80, 5, a=weights_of / weights_of.sum())]
+    plans = coupled(some)
+    for side in ("row", "col"):
+        plans.log_ratios(side)
+    assert [stack.exact for stacks in plans._sides.values() for stack in stacks] == [False, False]
+
+
+def test_potentials_that_float16_cannot_hold_are_consumed_in_float64() -> None:
+    """A constant may move from one potential to the other; halves of the one that carries it do not see it."""
+    result = cloud_result(0, 70, 5)
+    f, g = (p.double() for p in result.potentials)
+    shift = 2.0**17 * result.problem.eps
+    plans = coupled([replace(result, emitted=ds.Potentials(f + shift, g - shift))])
+    values = np.random.default_rng(1).normal(size=len(g))
+    close(plans.apply([on_device(values)])[0], plan_of(result) @ values)
+    assert [stack.exact for stack in plans._sides[0]] == [True]
+
+
+def test_small_masses_keep_their_means() -> None:
+    """Terms of a row of little mass are among the smallest float16 numbers, or none."""
+    result = cloud_result(0, 70, 5)
+    f, g = result.potentials
+    shifted = f.clone()
+    shifted[7] -= 25 * result.problem.eps
+    odd = replace(result, emitted=ds.Potentials(shifted, g))
+    plan, y = plan_of(odd), array(odd.problem.y)
+    close(ds.barycentric_map([odd])[0], plan @ y / plan.sum(1, keepdims=True))

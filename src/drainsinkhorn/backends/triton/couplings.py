@@ -1,7 +1,8 @@
 """Finished plans on the device: lanes of like size stacked and consumed by one launch.
 
 Precision follows the caller: problems in float32 are consumed in float32 from split scores, if some rows show that this
-is right to ACCURACY, and in float64 elsewhere.
+is right to ACCURACY, and in float64 elsewhere. The device is asked once for each verb, when all of it is under way;
+lanes in doubt are then done again in float64, now and from then on.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
@@ -11,10 +12,11 @@ is right to ACCURACY, and in float64 elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from drainsinkhorn.backends.arrays import is_single, library, to_caller, to_numpy
@@ -30,15 +32,15 @@ from drainsinkhorn.backends.couplings import (
 )
 from drainsinkhorn.backends.door import caller_array, normal, sizes
 from drainsinkhorn.backends.triton.arena import ALIGN
-from drainsinkhorn.backends.triton.stacks import Stack, stack_lanes, stacked, unit_rows
+from drainsinkhorn.backends.triton.layout import unit_rows
+from drainsinkhorn.backends.triton.stacking import stack_lanes, stacked
+from drainsinkhorn.backends.triton.stacks import Stack
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.result import TransportCost
 
 ACCURACY, PROBES = 1e-5, 32
 """Largest error of probed rows of a lane that is consumed in float32, and how many rows are probed."""
-RANGE = 2.0**-60, 100.0
-"""Sums of a row outside are not trusted in float32."""
 LN2 = math.log(2.0)
 
 
@@ -58,8 +60,10 @@ class TritonCouplings:
         for lanes, kind in self._alike(how):
             some = [self._problems[i] for i in lanes], [self._potentials[i] for i in lanes]
             uniform = all(self._given[i].a is None and self._given[i].b is None for i in lanes)
-            narrow = all(is_single(caller_array(problem)) for problem in some[0])
-            self._stacks += self._sorted(stack_lanes(lanes, *some, kind, device, uniform=uniform), narrow)
+            exact = kind is None or not all(is_single(caller_array(problem)) for problem in some[0])
+            self._stacks.append(stack_lanes(lanes, *some, kind, device, uniform=uniform, exact=exact))
+        # What is known of the precision that lanes need, by side.
+        self._sides: dict[int, list[Stack]] = {}
 
     def _alike(self, how: Callable[[Any], Any]) -> list[tuple[list[int], Any]]:
         """Lanes that are stacked: one kind of scores, one dimension, sizes within a factor of two."""
@@ -76,50 +80,39 @@ class TritonCouplings:
             found.setdefault(key, ([], kind))[0].append(lane)
         return list(found.values())
 
-    def _sorted(self, stack: Stack, narrow: bool) -> list[Stack]:
-        """The lanes that may be consumed in float32, and the others."""
-        if not narrow or stack.dense:
-            return [stack.part(range(len(stack.lanes)), exact=True)]
-        off = torch.maximum(*(self._probe(stack, side) for side in (0, 1)))
-        right = (off <= ACCURACY).tolist()
-        parts = [[k for k, fine in enumerate(right) if fine is wanted] for wanted in (True, False)]
-        return [stack.part(some, exact=exact) for some, exact in zip(parts, (False, True), strict=True) if some]
-
     def _probe(self, stack: Stack, side: int) -> Any:
-        """Error of ratios and of means of random signs in some rows: in the mean, or a third of the largest.
+        """Lanes whose ratios, or means of random signs, are off in some rows: in the mean, or thrice that in one; (L,).
 
-        A row alone may be off by more than the mean, if few rows carry what is costly; NaN where one is not finite.
+        A row alone may be off by more than the mean, if few rows carry what is costly.
         """
-        size = stack.sizes[:, side : side + 1].long()
-        rows = (torch.arange(PROBES, device=self._device)[None, :] * size // PROBES).int().contiguous()
-        signs = _signs(stack.pads[1 - side], self._device).expand(len(stack.lanes), -1, -1)
-        sums, means = stack.averages(side, signs, rows=rows)
-        logs, truth, _ = stack.exact_averages(side, signs, rows=rows)
-        fine, own = (stack.at(vector, side, rows) for vector in ("fine", "potential"))
+        size = stack.sizes[:, side : side + 1]
+        rows = torch.arange(PROBES, device=self._device, dtype=torch.int64)[None, :] * size // PROBES
+        signs = _signs(stack.pads[1 - side], self._device)
+        sums, means = stack.signed(side, rows.int(), signs)
+        logs, truth, _ = stack.exact_averages(side, signs[None, :, None].expand(len(stack.lanes), -1, -1), rows.int())
+        fine, own = stack.fine(side).gather(1, rows), stack.potential(side).gather(1, rows)
         ratio = torch.exp2(logs + own)
-        off = (sums.double() * torch.exp2(fine.double()) - ratio).abs() + ratio * (means - truth)[:, :, 0].abs()
-        return torch.maximum(off.mean(1), off.amax(1) / 3)
+        off = (sums * torch.exp2(fine) - ratio).abs() + ratio * (means - truth[:, :, 0]).abs()
+        # Written so that what is no number is off.
+        return (~(torch.maximum(off.mean(1), off.amax(1) / 3) <= ACCURACY)).int()
 
     def _each(
-        self, verb: Callable[[Stack], tuple[Any, Any]], exact_verb: Callable[[Stack], Any]
+        self, side: int, verb: Callable[[Stack], tuple[Any, Any]], exact_verb: Callable[[Stack], Any]
     ) -> list[tuple[Stack, Any]]:
-        """Outcomes of stacks; lanes whose float32 sums left their range are done again in float64.
-
-        `verb` returns sums of rows and its outcome.
-        """
-        found: list[tuple[Stack, Any]] = []
-        for stack in self._stacks:
+        """Outcomes of stacks, those in doubt from float64. `verb` returns its outcome and doubts, both by lane."""
+        stacks, found, doubts = self._sides.get(side, self._stacks), [], []
+        for stack in stacks:
             if stack.exact:
                 found.append((stack, exact_verb(stack)))
                 continue
-            sums, outcome = verb(stack)
-            bad = (~((sums > RANGE[0]) & (sums < RANGE[1]))).any(1).tolist()
+            outcome, doubt = verb(stack)
+            # A lane is probed once for each side, while the device is busy with it anyway.
+            doubts.append(doubt if side in self._sides else doubt + self._probe(stack, side))
             found.append((stack, outcome))
-            if any(bad):
-                again = stack.part([k for k, wrong in enumerate(bad) if wrong], exact=True)
-                # Later entries take the place of earlier ones.
-                found.append((again, exact_verb(again)))
-        return found
+        wrong = iter(torch.cat(doubts).tolist() if doubts else [])
+        parts = [part for stack, outcome in found for part in _parted(stack, outcome, wrong, exact_verb)]
+        self._sides[side] = [stack for stack, _ in parts]
+        return parts
 
     def _return(self, lane: int, tensor: Any) -> Any:
         """In the caller's library and on the caller's device, in the dtype of the potentials."""
@@ -148,13 +141,13 @@ class TritonCouplings:
         """Log2 of marginal ratios in float64."""
 
         def narrow(stack: Stack) -> tuple[Any, Any]:
-            sums, _ = stack.averages(side, None)
-            return sums, sums.double().log2() + stack.fine[side].double()
+            sums, _, doubt = stack.totals(side)
+            return sums.double().log2() + stack.fine(side), doubt
 
         def exact(stack: Stack) -> Any:
-            return stack.exact_averages(side, None)[0] + stack.potential[side]
+            return stack.exact_averages(side, None)[0] + stack.potential(side)
 
-        return self._each(narrow, exact)
+        return self._each(side, narrow, exact)
 
     def _means(self, values: Sequence[Any], side: int, *, weighted: bool) -> list[Any]:
         """Means of values, times the mass of the row if `weighted`; float64, flat channels."""
@@ -164,20 +157,16 @@ class TritonCouplings:
         flat = [checked_values(v, size).reshape(size, -1) for v, size in zip(values, others, strict=True)]
 
         def laid_out(stack: Stack) -> Any:
-            return stacked([flat[lane] for lane in stack.lanes], stack.pads[1 - side], self._device)
+            return stacked([flat[lane] for lane in stack.lanes], self._device)
 
         def narrow(stack: Stack) -> tuple[Any, Any]:
-            sums, means = stack.averages(side, laid_out(stack))
-            if weighted:
-                mass = stack.mass[side] * torch.exp2(stack.fine[side].double()) * sums.double()
-                return sums, _times(mass.to(means.dtype), means)
-            return sums, means
+            return stack.averages(side, laid_out(stack), weighted=weighted)
 
         def exact(stack: Stack) -> Any:
-            logs, means, _ = stack.exact_averages(side, laid_out(stack).double())
+            logs, means, _ = stack.exact_averages(side, laid_out(stack))
             return _times(stack.masses(side, logs), means) if weighted else means
 
-        found = self._collect(self._each(narrow, exact), side)
+        found = self._collect(self._each(side, narrow, exact), side)
         return [out[:, : v.shape[1]] for out, v in zip(found, flat, strict=True)]
 
     def _shaped(self, found: Sequence[Any], values: Sequence[Any]) -> list[Any]:
@@ -208,7 +197,7 @@ class TritonCouplings:
     def top_match(self, side: str = "row") -> list[Any]:
         """Places of the largest entries of rows."""
         s = _index(side)
-        found = self._collect(self._each(lambda stack: stack.match(s), lambda stack: stack.exact_match(s)), s)
+        found = self._collect(self._each(s, lambda stack: stack.match(s), lambda stack: stack.exact_match(s)), s)
         return [self._return(lane, places.long()) for lane, places in enumerate(found)]
 
     def sample(self, count: int, seeds: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -222,7 +211,7 @@ class TritonCouplings:
                 for k in (0, 1)
             )
             inside = torch.arange(stack.pads[0], device=self._device)[None, :] < stack.sizes[:, :1]
-            mass = torch.where(inside & (stack.mass[0] > 0), stack.mass[0] * torch.exp2(logs), 0.0)
+            mass = torch.where(inside & (stack.mass(0) > 0), stack.mass(0) * torch.exp2(logs), 0.0)
             if not bool(mass.isfinite().all()):
                 raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
             rows = _invert(mass, first)
@@ -237,9 +226,12 @@ class TritonCouplings:
         numbers = [uniforms(seed, len(some))[1] for seed, some in zip(seeds, given, strict=True)]
         found: list[Any] = [None] * len(given)
         for stack, logs in self._ratios(0):
-            longest = max(len(given[lane]) for lane in stack.lanes)
-            places = stacked([given[lane] for lane in stack.lanes], longest, self._device).int().contiguous()
-            chosen = stacked([numbers[lane] for lane in stack.lanes], longest, self._device).double().contiguous()
+            # In float64, which holds every place.
+            places, chosen = (
+                stacked([np.asarray(some[lane], dtype=np.float64) for lane in stack.lanes], self._device)
+                for some in (given, numbers)
+            )
+            places, chosen = places.int().contiguous(), chosen.contiguous()
             cols = stack.exact_draw(places, chosen, logs) if stack.exact else stack.draw(places, chosen)
             for k, lane in enumerate(stack.lanes):
                 found[lane] = self._return(lane, cols[k, : len(given[lane])].long())
@@ -249,21 +241,20 @@ class TritonCouplings:
         """In one sweep over the rows."""
 
         def narrow(stack: Stack) -> tuple[Any, Any]:
-            sums, (entropies, prices) = stack.averages(0, None)
-            fine = stack.fine[0].double()
-            scale = stack.mass[0] * torch.exp2(fine)
+            sums, (entropies, prices), doubt = stack.totals(0, costs=True)
+            fine = stack.fine(0)
             parts = torch.stack([sums.double(), prices.double(), entropies.double() + fine * sums], dim=2)
-            return sums, _times(scale, parts)
+            return _times(stack.mass(0) * torch.exp2(fine), parts), doubt
 
         def exact(stack: Stack) -> Any:
             logs, _, (exponents, prices) = stack.exact_averages(0, None)
             mass = stack.masses(0, logs)
-            parts = torch.stack([torch.ones_like(mass), prices, exponents + stack.potential[0]], dim=2)
+            parts = torch.stack([torch.ones_like(mass), prices, exponents + stack.potential(0)], dim=2)
             return _times(mass, parts)
 
-        rows = self._collect(self._each(narrow, exact), 0)
-        potentials = [self._collect([(s, s.potential[side]) for s in self._stacks], side) for side in (0, 1)]
-        masses = [self._collect([(s, s.mass[side]) for s in self._stacks], side) for side in (0, 1)]
+        rows = self._collect(self._each(0, narrow, exact), 0)
+        potentials = [self._collect([(s, s.potential(side)) for s in self._stacks], side) for side in (0, 1)]
+        masses = [self._collect([(s, s.mass(side)) for s in self._stacks], side) for side in (0, 1)]
         sums = [
             torch.cat([row.sum(0), ((a * f).sum() + (b * g).sum())[None]])
             for row, f, g, a, b in zip(rows, *potentials, *masses, strict=True)
@@ -281,11 +272,11 @@ class TritonCouplings:
         values: list[Any] = []
         for lane, cloud in enumerate(map(self._on, self._clouds(1 - s))):
             weight = torch.ones_like(cloud[:, 0]) if weights is None else self._on(weights[lane])
-            others = unit_rows(cloud) if kinds[lane] == "cosine" else cloud
+            others = unit_rows(cloud[None])[0] if kinds[lane] == "cosine" else cloud
             values.append(weight[:, None] * torch.cat([others, torch.ones_like(others[:, :1])], dim=1))
         means = self._means(values, s, weighted=False)
         logs = self._collect(self._ratios(s), s)
-        masses = self._collect([(stack, stack.mass[s]) for stack in self._stacks], s)
+        masses = self._collect([(stack, stack.mass(s)) for stack in self._stacks], s)
         near = [(stack, self._inverse(stack, values, s)) for stack in self._stacks if stack.rooted]
         over = self._collect(near, s)
         found: list[Any] = []
@@ -301,11 +292,11 @@ class TritonCouplings:
         return found
 
     def _inverse(self, stack: Stack, values: Sequence[Any], side: int) -> Any:
-        laid_out = stacked([values[lane] for lane in stack.lanes], stack.pads[1 - side], self._device)
+        laid_out = stacked([values[lane] for lane in stack.lanes], self._device)
         return stack.exact_averages(side, laid_out, inverse=True)[1]
 
     def _on(self, points: Any) -> Any:
-        return stacked([points], len(points), self._device)[0].double()
+        return stacked([points], self._device)[0].double()
 
     def plan(self, max_pairs: int) -> list[Any]:
         """Exponents coordinate by coordinate, in float64."""
@@ -313,11 +304,11 @@ class TritonCouplings:
         return [self._return(lane, self._dense(lane)) for lane in range(len(self._problems))]
 
     def _dense(self, lane: int) -> Any:
-        stack = next(stack for stack in reversed(self._stacks) if lane in stack.lanes)
+        stack = next(stack for stack in self._stacks if lane in stack.lanes)
         k, (n, m) = stack.lanes.index(lane), sizes(self._problems[lane])
-        f, g = stack.potential[0][k, :n], stack.potential[1][k, :m]
+        f, g = stack.potential(0)[k, :n], stack.potential(1)[k, :m]
         plan = torch.exp2(f[:, None] + g[None, :] - stack.scores(k, n, m))
-        a, b = stack.mass[0][k, :n], stack.mass[1][k, :m]
+        a, b = stack.mass(0)[k, :n], stack.mass(1)[k, :m]
         return torch.where((a[:, None] > 0) & (b > 0), a[:, None] * b * plan, 0.0)
 
 
@@ -326,11 +317,25 @@ def _times(mass: Any, rows: Any) -> Any:
     return torch.where(mass[:, :, None] > 0, mass[:, :, None] * rows, 0.0)
 
 
+def _parted(
+    stack: Stack, outcome: Any, wrong: Iterator[int], exact_verb: Callable[[Stack], Any]
+) -> list[tuple[Stack, Any]]:
+    """The lanes of a float32 stack that are right, and the others from float64."""
+    if stack.exact:
+        return [(stack, outcome)]
+    doubts = [next(wrong) for _ in stack.lanes]
+    if not any(doubts):
+        return [(stack, outcome)]
+    right, rest = ([k for k, doubt in enumerate(doubts) if bool(doubt) is odd] for odd in (False, True))
+    again = stack.part(rest, exact=True)
+    return [*([(stack.part(right, exact=False), outcome[right])] if right else []), (again, exact_verb(again))]
+
+
 @lru_cache(maxsize=8)
 def _signs(size: int, device: Any) -> Any:
-    """Random signs, (1, size, 1), the same every time."""
+    """Random signs, the same every time."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 2, (1, size, 1), generator=generator).double().mul(2).sub(1).to(device)
+    return torch.randint(0, 2, (size,), generator=generator).double().mul(2).sub(1).float().to(device)
 
 
 def _index(side: str) -> int:

@@ -98,18 +98,30 @@ def _checked(kind: int, raw: dict[str, Any]) -> Tile:
     return found
 
 
-CONSUMER_TILES: dict[tuple[int, int], Tile] = {
-    **TILES,
-    **{(DIRECT, dim): {"bm": 32, "bn": 64, "warps": 4, "stages": 2, "least": 8, "registers": 0} for dim in range(1, 5)},
-    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "least": 8, "registers": 0},
-    (PRODUCT, 64): {"bm": 64, "bn": 64, "warps": 4, "stages": 2, "least": 8, "registers": 0},
+class ConsumerTile(TypedDict):
+    """Rows and columns of a tile, warps of a program, stages of its pipeline, most registers of a thread (0: any)."""
+
+    bm: int
+    bn: int
+    warps: int
+    stages: int
+    registers: int
+
+
+CONSUMER_TILES: dict[tuple[int, int], ConsumerTile] = {
+    **{(DIRECT, dim): {"bm": 32, "bn": 64, "warps": 4, "stages": 2, "registers": 0} for dim in range(1, 5)},
+    (ROOT, 16): {"bm": 32, "bn": 128, "warps": 4, "stages": 2, "registers": 0},
+    (PRODUCT, 16): {"bm": 128, "bn": 64, "warps": 4, "stages": 2, "registers": 0},
+    (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "registers": 0},
+    (PRODUCT, 64): {"bm": 64, "bn": 64, "warps": 4, "stages": 2, "registers": 0},
 }
+"""For means of up to 16 channels. Rows and columns divide 128, to which sides are padded."""
 
 
-def consumer_tile(kind: int, dp: int, channels: int) -> Tile:
-    """The tile for consuming plans with so many channels: products of terms and values want at least 16 x 16."""
+def consumer_tile(kind: int, dp: int, channels: int) -> ConsumerTile:
+    """The tile for means of so many channels, or for what has none: products of terms and values want 16 x 16."""
     found = CONSUMER_TILES[kind, dp]
-    if channels > 16:
-        # Sums of many channels take the registers of half a tile.
-        return {**found, "bm": min(found["bm"], 64), "bn": 64, "warps": max(found["warps"], 4)}
+    if channels > 16 or (channels == 0 and kind == PRODUCT):
+        # Sums of many channels, and places of the largest terms, take the registers of half a tile.
+        return {"bm": min(found["bm"], 64), "bn": 64, "warps": 4, "stages": 2, "registers": 0}
     return found

@@ -1,0 +1,149 @@
+"""From finished problems to a stack: a few launches for all lanes, and nothing waits for the device."""
+
+# pyright: basic, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+# Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.triton import kernels as k
+from drainsinkhorn.backends.triton import stacking_kernels as s
+from drainsinkhorn.backends.triton.layout import on_device, unit_rows
+from drainsinkhorn.backends.triton.loading import How
+from drainsinkhorn.backends.triton.stacks import Stack, folded
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+PAD = 128
+"""Sides are padded to multiples of the largest tile, so that tiles are read whole."""
+ROWS = 64
+"""Points that one program lays out."""
+COORDINATES = 16
+"""Coordinates that it takes at once, where scores come from differences."""
+
+
+def stacked(values: Sequence[Any], device: Any) -> Any:
+    """Arrays (size,) or (size, channels), sizes and channels unequal, as one tensor in their widest dtype."""
+    if len(values) > 1 and all(value is values[0] for value in values):
+        one = stacked(values[:1], device)
+        return one.expand(len(values), *one.shape[1:])
+    tensors = [on_device(value, device) for value in values]
+    dtypes = {t.dtype for t in tensors}
+    dtype = reduce(torch.promote_types, dtypes, torch.float32)
+    if len(dtypes) == 1 and len({t.shape for t in tensors}) == 1:
+        return torch.stack(tensors).to(dtype)
+    most = [max(t.shape[axis] for t in tensors) for axis in range(tensors[0].ndim)]
+    out = torch.zeros((len(tensors), *most), dtype=dtype, device=device)
+    for lane, t in enumerate(tensors):
+        out[(lane, *map(slice, t.shape))] = t
+    return out
+
+
+def stack_lanes(
+    lanes: list[int], problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]], how: How | None,
+    device: Any, *, uniform: bool, exact: bool,
+) -> Stack:  # fmt: skip
+    """Lay finished problems of one kind out on the device."""
+    shapes = [sizes(problem) for problem in problems]
+    pads = tuple(-(-max(shape[side] for shape in shapes) // PAD) * PAD for side in (0, 1))
+    true = _sent(shapes, torch.int32, device)
+    units = [problem.eps * math.log(2) for problem in problems]
+    factors = [_factor(problem) / unit for problem, unit in zip(problems, units, strict=True)]
+    weights = None if uniform else [stacked([(p.a, p.b)[side] for p in problems], device) for side in (0, 1)]
+    clouds, rooted = _clouds(problems, true, device), how is not None and how.rooted
+    # Nobody asks for float32 coordinates of what is consumed in float64.
+    laid = None if exact else how
+    # Coordinates times these have squared distances, or distances, that are scores in bits.
+    scales = factors if rooted else [math.sqrt(factor) for factor in factors]
+    numbers = _sent([units, factors, scales], torch.float64, device)
+    blank = torch.zeros(1, dtype=torch.float32, device=device)
+    middle = blank if laid is None else _middle(clouds, weights, true, len(set(shapes)) > 1)
+    doubt = torch.zeros(len(lanes), dtype=torch.int32, device=device)
+    points, vectors, wide = [], [], []
+    for side, pad in enumerate(pads):
+        given = stacked([pair[side] for pair in potentials], device)
+        weight = given if weights is None else weights[side]
+        kind = _kind(laid, clouds[side].shape[-1])
+        points.append(_room(laid, len(lanes), clouds[side].shape[-1], pad, device))
+        vectors.append(torch.empty((s.VECTORS.value, len(lanes), pad), dtype=torch.float32, device=device))
+        wide.append(torch.empty((2, len(lanes), pad), dtype=torch.float64, device=device))
+        s.lay_out[(pad // ROWS, len(lanes))](
+            clouds[side], clouds[side].stride(0), middle, numbers[0], numbers[2], given, given.stride(0), weight,
+            weight.stride(0), true, points[side], points[side].stride(0), vectors[side], wide[side], doubt,
+            clouds[side].shape[2], pad, **kind, SIDE=side, UNIFORM=uniform, ROWS=ROWS,
+        )  # fmt: skip
+    return Stack(
+        lanes=lanes, how=how, exact=exact, rooted=rooted, sizes=true, pads=pads, clouds=clouds, factors=numbers[1],
+        doubt=doubt, points=tuple(points), vectors=tuple(vectors), wide=tuple(wide),
+    )  # fmt: skip
+
+
+def _sent(rows: Any, dtype: Any, device: Any) -> Any:
+    """Small numbers of the host on the device; nobody waits for them."""
+    return torch.tensor(rows, dtype=dtype).to(device, non_blocking=True)
+
+
+def _factor(problem: Problem[Any]) -> float:
+    """From squared distances, distances, or entries of a matrix, to costs."""
+    if not isinstance(problem.cost, Cost):
+        return 1.0
+    # Of unit vectors, half the squared distance is one minus the cosine.
+    return problem.cost.scale / 2 if problem.cost.kind == "cosine" else problem.cost.scale
+
+
+def _clouds(problems: Sequence[Problem[Any]], true: Any, device: Any) -> tuple[Any, Any]:
+    """The points of both sides, (L, size, dim); of a dense cost the caller's matrix, read where it lies."""
+    cost = problems[0].cost
+    if not isinstance(cost, Cost):
+        matrix = on_device(cost, device)[None]
+        return matrix, matrix
+    clouds = [stacked([(p.x, p.y)[side] for p in problems], device) for side in (0, 1)]
+    if cost.kind == "cosine":
+        clouds = [torch.where(_inside(cloud, true, side), unit_rows(cloud), 0.0)
+                  for side, cloud in enumerate(clouds)]  # fmt: skip
+    return clouds[0], clouds[1]
+
+
+def _inside(cloud: Any, true: Any, side: int) -> Any:
+    """Which rows of stacked clouds are points, (L, size, 1)."""
+    return (torch.arange(cloud.shape[1], device=cloud.device)[None, :] < true[:, side : side + 1])[:, :, None]
+
+
+def _middle(clouds: tuple[Any, Any], weights: list[Any] | None, true: Any, ragged: bool) -> Any:
+    """The middle of the box around both clouds, (L, dim); what has no weight may lie anywhere and has no say."""
+    lows, highs = [], []
+    for side, cloud in enumerate(clouds):
+        if weights is None and not ragged:
+            low, high = torch.aminmax(cloud, dim=1)
+        else:
+            counts = _inside(cloud, true, side) if weights is None else (weights[side] > 0)[:, :, None]
+            low = torch.where(counts, cloud, math.inf).amin(1)
+            high = torch.where(counts, cloud, -math.inf).amax(1)
+        lows.append(low)
+        highs.append(high)
+    return torch.minimum(*lows) / 2 + torch.maximum(*highs) / 2
+
+
+def _kind(how: How | None, dim: int) -> dict[str, Any]:
+    """How a side is laid out: chunks of coordinates as products want them, or all of them one after another."""
+    if how is None:
+        return {"KIND": k.STORED.value, "DP": COORDINATES, "CHUNKS": 0, "FOLD": False}
+    if how.kind == k.PRODUCT.value:
+        return {"KIND": how.kind, "DP": how.dp, "CHUNKS": how.chunks, "FOLD": folded(how)}
+    return {"KIND": how.kind, "DP": COORDINATES, "CHUNKS": -(-dim // COORDINATES), "FOLD": False}
+
+
+def _room(how: How | None, lanes: int, dim: int, pad: int, device: Any) -> Any:
+    """Memory for the points of one side: float16 pairs (L, pad, chunks, 2, dp), or float32 (L, dim, pad)."""
+    if how is None:
+        return torch.empty((lanes, 0), dtype=torch.float32, device=device)
+    if how.kind == k.PRODUCT.value:
+        return torch.empty((lanes, pad * how.chunks * 2 * how.dp), dtype=torch.float16, device=device)
+    return torch.empty((lanes, dim * pad), dtype=torch.float32, device=device)
