@@ -115,7 +115,7 @@ class Official:
 
 
 class Flash:
-    """FlashSinkhorn in float32 on a GPU, checked on both sides every eight cycles; pairs drawn from its potentials."""
+    """FlashSinkhorn in float32 on a GPU, checked on both sides every four cycles; pairs drawn from its potentials."""
 
     def __init__(self, batches: list[Any], eps: float) -> None:
         self.flash = peers.Flash(TOL)

@@ -198,7 +198,7 @@ class Flash:
     """
 
     tol: float
-    every: int = 8
+    every: int = 4
     tf32: bool = False
     _kernels: tuple[Any, Any] = field(init=False, repr=False)
 

@@ -111,7 +111,7 @@ class ConsumerTile(TypedDict):
 CONSUMER_TILES: dict[tuple[int, int], ConsumerTile] = {
     **{(DIRECT, dim): {"bm": 32, "bn": 64, "warps": 4, "stages": 2, "registers": 0} for dim in range(1, 5)},
     (ROOT, 16): {"bm": 32, "bn": 128, "warps": 4, "stages": 2, "registers": 0},
-    (PRODUCT, 16): {"bm": 128, "bn": 64, "warps": 4, "stages": 2, "registers": 0},
+    (PRODUCT, 16): {"bm": 64, "bn": 64, "warps": 4, "stages": 3, "registers": 0},
     (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "registers": 0},
     (PRODUCT, 64): {"bm": 64, "bn": 64, "warps": 4, "stages": 2, "registers": 0},
 }
