@@ -5,10 +5,10 @@
     python benchmarks/gpu_peers.py --json out.json --workloads --markdown out.md    # a table of what stands in the file
 
 Arms are warm and interleaved; times are medians of repeats. A peer is given the problems of a window one after another
-until its seconds are over, and its time is then scaled by their number (marked ~): a poor guess where depths differ. A peer whose audited residual misses tol
-by more than 1 % is marked failed. FlashSinkhorn alternates, with a two-sided check every four cycles, as in
-the paper and in the campaigns (`flash-8`: every eight); OTT-JAX stops by its own error every ten iterations, in the
-highest matmul precision.
+until its seconds are over, and its time is then scaled by their number (marked ~): a poor guess where depths differ. A
+peer whose audited residual misses tol by more than 1 % is marked failed. FlashSinkhorn alternates, with a two-sided
+check every four cycles, as in the paper and in the campaigns (`flash-8`: every eight); OTT-JAX stops by its own error
+every ten iterations, in the highest matmul precision.
 """
 
 from __future__ import annotations
