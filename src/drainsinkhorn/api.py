@@ -14,7 +14,7 @@ from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.door import admit, finite_on_device
 from drainsinkhorn.backends.starts import extend
 from drainsinkhorn.batch import problems, trusted
 from drainsinkhorn.core.errors import FeedClosed, OptionsError, ProblemError
@@ -253,9 +253,11 @@ class _Run:
         self._ready = None if journal else trusted(given, options.tol, options.audit.margin, options.init)
         if self._ready:
             self._given, self._read = dict(enumerate(given)), len(self._ready)
+        # Problems on a device are all looked at together; if one is bad, each is, at the door.
+        finite = not self._ready and isinstance(given, list) and finite_on_device(given)
         self._sorter = Sorter(
             () if self._ready else self._noted(given),
-            admit=lambda problem: admit(problem, options.tol, options.audit.margin, options.init),
+            admit=lambda problem: admit(problem, options.tol, options.audit.margin, options.init, finite=finite),
             carry=carry,
             signature=self._backend.signature,
             refuse=self._refuse,

@@ -11,6 +11,7 @@ import numpy as np
 
 from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.backends.costs import as_cost
+from drainsinkhorn.backends.door import uniform
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -116,8 +117,8 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
     x, y, eps, tols, cost = (given.columns[name][0] for name in ("x", "y", "eps", "tol", "cost"))
     cost = as_cost(cost)
     plain = all(_is_plain(p) for p in (x, y))
-    uniform = given.columns["a"][0] is None and given.columns["b"][0] is None
-    if not plain or not uniform or tols is not None or given.columns["chain"][0] is not None:
+    weighted = given.columns["a"][0] is not None or given.columns["b"][0] is not None
+    if not plain or weighted or tols is not None or given.columns["chain"][0] is not None:
         return None
     init = given.init or init
     if not isinstance(cost, Cost) or init not in STARTS:
@@ -132,8 +133,7 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
         return None
     if not all(np.isfinite(p).all() if type(p) is np.ndarray else bool(p.detach().isfinite().all()) for p in (x, y)):
         return None
-    # Divided by their sum, as at the door, so that a stack and a list of its problems agree to the bit.
-    a, b = (w / w.sum() for w in (np.full(p.shape[-2], 1.0 / p.shape[-2]) for p in (x, y)))
+    a, b = (uniform(p.shape[-2]) for p in (x, y))
     each = np.broadcast_to(strengths.astype(np.float64), (len(given),)).tolist()
     return [
         Problem(x=p.x, y=p.y, eps=e, tol=margin * tol, cost=cost, a=a, b=b, init=start)

@@ -16,6 +16,7 @@ if not CUDA:
 needs("triton")
 
 import drainsinkhorn as ds  # noqa: E402
+from drainsinkhorn.backends import door  # noqa: E402
 from drainsinkhorn.backends import triton as backend_module  # noqa: E402
 from drainsinkhorn.backends.door import admit  # noqa: E402
 from drainsinkhorn.backends.triton import TritonBackend, tiles  # noqa: E402
@@ -227,3 +228,27 @@ def test_lanes_climb_to_the_arithmetic_that_is_honest_for_them() -> None:
         alone = ds.solve([problem], backend=backend, rescue=False)[0]
         assert alone.depth == result.depth
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(alone.potentials, result.potentials, strict=True))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_problem_among_those_on_a_device_is_refused_alone(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not CUDA:
+        monkeypatch.setattr(door, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
+    rng = np.random.default_rng(9)
+    batch = [
+        ds.Problem(x=on_device(rng.normal(size=(9, 2))), y=on_device(rng.normal(size=(7, 2))), eps=1) for _ in "abc"
+    ]
+    assert door.finite_on_device(batch)
+    batch[1].y[3, 1] = bad
+    assert not door.finite_on_device(batch)
+    fine, refused, also = ds.solve(batch, backend="triton")
+    assert fine.converged
+    assert also.converged
+    assert refused.status is ds.Status.INVALID
+    assert f"y[3, 1] is {bad}" in refused.message
+
+
+def test_points_on_the_host_are_not_said_to_be_finite_on_a_device() -> None:
+    points = torch.zeros((3, 2))
+    assert not door.finite_on_device([ds.Problem(x=points, y=points, eps=1.0)])
+    assert not door.finite_on_device([])

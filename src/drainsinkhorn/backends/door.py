@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -23,28 +24,29 @@ UNEQUAL_MASS = 1e-5
 """Relative difference of total masses above which a problem is unbalanced."""
 
 
-def admit(problem: Any, tol: float, margin: float = 1.0, init: str = "auto") -> Problem[Any]:
+def admit(problem: Any, tol: float, margin: float = 1.0, init: str = "auto", *, finite: bool = False) -> Problem[Any]:
     """The problem in normal form, or ProblemError; whatever else an odd object raises becomes a ProblemError too.
 
     Normal form: eps is a float; tol is the stop, `margin` times what was asked for; cost is a Cost or a matrix; a and b
     are float64 NumPy vectors of mass 1; init is Potentials, "gaussian", "zero" or, for sqeuclidean, "auto"; x, y and a
-    dense cost are the caller's own arrays, or NumPy's where they were none.
+    dense cost are the caller's own arrays, or NumPy's where they were none. `finite` says that those on a device are
+    known to be finite.
     """
     try:
-        return _admit(problem, tol, margin, init)
+        return _admit(problem, tol, margin, init, finite)
     except ProblemError:
         raise
     except Exception as error:  # One odd object must not harm the batch.
         raise ProblemError(f"the problem cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _admit(problem: Any, tol: float, margin: float, init: Any) -> Problem[Any]:
+def _admit(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> Problem[Any]:
     if not isinstance(problem, Problem):
         raise ProblemError(f"expected a Problem, got {_shown(problem)}; build one with Problem(x=, y=, eps=)")
     eps = _positive("eps", problem.eps, "it is in units of the cost, for example 0.05 times the median cost")
     tol = _positive("tol", tol if problem.tol is None else problem.tol, "it bounds the L1 residual, for example 1e-3")
     cost = _cost(problem)
-    n, m = _sizes(problem, cost)
+    n, m = _sizes(problem, cost, finite)
     a, b = _weights("a", problem.a, n), _weights("b", problem.b, m)
     _same_mass(problem, a, b)
     init = _init(init if problem.init is None else problem.init, cost, n, m)
@@ -66,15 +68,16 @@ def normal(problem: Problem[Any]) -> Problem[Any]:
 
 def _normalised(weights: Any, size: int) -> Array:
     if weights is None:
-        return _uniform(size)
+        return uniform(size)
     weights = to_numpy(weights).astype(np.float64)
     return weights / weights.sum()
 
 
 @lru_cache(maxsize=16)
-def _uniform(size: int) -> Array:
-    """Shared by many problems; nobody writes to weights in normal form."""
-    return np.full(size, 1.0 / size)
+def uniform(size: int) -> Array:
+    """Shared by many problems; nobody writes to weights in normal form. As given ones they are divided by their sum."""
+    weights = np.full(size, 1.0 / size)
+    return weights / weights.sum()
 
 
 def sizes(problem: Problem[Any]) -> tuple[int, int]:
@@ -136,26 +139,41 @@ def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
     return array
 
 
-def _fine_on_device(*values: Any) -> bool:
-    """True for matrices of finite floats on another device, looked at there and at once: nothing is copied."""
-    for value in values:
-        if not (
-            library(value) == "torch"
-            and value.is_cuda
-            and str(value.dtype) in ("torch.float32", "torch.float64")
-            and str(value.layout) == "torch.strided"
-            and value.ndim == 2
-            and value.numel() > 0
-        ):
-            return False
+def _on_device(value: Any) -> bool:
+    """True for a matrix of floats on another device, which is looked at there: nothing is copied."""
+    return (
+        library(value) == "torch"
+        and value.is_cuda
+        and str(value.dtype) in ("torch.float32", "torch.float64")
+        and str(value.layout) == "torch.strided"
+        and value.ndim == 2
+        and value.numel() > 0
+    )
+
+
+def finite_on_device(problems: Sequence[Any]) -> bool:
+    """True if whatever of these problems lies on a device is finite, and something does; the device is asked once."""
+    given = [p for p in problems if isinstance(p, Problem)]
+    arrays: list[Any] = [value for p in given for value in (p.x, p.y, p.cost) if is_array(value)]
+    values = list(filter(_on_device, arrays))
+    norm = getattr(sys.modules["torch"].nn.utils, "get_total_norm", None) if values else None
+    # Older versions of torch have none, and problems are looked at one by one.
+    return norm is not None and math.isfinite(float(norm([value.detach() for value in values], math.inf)))
+
+
+def _fine_on_device(*values: Any, finite: bool) -> bool:
+    """True for matrices on a device that are known to be finite, or are found to be."""
+    if not all(map(_on_device, values)):
+        return False
     # A sum in float64 is finite if all entries are (float64 entries near its end are looked at one by one). The device
     # is waited for once.
-    return math.isfinite(float(sum(value.detach().sum(dtype=sys.modules["torch"].float64) for value in values)))
+    torch = sys.modules["torch"]
+    return finite or math.isfinite(float(sum(value.detach().sum(dtype=torch.float64) for value in values)))
 
 
-def _points(name: str, value: Any, shape: str) -> Any:
+def _points(name: str, value: Any, shape: str, finite: bool) -> Any:
     """Points or costs that float64 holds exactly."""
-    if _fine_on_device(value):
+    if _fine_on_device(value, finite=finite):
         return value
     array = _numbers(name, value, 2, shape)
     if array.dtype.itemsize >= 8 and array.dtype != np.float64 and not _survives_float64(array):
@@ -186,18 +204,18 @@ def _cost(problem: Problem[Any]) -> Cost | Any:
     return replace(cost, scale=_positive("the scale of the cost", cost.scale, "1.0 is the default"))
 
 
-def _sizes(problem: Problem[Any], cost: Cost | Any) -> tuple[int, int]:
+def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, int]:
     if not isinstance(cost, Cost):
         if not is_array(_array(cost)) or _array(cost).ndim == 0:
             raise ProblemError(f"cost must be a name, a Cost or a numeric array of shape (n, m), got {_shown(cost)}")
         if problem.x is not None or problem.y is not None:
             raise ProblemError("a dense cost matrix takes the place of the points; leave x and y out")
-        matrix = _points("cost", cost, "(n, m)")
+        matrix = _points("cost", cost, "(n, m)", finite)
         return matrix.shape[0], matrix.shape[1]
     x: Any = problem.x
     y: Any = problem.y
-    if not _fine_on_device(x, y):
-        x, y = _points("x", x, "(n, d)"), _points("y", y, "(m, d)")
+    if not _fine_on_device(x, y, finite=finite):
+        x, y = _points("x", x, "(n, d)", finite), _points("y", y, "(m, d)", finite)
     if x.shape[1] != y.shape[1]:
         raise ProblemError(f"x lives in dimension {x.shape[1]} and y in {y.shape[1]}; both need the same")
     if library(problem.x) != library(problem.y):
@@ -212,7 +230,7 @@ def _sizes(problem: Problem[Any], cost: Cost | Any) -> tuple[int, int]:
 
 def _weights(name: str, value: Any, size: int) -> Array:
     if value is None:
-        return _uniform(size)
+        return uniform(size)
     weights = _numbers(name, value, 1, f"({size},)").astype(np.float64)
     if weights.shape != (size,):
         raise ProblemError(f"{name} must have shape ({size},), one weight per point, got {weights.shape}")

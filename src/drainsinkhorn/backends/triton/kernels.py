@@ -222,23 +222,25 @@ def _exponents(half, single, points, own, rows, inside, others, near, dim, other
     elif KIND == PRODUCT:
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         ks = tl.arange(0, DP)
-        for chunk in tl.static_range(CHUNKS):
-            # High and low parts of a chunk of coordinates lie side by side: (size, CHUNKS, 2, DP).
-            theirs = (
-                half + other_points + others[None, :].to(tl.int64) * (2 * DP * CHUNKS) + chunk * 2 * DP + ks[:, None]
-            )
+        # High and low parts of a chunk of coordinates lie side by side: (size, CHUNKS, 2, DP).
+        theirs = half + other_points + others[None, :].to(tl.int64) * (2 * DP * CHUNKS) + ks[:, None]
+        if CHUNKS == 1:
             yh, yl = tl.load(theirs, mask=near[None, :], other=0.0), tl.load(theirs + DP, mask=near[None, :], other=0.0)
-            if CHUNKS == 1:
-                xh, xl = own[0], own[1]
-            else:
-                mine = half + points + rows[:, None].to(tl.int64) * (2 * DP * CHUNKS) + chunk * 2 * DP + ks[None, :]
-                xh, xl = (
-                    tl.load(mine, mask=inside[:, None], other=0.0),
-                    tl.load(mine + DP, mask=inside[:, None], other=0.0),
-                )
-            acc = tl.dot(xh, yl, acc)
-            acc = tl.dot(xl, yh, acc)
-            acc = tl.dot(xh, yh, acc)
+            acc = tl.dot(own[0], yl, acc)
+            acc = tl.dot(own[1], yh, acc)
+            acc = tl.dot(own[0], yh, acc)
+        else:
+            mine = half + points + rows[:, None].to(tl.int64) * (2 * DP * CHUNKS) + ks[None, :]
+            # A loop that is not unrolled: memory that programs share holds a few chunks, not all.
+            for chunk in range(CHUNKS):
+                at = chunk * 2 * DP
+                xh = tl.load(mine + at, mask=inside[:, None], other=0.0)
+                xl = tl.load(mine + at + DP, mask=inside[:, None], other=0.0)
+                yh = tl.load(theirs + at, mask=near[None, :], other=0.0)
+                yl = tl.load(theirs + at + DP, mask=near[None, :], other=0.0)
+                acc = tl.dot(xh, yl, acc)
+                acc = tl.dot(xl, yh, acc)
+                acc = tl.dot(xh, yh, acc)
         if FOLD:
             return acc + level[:, None]
         return acc + level[:, None] + h[None, :]
