@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_peers.py --workloads w15 w3 --arms default plain flash --seconds 20 --json out.json
     python benchmarks/gpu_peers.py --data DIR --workloads lidar umap pbmc      # real windows from .npz files
+    python benchmarks/gpu_peers.py --warm ...        # first compile all that will be run, in processes side by side
     python benchmarks/gpu_peers.py --json out.json --workloads --markdown out.md    # a table of what stands in the file
 
 Arms are warm and interleaved; times are medians of repeats. A peer is given the problems of a window one after another
@@ -15,8 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +33,12 @@ import drainsinkhorn as ds
 from drainsinkhorn.campaign import gate, peers
 from drainsinkhorn.campaign.meters import energy_reader
 from drainsinkhorn.core.problem import Potentials
+
+# What JAX compiles is kept, as Triton keeps its own, so that processes that warm up serve the one that measures.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "drainsinkhorn-jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 TOL = 1e-3
 MOST = 20_000
@@ -205,12 +215,12 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path
     for arm in arms:
         try:
             runs[arm] = ARMS[arm]()
-            warm = problems[:1] if not arm.startswith(("default", "plain", "momentum", "ott-vmap")) else problems
-            runs[arm](warm, 0.0)
+            some = problems[:1] if not arm.startswith(("default", "plain", "momentum", "ott-vmap")) else problems
+            runs[arm](some, 0.0)
         except Exception as error:  # noqa: BLE001  an arm that cannot run is said so
             rows[arm] = {"note": f"{type(error).__name__}: {str(error)[:160]}"}
             runs.pop(arm, None)
-    laps: dict[str, list[Any]] = {arm: [] for arm in runs}
+    laps: dict[str, list[Any]] = {arm: [] for arm in runs if repeats}
     for lap in range(repeats):
         for arm, run in runs.items():
             if lap == 0 or laps[arm][0][0] < LONG:
@@ -239,6 +249,16 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path
             }
             rows[arm] |= {"parts": {verb: round(value, 4) for verb, value in ledger.seconds.items()}}
     return {"workload": name, "problems": len(problems), "tol": TOL, "arms": rows}
+
+
+def warm(args: argparse.Namespace) -> None:
+    """Every arm of every workload once, each in a process of its own, all at the same time."""
+    begun, more = time.perf_counter(), [] if args.data is None else ["--data", str(args.data)]
+    alone = [sys.executable, __file__, "--repeats", "0", *more]
+    commands = [[*alone, "--workloads", name, "--arms", arm] for name in args.workloads for arm in args.arms]
+    running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
+    failed = sum(process.wait() != 0 for process in running)
+    print(f"warm after {time.perf_counter() - begun:.0f} s, {len(running)} processes, {failed} failed", flush=True)
 
 
 def show(report: dict[str, Any]) -> None:
@@ -283,14 +303,16 @@ def main() -> None:
         "--arms", nargs="*", default=["default", "plain", "flash", "ott", "ott-momentum"], choices=list(ARMS)
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="what a serial peer may take per window")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="laps; 0 only warms up")
+    parser.add_argument("--warm", action="store_true", help="compile first, in processes side by side")
     parser.add_argument("--json", type=Path, default=None, help="resumes: workloads that stand in it are not run again")
     args = parser.parse_args()
     reports = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else []
     done = {report["workload"] for report in reports}
+    args.workloads = [name for name in args.workloads if name not in done]
+    if args.warm:
+        warm(args)
     for name in args.workloads:
-        if name in done:
-            continue
         report = measure(name, args.arms, args.seconds, args.repeats, args.data)
         show(report)
         reports.append(

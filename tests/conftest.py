@@ -29,8 +29,12 @@ compile_kernels(np.dtype(np.float64), streaming=True, momentum=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let another process compile what is not on disk, before any test and any worker of xdist."""
-    if not hasattr(config, "workerinput") and importlib.util.find_spec("numba") is not None:
+    """Let another process compile what is not on disk, before any test and any worker of xdist.
+
+    Tests of the GPU alone do without: what little of the CPU they need is compiled when it is used.
+    """
+    only_gpu = bool(config.args) and all("tests/gpu" in arg for arg in config.args)
+    if not (only_gpu or hasattr(config, "workerinput")) and importlib.util.find_spec("numba") is not None:
         subprocess.run([sys.executable, "-c", COMPILE], check=True)
 
 

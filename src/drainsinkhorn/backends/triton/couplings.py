@@ -207,8 +207,7 @@ class TritonCouplings:
         found: list[Any] = [None] * len(self._problems)
         for stack, logs in self._ratios(0):
             first, second = (
-                torch.stack([torch.from_numpy(numbers[lane][k]) for lane in stack.lanes]).to(self._device)
-                for k in (0, 1)
+                torch.from_numpy(np.stack([numbers[lane][k] for lane in stack.lanes])).to(self._device) for k in (0, 1)
             )
             inside = torch.arange(stack.pads[0], device=self._device)[None, :] < stack.sizes[:, :1]
             mass = torch.where(inside & (stack.mass(0) > 0), stack.mass(0) * torch.exp2(logs), 0.0)
@@ -216,8 +215,8 @@ class TritonCouplings:
                 raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
             rows = _invert(mass, first)
             cols = stack.exact_draw(rows, second, logs) if stack.exact else stack.draw(rows, second)
-            for k, lane in enumerate(stack.lanes):
-                found[lane] = self._return(lane, rows[k].long()), self._return(lane, cols[k].long())
+            for lane, *pair in zip(stack.lanes, rows.long(), cols.long(), strict=True):
+                found[lane] = self._return(lane, pair[0]), self._return(lane, pair[1])
         return found
 
     def partners(self, rows: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
