@@ -158,6 +158,50 @@ paths = OTPlanSampler(method="sinkhorn", reg=0.5).sample_trajectory(torch.stack(
 """
 
 
+MATCHING = """
+from {module} import *
+
+torch.manual_seed(0)
+np.random.seed(0)
+model = MLP(dim=2, time_varying=True)
+optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+losses = []
+for FM in (SchrodingerBridgeConditionalFlowMatcher(sigma=0.5, ot_method="sinkhorn"),
+           SchrodingerBridgeConditionalFlowMatcher(sigma=0.5),
+           ExactOptimalTransportConditionalFlowMatcher(sigma=0.1),
+           ConditionalFlowMatcher(sigma=0.1)):
+    for k in range(15):
+        optimizer.zero_grad()
+        x0 = torch.randn(64, 2)
+        x1 = torch.randn(64, 2) * 0.3 + 3 * torch.randint(0, 2, (64, 1)) - 1.5
+        t, xt, ut = FM.sample_location_and_conditional_flow(x0, x1)
+        loss = torch.mean((model(torch.cat([xt, t[:, None]], dim=-1)) - ut) ** 2)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+"""
+
+
+def test_code_for_torchcfm_s_matchers_runs_with_another_import() -> None:
+    needs("torchcfm")
+    from torchcfm.models.models import MLP
+
+    found = {}
+    for module in ("torchcfm.conditional_flow_matching", "drainsinkhorn.flow.matchers"):
+        names: dict[str, Any] = {"torch": torch, "np": np, "MLP": MLP}
+        exec(MATCHING.format(module=module), names)
+        found[module] = names["losses"]
+    theirs, ours = (np.median(losses) for losses in found.values())
+    assert ours == pytest.approx(theirs, rel=0.3)
+
+
+def test_matchers_without_torchcfm_say_what_to_install() -> None:
+    code = "import sys; sys.modules['torchcfm'] = None; import drainsinkhorn.flow.matchers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "BackendUnavailable: drainsinkhorn.flow.matchers needs torchcfm" in done.stderr
+    assert "pip install torchcfm" in done.stderr
+
+
 def test_torchcfm_s_own_classes_run_on_it() -> None:
     needs("torchcfm")
     found: dict[str, Any] = {}
