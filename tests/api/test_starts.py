@@ -74,6 +74,7 @@ class TestGaussian:
             ds.Problem(x=cloud(0, 5, 100), y=cloud(1, 4, 100), eps=5.0),
             ds.Problem(x=cloud(0, 3, 30), y=cloud(1, 2, 30), eps=5.0),
             ds.Problem(x=1e-200 * cloud(0), y=1e-200 * cloud(1), eps=1.0),
+            ds.Problem(x=1e100 * cloud(0), y=1e100 * cloud(1), eps=1e200),
             ds.Problem(x=cloud(0), y=cloud(1), eps=1e8),
             ds.Problem(x=cloud(0), y=cloud(1), a=np.r_[1.0, np.zeros(59)], eps=0.5),
         ],

@@ -79,6 +79,9 @@ def _transport(cov_x: Array, cov_y: Array) -> Array:
     root = _function(np.sqrt(values), vectors)
     inverse = _function(1 / np.sqrt(values), vectors)
     middle = root @ cov_x @ root
+    # Products of covariances may leave float64 where those do not.
+    lost = ~np.isfinite(middle).all(axis=(1, 2), keepdims=True)
+    middle, bad = np.where(lost, eye, middle), bad | lost
     inner, turned = np.linalg.eigh((middle + middle.swapaxes(1, 2)) / 2)
     inner = np.sqrt(np.maximum(inner, 0.0))
     found = inverse @ _function(inner, turned) @ inverse

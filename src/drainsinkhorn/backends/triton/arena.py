@@ -23,7 +23,7 @@ class Arena:
         self._end = self._used = 0
 
     def take(self, count: int) -> int:
-        """The place of a piece of `count` elements; `reserve` has made room."""
+        """The place of a piece of `count` elements."""
         count = aligned(count)
         start = self._place(count)
         # Beyond what was ever used there are zeros.
@@ -57,11 +57,13 @@ class Arena:
         if self._free and sum(self._free[-1]) == self._end:
             self._end = self._free.pop()[0]
 
-    def reserve(self, count: int) -> None:
-        """Make room for so many more elements, in pieces that are aligned already."""
-        room = sum(length for _, length in self._free)
-        if self._end + count - room > self.buffer.numel():
-            self._grow(self._end + count)
+    def mark(self) -> tuple[list[tuple[int, int]], int]:
+        """What is free now, for `restore`."""
+        return list(self._free), self._end
+
+    def restore(self, mark: tuple[list[tuple[int, int]], int]) -> None:
+        """Give back whatever was taken since the mark; nothing may have been given back meanwhile."""
+        self._free, self._end = list(mark[0]), mark[1]
 
     def _grow(self, size: int) -> None:
         larger = self._torch.zeros(max(size, ALIGN), dtype=self.buffer.dtype, device=self.buffer.device)

@@ -31,8 +31,15 @@ def on_device(value: Any, device: Any) -> Any:
     if kind == "jax" and device.type == "cuda":
         return torch.from_dlpack(value).to(device)
     if kind != "torch":
-        value = torch.from_numpy(np.ascontiguousarray(to_numpy(value)))
+        value = torch.from_numpy(np.ascontiguousarray(_native(to_numpy(value))))
     return value.detach().to(device)
+
+
+def _native(array: Any) -> Any:
+    """In a dtype that torch knows: it has neither long doubles nor the other order of bytes. The door lets both in."""
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def stack(values: Sequence[Any], device: Any) -> Any:
@@ -41,12 +48,17 @@ def stack(values: Sequence[Any], device: Any) -> Any:
     if all(value is first for value in values):
         found = on_device(first, device)[None].contiguous().expand(len(values), *first.shape)
     elif all(library(value) == "numpy" for value in values):
-        found = torch.from_numpy(np.stack([to_numpy(value) for value in values])).to(device)
+        found = torch.from_numpy(_native(np.stack([to_numpy(value) for value in values]))).to(device)
     else:
-        found = torch.stack([on_device(value, device) for value in values])
-    found = found if found.dtype in (torch.float32, torch.float64) else found.double()
+        # One by one: torch would stack integers and float32 as float32, which does not hold them all.
+        found = torch.stack([_floats(on_device(value, device)) for value in values])
+    found = _floats(found)
     # Launches count on where a tensor begins; a caller's slice may begin anywhere.
     return found if found.data_ptr() % 16 == 0 else found.clone()
+
+
+def _floats(found: Any) -> Any:
+    return found if found.dtype in (torch.float32, torch.float64) else found.double()
 
 
 def unit_rows(x: Any) -> Any:

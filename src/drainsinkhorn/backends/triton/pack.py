@@ -89,6 +89,8 @@ class TritonPack(Counted):
         try:
             admitted = self._open([_Lane(problem, full) for problem in admit])
         except torch.OutOfMemoryError as error:
+            # Buffers may have grown: what was made ready for the old ones must not run again.
+            self._line_up()
             raise MemoryError(str(error).split(".")[0]) from None
         for lane in set(self._lanes) - set(kept):
             self._release(lane)
@@ -134,15 +136,21 @@ class TritonPack(Counted):
         if not lanes:
             return lanes
         loaded: list[tuple[list[_Lane], Loaded]] = []
+        marks = {name: arena.mark() for name, arena in self._arenas.items()}
         try:
             for group in same_shape(lanes):
                 part = load_group([lane.inner for lane in group], self.how, self._arenas, self.device)
                 loaded.append((group, part))
+            self._settle_in(lanes, loaded)
         except torch.OutOfMemoryError:
-            for _, part in loaded:
-                for name, (start, count) in part.pieces.items():
-                    self._arenas[name].give(start, count)
+            for name, mark in marks.items():
+                self._arenas[name].restore(mark)
+            self._vacant += [lane.place for lane in lanes if lane.place >= 0]
             raise
+        return lanes
+
+    def _settle_in(self, lanes: list[_Lane], loaded: list[tuple[list[_Lane], Loaded]]) -> None:
+        """Rows of the table for lanes that are loaded, and their first f-leg."""
         self._seat(lanes)
         seated = [lane for group, _ in loaded for lane in group]
         for group, part in loaded:
@@ -156,7 +164,6 @@ class TritonPack(Counted):
         self._table[places] = torch.from_numpy(table).to(self.device)
         self._states[self._parity][places] = torch.from_numpy(numbers).to(self.device)
         self._measure_first(lanes)
-        return lanes
 
     def _measure_first(self, lanes: list[_Lane]) -> None:
         """The first f-leg of new lanes, in the fastest arithmetic that is honest enough for tol.

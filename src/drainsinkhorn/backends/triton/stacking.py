@@ -30,13 +30,13 @@ COORDINATES = 16
 
 
 def stacked(values: Sequence[Any], device: Any) -> Any:
-    """Arrays (size,) or (size, channels), sizes and channels unequal, as one tensor in their widest dtype."""
+    """Arrays (size,) or (size, channels), sizes and channels unequal, as one tensor; integers in float64."""
     if len(values) > 1 and all(value is values[0] for value in values):
         one = stacked(values[:1], device)
         return one.expand(len(values), *one.shape[1:])
     tensors = [on_device(value, device) for value in values]
     dtypes = {t.dtype for t in tensors}
-    dtype = reduce(torch.promote_types, dtypes, torch.float32)
+    dtype = reduce(torch.promote_types, (d if d.is_floating_point else torch.float64 for d in dtypes), torch.float32)
     if len(dtypes) == 1 and len({t.shape for t in tensors}) == 1:
         return torch.stack(tensors).to(dtype)
     most = [max(t.shape[axis] for t in tensors) for axis in range(tensors[0].ndim)]

@@ -1,0 +1,84 @@
+"""The Triton backend takes every dtype that the door lets in, and a failed repack leaves a pack as it was."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conftest import needs
+
+torch = needs("torch")
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+needs("triton")
+
+import drainsinkhorn as ds  # noqa: E402
+from drainsinkhorn.backends.door import admit  # noqa: E402
+from drainsinkhorn.backends.triton import TritonBackend  # noqa: E402
+from drainsinkhorn.backends.triton import pack as module  # noqa: E402
+
+# The interpreter computes in NumPy, which warns of overflow where a GPU does not.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+RNG = np.random.default_rng(0)
+
+
+def test_integers_beside_float32_are_not_rounded() -> None:
+    device = "cuda" if CUDA else "cpu"
+    near = torch.rand((20, 24), device=device)
+    far = torch.from_numpy(RNG.integers(0, 40, size=(20, 24)) + 2**25).to(device)
+    together, alone = (ds.solve(cost=costs, eps=2.0, backend="triton")[-1] for costs in ([near, far], [far]))
+    assert torch.equal(together.potentials.f, alone.potentials.f)
+    plan = np.exp(
+        (alone.potentials.f.cpu().numpy()[:, None] + alone.potentials.g.cpu().numpy() - far.cpu().numpy()) / 2
+    )
+    assert together.converged
+    assert np.abs(plan.mean(1) / 20 - 1 / 20).sum() <= 1e-3
+
+
+def test_plans_of_large_integers_are_consumed_as_they_are() -> None:
+    x, y = (2**26 + RNG.integers(0, 12, size=(size, 2)) for size in (20, 24))
+    result, truth = (ds.solve([x], [y], eps=20.0, backend=backend)[0] for backend in ("triton", "reference"))
+    assert np.abs(result.barycentric_map() - truth.barycentric_map()).max() < 1e-2
+    assert math.isclose(result.transport_cost().transport, truth.transport_cost().transport, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", np.longdouble])
+def test_what_torch_does_not_know_is_converted(dtype: Any) -> None:
+    x, y = (RNG.normal(size=(size, 2)).astype(np.float32) for size in (20, 24))
+    other, plain = (
+        ds.solve([p, p], [q, q], eps=2.0, backend="triton") for p, q in ((x.astype(dtype), y.astype(dtype)), (x, y))
+    )
+    assert other.converged
+    assert np.allclose(other[0].barycentric_map(), plain[0].barycentric_map(), atol=1e-2)
+
+
+@pytest.mark.parametrize("where", ["loading", "measuring"])
+def test_lanes_go_on_after_a_repack_without_memory(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (
+        admit(ds.Problem(x=RNG.normal(size=(n, 2)), y=RNG.normal(size=(n, 2)) + 1, eps=0.5), 1e-4) for n in (20, 60)
+    )
+    packs = [TritonBackend(acceleration="momentum").pack([first]) for _ in range(2)]
+    for pack in packs:
+        # Launches are made ready for the buffers there are.
+        pack.advance(4, [-math.inf])
+    before = {name: arena.mark() for name, arena in packs[0]._arenas.items()}
+    owner, name = (module, "load_group") if where == "loading" else (module.TritonPack, "_rounding")
+    found = getattr(owner, name)
+
+    def late(*args: Any, **settings: Any) -> Any:
+        found(*args, **settings)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate too much.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, late)
+        with pytest.raises(MemoryError):
+            packs[0].repack([0], [second])
+    assert {name: arena.mark() for name, arena in packs[0]._arenas.items()} == before
+    assert packs[0].advance(4, [-math.inf]) == packs[1].advance(4, [-math.inf])
+    packs[0].repack([0], [second])
+    assert packs[0].verify([0]) == packs[1].verify([0])
