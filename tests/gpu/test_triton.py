@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -252,3 +253,17 @@ def test_points_on_the_host_are_not_said_to_be_finite_on_a_device() -> None:
     points = torch.zeros((3, 2))
     assert not door.finite_on_device([ds.Problem(x=points, y=points, eps=1.0)])
     assert not door.finite_on_device([])
+
+
+@pytest.mark.skipif(CUDA, reason="counts what NumPy warns of in the interpreter")
+@pytest.mark.parametrize("dim", [5, 20])
+def test_columns_past_the_end_make_no_row_be_done_again(dim: int) -> None:
+    rng = np.random.default_rng(0)
+    # Far apart: potentials of rows are above 2^7 bits, beyond what float32 holds as a power.
+    x, y = rng.normal(size=(40, dim)).astype(np.float32), (rng.normal(size=(70, dim)) + 20).astype(np.float32)
+    pack = TritonBackend().pack([admit(ds.Problem(x=x, y=y, eps=2.0, init="zero"), 1e-3)])
+    assert pack._lanes[0].folded
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pack.advance(2, [-np.inf])
+    assert not [w for w in caught if "invalid value" in str(w.message)]

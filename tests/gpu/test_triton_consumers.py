@@ -238,3 +238,16 @@ def test_small_masses_keep_their_means() -> None:
     odd = replace(result, emitted=ds.Potentials(shifted, g))
     plan, y = plan_of(odd), array(odd.problem.y)
     close(ds.barycentric_map([odd])[0], plan @ y / plan.sum(1, keepdims=True))
+
+
+def test_uniform_weights_are_the_same_beside_a_neighbour_that_has_others() -> None:
+    rng = np.random.default_rng(3)
+    x, y = (on_device(rng.normal(size=(2, 49, 3))) for _ in range(2))
+    batch = [ds.Problem(x=x[k], y=y[k], eps=0.5) for k in range(2)]
+    solution = ds.solve(batch, backend="triton")
+    potentials = [r.potentials for r in solution]
+    values = [on_device(rng.normal(size=(49, 2)))] * 2
+    weights = np.arange(1, 50) / 1225
+    beside = [batch[0], replace(batch[1], a=weights)]
+    plain, mixed = (TritonBackend().couple(each, potentials).apply(values)[0] for each in (batch, beside))
+    assert torch.equal(plain, mixed)

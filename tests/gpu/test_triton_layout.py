@@ -39,7 +39,7 @@ def made(x: np.ndarray, y: np.ndarray, eps: float) -> np.ndarray:
     a, b = torch.full((lanes, n), 1 / n, **kind), torch.full((lanes, m), 1 / m, **kind)
     factors = torch.full((lanes,), 1 / (eps * math.log(2)), **kind)
     starts = torch.zeros((lanes, m), **kind)
-    gaussian(x, y, a, b, framed(x, y)[0], factors, starts, always=True)
+    gaussian(x, y, a, b, framed(x, y, factors)[0], factors, starts, always=True)
     return starts.cpu().numpy() * math.log(2)
 
 
@@ -82,9 +82,10 @@ def test_a_lane_of_a_stack_starts_as_it_does_alone() -> None:
 
 def test_frames_hold_both_clouds() -> None:
     x, y = clouds(6, 2, 700, 90, 70)
-    middles, far = framed(torch.tensor(x, device=DEVICE), torch.tensor(y, device=DEVICE).float())
+    scales = torch.tensor([1.0, 0.5], dtype=torch.float64, device=DEVICE)
+    middles, far = framed(torch.tensor(x, device=DEVICE), torch.tensor(y, device=DEVICE).float(), scales)
     y = y.astype(np.float32).astype(np.float64)
     low, high = np.minimum(x.min(1), y.min(1)), np.maximum(x.max(1), y.max(1))
     assert np.array_equal(middles[:, 0].cpu().numpy(), low / 2 + high / 2)
     assert np.array_equal(middles[:, 1].cpu().numpy(), x.min(1) / 2 + x.max(1) / 2)
-    assert np.allclose(far.cpu().numpy(), np.linalg.norm(high - low, axis=1), rtol=1e-14)
+    assert np.allclose(far.cpu().numpy(), np.linalg.norm(high - low, axis=1) * [1.0, 0.5], rtol=1e-14)

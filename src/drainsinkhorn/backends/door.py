@@ -126,7 +126,11 @@ def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
     except TypeError as error:
         raise ProblemError(f"{name} must be a numeric array of shape {shape}, but {error}") from None
     if array.dtype.kind not in "fiub":
-        what = "complex numbers; pass the real part" if array.dtype.kind == "c" else "what are not numbers"
+        what = (
+            "complex numbers; pass the real part"
+            if array.dtype.kind == "c"
+            else "what are not numbers; convert them to floats"
+        )
         raise ProblemError(f"{name} has dtype {array.dtype}, which holds {what}")
     if array.ndim != ndim:
         hint = f"; write {name}[:, None] for points on a line" if (array.ndim, ndim) == (1, 2) else ""

@@ -1,8 +1,8 @@
 """Finished plans on the device: lanes of like size stacked and consumed by one launch.
 
 Precision follows the caller: problems in float32 are consumed in float32 from split scores, if some rows show that this
-is right to ACCURACY, and in float64 elsewhere. The device is asked once for each verb, when all of it is under way;
-lanes in doubt are then done again in float64, now and from then on.
+is right to ACCURACY, and in float64 elsewhere. The device is asked once for each verb (draws: once more), when all is
+under way; lanes in doubt are then done again in float64, now and from then on.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false

@@ -270,7 +270,11 @@ def _sums(half, single, points, own, rows, inside, dim, other_size, size, other_
         total = tl.zeros((BM,), dtype=tl.float32)
     else:
         sums = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(begin, end, BN):
+    last = end
+    if (KIND == PRODUCT) & FOLD:
+        # A tile that is not whole comes by itself.
+        last = tl.minimum(end, other_size // BN * BN)
+    for start in range(begin, last, BN):
         others = start + tl.arange(0, BN)
         near = others < other_size
         h = others
@@ -284,6 +288,15 @@ def _sums(half, single, points, own, rows, inside, dim, other_size, size, other_
             total += tl.sum(terms, axis=1)
         else:
             sums += terms
+    if (KIND == PRODUCT) & FOLD:
+        if last < end:
+            # Of columns past the end a product holds no potential that would make their terms vanish.
+            others = last + tl.arange(0, BN)
+            near = others < other_size
+            w = tl.load(other_weight + others, mask=near, other=0.0)
+            exponent = _exponents(half, single, points, own, rows, inside, others, near, dim, other_size, size,
+                                  other_points, level, others, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD)  # fmt: skip
+            total += tl.sum(tl.exp2(tl.where(near[None, :], exponent, -1e30)) * w[None, :], axis=1)
     if (KIND != PRODUCT) & (KIND != PACK):
         total = tl.sum(sums, axis=1)
     return total
@@ -567,8 +580,9 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, coun
                     acc -= tl.sum(apart * apart, axis=1)
             else:
                 for k in range(dim):
-                    x = tl.load(mine + k * size + rows, mask=inside, other=0.0)
-                    y = tl.load(theirs + k * other_size + others, mask=near, other=0.0)
+                    wide_k = tl.cast(k, tl.int64)
+                    x = tl.load(mine + wide_k * size + rows, mask=inside, other=0.0)
+                    y = tl.load(theirs + wide_k * other_size + others, mask=near, other=0.0)
                     apart = x[:, None] - y[None, :]
                     acc -= apart * apart
             if ROOTED:

@@ -77,8 +77,8 @@ def _chunks(size: int) -> tuple[int, int]:
     return rows, -(-size // rows)
 
 
-def framed(x: Any, y: Any) -> tuple[Any, Any]:
-    """Middles of the boxes around both clouds and around each, (lanes, 3, dim); and the diagonals of the first."""
+def framed(x: Any, y: Any, scales: Any) -> tuple[Any, Any]:
+    """Middles of the boxes around both clouds and around each, (lanes, 3, dim); scaled diagonals of the first."""
     lanes, _, dim = x.shape
     boxes, counts = [], []
     for points in (x, y):
@@ -91,7 +91,7 @@ def framed(x: Any, y: Any) -> tuple[Any, Any]:
         )  # fmt: skip
     middles = torch.empty((lanes, 3, dim), dtype=torch.float64, device=x.device)
     far = torch.empty(lanes, dtype=torch.float64, device=x.device)
-    launch(lay.frame, (lanes,), *boxes, middles, far, *counts, dim, BLOCK=BOX_BLOCK)
+    launch(lay.frame, (lanes,), *boxes, scales, middles, far, *counts, dim, BLOCK=BOX_BLOCK)
     return middles, far
 
 

@@ -62,9 +62,10 @@ def _box(found, lane, chunks, dim, ks, inside):
 
 
 @triton.jit(do_not_specialize=["chunks", "other_chunks", "dim"])
-def frame(found, other_found, middles, far, chunks, other_chunks, dim, BLOCK: tl.constexpr):
-    """Middles of the boxes around both clouds and around each, (lanes, 3, dim), and the diagonal of the first."""
+def frame(found, other_found, scales, middles, far, chunks, other_chunks, dim, BLOCK: tl.constexpr):
+    """Middles of the boxes around both clouds and around each, (lanes, 3, dim), and the scaled diagonal of the first."""
     lane = tl.program_id(0).to(tl.int64)
+    scale = tl.load(scales + lane)
     square = tl.zeros((BLOCK,), dtype=tl.float64)
     for first in range(0, dim, BLOCK):
         ks = first + tl.arange(0, BLOCK)
@@ -76,7 +77,9 @@ def frame(found, other_found, middles, far, chunks, other_chunks, dim, BLOCK: tl
         tl.store(out + 2 * dim, other_low / 2 + other_high / 2, mask=inside)
         low, high = tl.minimum(low, other_low), tl.maximum(high, other_high)
         tl.store(out, low / 2 + high / 2, mask=inside)
-        square += (high - low) * (high - low)
+        # Scaled first: squares of the caller's units may not be numbers.
+        across = high * scale - low * scale
+        square += across * across
     tl.store(far + lane, tl.sqrt(tl.sum(square, axis=0)))
 
 

@@ -209,7 +209,7 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, An
         x, y, factor = unit_rows(x), unit_rows(y), factor / 2
     factors = torch.from_numpy(factor).to(device)
     scales = factors if how.rooted else factors.sqrt()
-    middles, far = framed(x, y)
+    middles, far = framed(x, y, scales)
     if not _starts(problems, views, bits, device) and problems[0].init != "zero":
         always = problems[0].init != "auto"
         gaussian(x, y, views["MASS0"], views["MASS1"], middles, factors, views["POTENTIAL1"], always=always)
@@ -218,5 +218,4 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, An
         views["NORM1"][:] = views["POTENTIAL1"]
         stored(*clouds, norms, views, rooted=how.rooted)
     # A bound on all scores: the diagonal of the box.
-    largest = far * scales
-    return largest if how.rooted else largest.square()
+    return far if how.rooted else far.square()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.door import uniform as uniform_weights
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import stacking_kernels as s
 from drainsinkhorn.backends.triton.layout import on_device, unit_rows
@@ -69,7 +70,8 @@ def stack_lanes(
     points, vectors, wide = [], [], []
     for side, pad in enumerate(pads):
         given = stacked([pair[side] for pair in potentials], device)
-        weight = given if weights is None else weights[side]
+        uniforms = [uniform_weights(shape[side])[0] for shape in shapes]
+        weight = _sent(uniforms, torch.float64, device) if weights is None else weights[side]
         kind = _kind(laid, clouds[side].shape[-1])
         points.append(_room(laid, len(lanes), clouds[side].shape[-1], pad, device))
         vectors.append(torch.empty((s.VECTORS.value, len(lanes), pad), dtype=torch.float32, device=device))

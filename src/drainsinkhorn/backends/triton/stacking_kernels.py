@@ -43,7 +43,7 @@ def lay_out(cloud, cloud_stride, middle, units, scales, given, given_stride, wei
     """One side of all lanes: its points as kernels of its kind read them, and its vectors, padding included.
 
     The potential in bits less the norm of the point is LEVEL + FINE, and with the logarithm of the weight OTHER_LEVEL +
-    log2 WEIGHT; REST is what OTHER_LEVEL lacks of the former. `wide`, (2, L, pad), takes the potential itself and the mass.
+    log2 WEIGHT; REST is what OTHER_LEVEL lacks of the former. UNIFORM weights are one number a lane. `wide`, (2, L, pad), takes the potential itself and the mass.
     """
     lane, lanes = tl.program_id(1), tl.num_programs(1)
     at = lane.to(tl.int64)
@@ -73,7 +73,7 @@ def lay_out(cloud, cloud_stride, middle, units, scales, given, given_stride, wei
             tl.store(place, x.to(tl.float32), mask=(ks < dim)[None, :])
     potential = tl.load(given + at * given_stride + rows, mask=inside, other=0.0).to(tl.float64) / tl.load(units + lane)
     if UNIFORM:
-        mass = tl.where(inside, 1.0 / size.to(tl.float64), 0.0)
+        mass = tl.where(inside, tl.load(weights + lane), 0.0)
     else:
         mass = tl.load(weights + at * weight_stride + rows, mask=inside, other=0.0).to(tl.float64)
     level = potential - norm
