@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.conftest import needs
+from tests.device import CUDA, DEVICE, torch
 
-torch = needs("torch")
-CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"
-needs("triton")
-
-import drainsinkhorn as ds  # noqa: E402
-from drainsinkhorn.backends import door  # noqa: E402
-from drainsinkhorn.backends import triton as backend_module  # noqa: E402
-from drainsinkhorn.backends.door import admit  # noqa: E402
-from drainsinkhorn.backends.triton import TritonBackend, tiles  # noqa: E402
-from drainsinkhorn.backends.triton.arena import Arena  # noqa: E402
-from drainsinkhorn.testing import PROMISES, Bench, marginal_errors  # noqa: E402
+import drainsinkhorn as ds
+from drainsinkhorn.backends import door
+from drainsinkhorn.backends import triton as backend_module
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.triton import TritonBackend, tiles
+from drainsinkhorn.backends.triton.arena import Arena
+from drainsinkhorn.testing import PROMISES, Bench, marginal_errors
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -37,7 +31,7 @@ BACKENDS = {
 
 
 def on_device(array: Any) -> Any:
-    return torch.as_tensor(np.asarray(array, dtype=np.float32)).to("cuda" if CUDA else "cpu")
+    return torch.as_tensor(np.asarray(array, dtype=np.float32)).to(DEVICE)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import needs
+from tests.dense import array, cost_of, plan_of, ragged, weights
+from tests.device import CUDA, DEVICE, torch
 
-torch = needs("torch")
-CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"
-needs("triton")
-
-from tests.dense import array, cost_of, plan_of, ragged, weights  # noqa: E402
-
-import drainsinkhorn as ds  # noqa: E402
-from drainsinkhorn.backends import load  # noqa: E402
-from drainsinkhorn.backends.triton import TritonBackend  # noqa: E402
-from drainsinkhorn.backends.triton import couplings as module  # noqa: E402
+import drainsinkhorn as ds
+from drainsinkhorn.backends import load
+from drainsinkhorn.backends.triton import TritonBackend
+from drainsinkhorn.backends.triton import couplings as module
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -31,7 +23,7 @@ ACCURACY = 2e-5
 
 
 def on_device(value: Any) -> Any:
-    return torch.as_tensor(value).to("cuda" if CUDA else "cpu") if isinstance(value, np.ndarray) else value
+    return torch.as_tensor(value).to(DEVICE) if isinstance(value, np.ndarray) else value
 
 
 def moved(problem: ds.Problem[Any]) -> ds.Problem[Any]:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import needs
+from tests.device import DEVICE, torch
 
-torch = needs("torch")
-CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"
-needs("triton")
-
-import drainsinkhorn as ds  # noqa: E402
-from drainsinkhorn.backends.door import admit  # noqa: E402
-from drainsinkhorn.backends.triton import TritonBackend  # noqa: E402
-from drainsinkhorn.backends.triton import pack as module  # noqa: E402
+import drainsinkhorn as ds
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.triton import TritonBackend
+from drainsinkhorn.backends.triton import pack as module
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -28,9 +21,8 @@ RNG = np.random.default_rng(0)
 
 
 def test_integers_beside_float32_are_not_rounded() -> None:
-    device = "cuda" if CUDA else "cpu"
-    near = torch.rand((20, 24), device=device)
-    far = torch.from_numpy(RNG.integers(0, 40, size=(20, 24)) + 2**25).to(device)
+    near = torch.rand((20, 24), device=DEVICE)
+    far = torch.from_numpy(RNG.integers(0, 40, size=(20, 24)) + 2**25).to(DEVICE)
     together, alone = (ds.solve(cost=costs, eps=2.0, backend="triton")[-1] for costs in ([near, far], [far]))
     assert torch.equal(together.potentials.f, alone.potentials.f)
     plan = np.exp(

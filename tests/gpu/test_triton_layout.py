@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 import pytest
-from tests.conftest import needs
+from tests.device import DEVICE, torch
 
-torch = needs("torch")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
-needs("triton")
-
-import drainsinkhorn as ds  # noqa: E402
-from drainsinkhorn.backends.door import admit  # noqa: E402
-from drainsinkhorn.backends.starts import FULL_DIM, start  # noqa: E402
-from drainsinkhorn.backends.triton.layout import framed, gaussian  # noqa: E402
+import drainsinkhorn as ds
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.starts import FULL_DIM, start
+from drainsinkhorn.backends.triton import launching
+from drainsinkhorn.backends.triton.layout import framed, gaussian
 
 
 def clouds(seed: int, lanes: int, n: int, m: int, dim: int, decay: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -78,6 +72,12 @@ def test_a_lane_of_a_stack_starts_as_it_does_alone() -> None:
     together = made(x, y, 0.3)
     for lane in range(3):
         assert np.array_equal(together[lane], made(x[lane : lane + 1], y[lane : lane + 1], 0.3)[0])
+
+
+def test_launches_are_made_ready_only_for_tensors_that_begin_well() -> None:
+    whole = torch.zeros(16, dtype=torch.float64)
+    assert all(map(launching._begins_well, (whole, whole[2:], 3)))
+    assert not launching._begins_well(whole[1:])
 
 
 def test_frames_hold_both_clouds() -> None:

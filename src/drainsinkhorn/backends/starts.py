@@ -107,7 +107,7 @@ def start(problem: Problem[Any]) -> tuple[Array, Array]:
 
 
 def worthwhile(starts: Any, weights: Any) -> Any:
-    """Which Gaussian starts, (L, m) in nats, NumPy or torch, "auto" takes."""
+    """Which Gaussian starts, (L, m) in nats, "auto" takes."""
     centred = starts - (weights * starts).sum(1)[:, None]
     return (weights * centred * centred).sum(1) >= WORTH**2
 

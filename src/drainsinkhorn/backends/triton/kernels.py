@@ -112,6 +112,13 @@ AT_ONCE = _Constant(16)
 
 
 @triton.jit
+def _halves(x):
+    """Two float16 numbers whose sum is nearly x."""
+    high = x.to(tl.float16)
+    return high, (x - high.to(x.dtype)).to(tl.float16)
+
+
+@triton.jit
 def _padded(size):
     """The distance of coordinates, or of rows of a matrix, in memory."""
     return tl.multiple_of((size + 63) // 64 * 64, 64)
@@ -202,8 +209,7 @@ def _packed(half, points, rows, inside, level, SIDE: tl.constexpr):
     """
     ks = tl.arange(0, 16)[None, :]
     own = tl.load(half + points + rows[:, None].to(tl.int64) * 16 + ks, mask=inside[:, None], other=0.0)
-    high = level.to(tl.float16)
-    low = (level - high.to(tl.float32)).to(tl.float16)
+    high, low = _halves(level)
     own = tl.where(ks == 12 + 2 * SIDE, high[:, None], own)
     return tl.where(ks == 13 + 2 * SIDE, low[:, None], own)
 
@@ -321,9 +327,7 @@ def _split(half, vectors, wide, lane_table, rows, inside, value, SIDE: tl.conste
     if (PACKED == FOLDING) | (SLOT > 0):
         if folded:
             # Two halves hold a rounded potential below 2^13 exactly; what they lose of a larger one counts as the rest.
-            bound = tl.minimum(tl.maximum(coarse, -MOST_HALF), MOST_HALF).to(tl.float32)
-            high = bound.to(tl.float16)
-            low = (bound - high.to(tl.float32)).to(tl.float16)
+            high, low = _halves(tl.minimum(tl.maximum(coarse, -MOST_HALF), MOST_HALF).to(tl.float32))
             coarse = (high.to(tl.float32) + low.to(tl.float32)).to(tl.float64)
             if SLOT > 0:
                 place = half + tl.load(lane_table + SPLIT + SIDE)

@@ -1,8 +1,9 @@
 """Launches that are made ready once.
 
 Triton's own way looks at every argument of every launch, which takes longer than a small kernel runs. Arguments are
-always of one kind here (tensors that begin at multiples of sixteen bytes, integers on which kernels do not specialise),
-so the kernel, its constants and the dtype of its first argument tell which compiled form is meant.
+always of one kind here (tensors, integers on which kernels do not specialise), so the kernel, its constants and the
+dtype of its first argument tell which compiled form is meant. That form counts on tensors that begin at multiples of
+sixteen bytes; one that does not, a slice of a caller's perhaps, is launched by Triton itself.
 """
 
 # pyright: basic
@@ -27,6 +28,8 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
     def by_triton(_: int) -> None:
         kernel[grid](*args, **constants)
 
+    if not all(map(_begins_well, args)):
+        return by_triton
     key = (kernel.__name__, args[0].device, args[0].dtype, *constants.values())
     if key not in _compiled:
         _compiled[key] = None if args[0].device.type == "cpu" else kernel.warmup(*args, grid=grid, **constants)
@@ -46,6 +49,10 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
             by_triton(stream)
 
     return directly
+
+
+def _begins_well(arg: Any) -> bool:
+    return not isinstance(arg, torch.Tensor) or arg.data_ptr() % 16 == 0
 
 
 def stream_of(device: Any) -> int:

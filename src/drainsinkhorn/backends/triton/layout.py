@@ -52,9 +52,7 @@ def stack(values: Sequence[Any], device: Any) -> Any:
     else:
         # One by one: torch would stack integers and float32 as float32, which does not hold them all.
         found = torch.stack([_floats(on_device(value, device)) for value in values])
-    found = _floats(found)
-    # Launches count on where a tensor begins; a caller's slice may begin anywhere.
-    return found if found.data_ptr() % 16 == 0 else found.clone()
+    return _floats(found)
 
 
 def _floats(found: Any) -> Any:
@@ -86,7 +84,7 @@ def framed(x: Any, y: Any, scales: Any) -> tuple[Any, Any]:
         boxes.append(torch.empty((lanes, chunks, 2, dim), dtype=torch.float64, device=x.device))
         counts.append(chunks)
         launch(
-        lay.bounds, (chunks, lanes, -(-dim // BOX_BLOCK)),
+            lay.bounds, (chunks, lanes, -(-dim // BOX_BLOCK)),
             points, boxes[-1], points.shape[1], dim, rows, points.stride(0), ROWS=BOX_ROWS, BLOCK=BOX_BLOCK,
         )  # fmt: skip
     middles = torch.empty((lanes, 3, dim), dtype=torch.float64, device=x.device)
@@ -106,7 +104,7 @@ def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts:
         rows, chunks = _chunks(points.shape[1])
         parts = torch.empty((lanes, chunks, count), dtype=torch.float64, device=device)
         launch(
-        lay.moments, (chunks, lanes),
+            lay.moments, (chunks, lanes),
             points, weights, middles, parts, points.shape[1], dim, rows, points.stride(0), weights.stride(0),
             SIDE=side, DP=padded, FULL=full,
         )  # fmt: skip
@@ -133,15 +131,12 @@ def placed(points: Any, middles: Any, scales: Any, side: int, how: Any, views: d
     """Write a cloud where legs read it; of stored scores the scaled cloud and its squared norms are returned."""
     lanes, size, dim = points.shape
     exact = views[f"EXACT{side}"]
-    half = norms = out = exact
+    # What a kind of scores does not have is not written; a kernel wants a pointer all the same.
+    half = views.get(f"SPLIT{side}", exact)
     if how.kind == k.STORED.value:
-        out, norms = (
-            torch.empty((lanes, size * dim), dtype=exact.dtype, device=exact.device),
-            exact.new_empty(lanes, size),
-        )
+        out, norms = exact.new_empty(lanes, size * dim), exact.new_empty(lanes, size)
     else:
-        norms, half = views[f"NORM{side}"], views.get(f"SPLIT{side}", exact)
-        out = views.get(f"COORDS{side}", exact)
+        out, norms = views.get(f"COORDS{side}", exact), views[f"NORM{side}"]
     rows, block = (32, 16) if dim <= 16 else (16, 64)
     launch(
         lay.place, (-(-size // rows), lanes),
@@ -175,5 +170,4 @@ def stored(x: Any, y: Any, norms: tuple[Any, Any], views: dict[str, Any], *, roo
                 out[:] = torch.cdist(x[lane], y[lane], compute_mode="donot_use_mm_for_euclid_dist")
             else:
                 torch.mm(x[lane], y[lane].T, out=out)
-        # Copies, since launches count on where a tensor begins.
-        absorbed(scratch, views, part, None if rooted else (norms[0][part].clone(), norms[1][part].clone()))
+        absorbed(scratch, views, part, None if rooted else (norms[0][part], norms[1][part]))

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from drainsinkhorn.backends.starts import FLOOR as _FLOOR
 from drainsinkhorn.backends.starts import WORTH as _WORTH
-from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, ROOT, STORED, _Constant, _padded
+from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, ROOT, STORED, _Constant, _halves, _padded
 
 FLOOR = _Constant(_FLOOR)
 WORTH = _Constant(_WORTH)
@@ -259,6 +259,16 @@ def judged(starts, weights, size, start_stride, weight_stride, ALWAYS: tl.conste
             tl.store(mine + places, tl.zeros((BLOCK,), dtype=tl.float64), mask=places < size)
 
 
+@triton.jit
+def _coordinates(cloud, middle, scale, rows, inside, ks, dim):
+    """Some coordinates of some points, centred and scaled, in float64."""
+    here = ks < dim
+    x = tl.load(cloud + rows[:, None].to(tl.int64) * dim + ks[None, :], mask=inside[:, None] & here[None, :], other=0.0)
+    m = tl.load(middle + ks, mask=here, other=0.0)
+    around = (x.to(tl.float64) - m.to(tl.float64)[None, :]) * scale
+    return tl.where(inside[:, None] & here[None, :], around, 0.0)
+
+
 @triton.jit(
     do_not_specialize=["size", "dim", "lane_stride", "exact_stride", "out_stride", "norm_stride", "half_stride"]
 )
@@ -279,15 +289,11 @@ def place(points, middles, scales, exact, out, half, norms, size, dim, lane_stri
     for first in range(0, dim, BLOCK):
         ks = first + tl.arange(0, BLOCK)
         seen = inside[:, None] & (ks < dim)[None, :]
-        x = tl.load(points + lane * lane_stride + wide[:, None] * dim + ks[None, :], mask=seen, other=0.0).to(
-            tl.float64
-        )
-        x = tl.where(seen, (x - tl.load(middles + lane * 3 * dim + ks, mask=ks < dim, other=0.0)[None, :]) * scale, 0.0)
+        x = _coordinates(points + lane * lane_stride, middles + lane * 3 * dim, scale, rows, inside, ks, dim)
         tl.store(exact + lane * exact_stride + ks[None, :].to(tl.int64) * size + rows[:, None], x, mask=seen)
         if (KIND == PRODUCT) | (SLOT > 0):
             # -|x - y|^2 = 2 x.y - |x|^2 - |y|^2, of the points as float16 pairs hold them.
-            high = (x * ROOT_TWO).to(tl.float16)
-            low = (x * ROOT_TWO - high.to(tl.float64)).to(tl.float16)
+            high, low = _halves(x * ROOT_TWO)
             held = high.to(tl.float64) + low.to(tl.float64)
             norm += tl.sum(held * held, axis=1) / 2
             if KIND == PRODUCT:

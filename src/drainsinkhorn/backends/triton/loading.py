@@ -17,7 +17,7 @@ from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena, aligned
 from drainsinkhorn.backends.triton.layout import absorbed, framed, gaussian, placed, stack, stored, unit_rows
-from drainsinkhorn.backends.triton.tiles import LARGEST, splits
+from drainsinkhorn.backends.triton.tiles import LARGEST, options, splits
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 UNIT = 2.0**-53
@@ -64,8 +64,7 @@ class How:
     @property
     def program(self) -> dict[str, int]:
         """Options of a launch."""
-        bound = {"maxnreg": self.registers} if self.registers else {}
-        return {"num_warps": self.warps, "num_stages": self.stages, **bound}
+        return options(self.warps, self.stages, self.registers)
 
     @property
     def packed(self) -> bool:

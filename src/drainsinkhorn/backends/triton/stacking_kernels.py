@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from drainsinkhorn.backends.triton.kernels import GRID, MOST_HALF, PRODUCT, _Constant
+from drainsinkhorn.backends.triton.kernels import GRID, MOST_HALF, PRODUCT, _Constant, _halves
+from drainsinkhorn.backends.triton.layout_kernels import ROOT_TWO, _coordinates
 
 # Places of vectors of a side, (VECTORS, L, pad).
 LEVEL = _Constant(0)
@@ -19,21 +20,10 @@ WEIGHT = _Constant(3)
 REST = _Constant(4)
 VECTORS = _Constant(5)
 
-ROOT_TWO = _Constant(2.0**0.5)
 AWAY = _Constant(-1e30)
 """The level of what has no weight."""
 ROUGH = _Constant(0.5)
 """Bits beyond which the rest of a potential says that float16 cannot hold it."""
-
-
-@triton.jit
-def _coordinates(cloud, middle, scale, rows, inside, ks, dim):
-    """Some coordinates of some points, centred and scaled, in float64."""
-    here = ks < dim
-    x = tl.load(cloud + rows[:, None].to(tl.int64) * dim + ks[None, :], mask=inside[:, None] & here[None, :], other=0.0)
-    m = tl.load(middle + ks, mask=here, other=0.0)
-    around = (x.to(tl.float64) - m.to(tl.float64)[None, :]) * scale
-    return tl.where(inside[:, None] & here[None, :], around, 0.0)
 
 
 @triton.jit(do_not_specialize=["cloud_stride", "given_stride", "weight_stride", "dim"])
@@ -43,7 +33,8 @@ def lay_out(cloud, cloud_stride, middle, units, scales, given, given_stride, wei
     """One side of all lanes: its points as kernels of its kind read them, and its vectors, padding included.
 
     The potential in bits less the norm of the point is LEVEL + FINE, and with the logarithm of the weight OTHER_LEVEL +
-    log2 WEIGHT; REST is what OTHER_LEVEL lacks of the former. UNIFORM weights are one number a lane. `wide`, (2, L, pad), takes the potential itself and the mass.
+    log2 WEIGHT; REST is what OTHER_LEVEL lacks of the former. UNIFORM weights are one number a lane. `wide`, (2, L, pad),
+    takes the potential itself and the mass.
     """
     lane, lanes = tl.program_id(1), tl.num_programs(1)
     at = lane.to(tl.int64)
@@ -57,9 +48,7 @@ def lay_out(cloud, cloud_stride, middle, units, scales, given, given_stride, wei
         x = _coordinates(cloud + at * cloud_stride, middle + at * dim, scale, rows, inside, ks, dim)
         if KIND == PRODUCT:
             # -|x - y|^2 = 2 x.y - |x|^2 - |y|^2, of the points as float16 pairs hold them.
-            x *= ROOT_TWO
-            high = x.to(tl.float16)
-            low = (x - high.to(tl.float64)).to(tl.float16)
+            high, low = _halves(x * ROOT_TWO)
             held = high.to(tl.float64) + low.to(tl.float64)
             norm += tl.sum(held * held, axis=1) / 2
             ks = tl.arange(0, DP)
@@ -84,8 +73,7 @@ def lay_out(cloud, cloud_stride, middle, units, scales, given, given_stride, wei
     if FOLD:
         # Two halves hold a rounded level below 2^13 exactly; what they lose of a larger one counts as the rest.
         bound = tl.where(heavy, tl.minimum(tl.maximum(other, -MOST_HALF), MOST_HALF), -MOST_HALF)
-        high = bound.to(tl.float16)
-        low = (bound - high.to(tl.float64)).to(tl.float16)
+        high, low = _halves(bound)
         place = points + at * stride + rows.to(tl.int64) * (2 * DP) + (DP - 1)
         tl.store(place, high)
         tl.store(place + DP, low)
@@ -123,8 +111,7 @@ def split_values(values, value_stride, scales, weight, sizes, halves, channels, 
     w = tl.load(weight + at * pad + rows)
     # A channel of zeros stays one.
     v = v / tl.where(scale > 0, scale, 1.0)[None, :] * w[:, None]
-    high = v.to(tl.float16)
-    low = (v - high.to(v.dtype)).to(tl.float16)
+    high, low = _halves(v)
     place = halves + ((at * tl.num_programs(2) + block) * pad + rows)[:, None] * (2 * CP) + cs[None, :]
     tl.store(place, high)
     tl.store(place + CP, low)

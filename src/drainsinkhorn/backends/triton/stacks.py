@@ -16,7 +16,7 @@ from drainsinkhorn.backends.triton import coupling_kernels as c
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import stacking_kernels as s
 from drainsinkhorn.backends.triton.loading import How
-from drainsinkhorn.backends.triton.tiles import ConsumerTile, consumer_tile
+from drainsinkhorn.backends.triton.tiles import ConsumerTile, consumer_tile, options
 
 EXACT_BM, EXACT_BN, EXACT_CP, EXACT_WARPS = 16, 32, 4, 4
 LISTED_BN = 256
@@ -110,8 +110,8 @@ class Stack:
         """The tile, and how kernels are told of it."""
         assert self.how is not None
         tile = consumer_tile(self.how.kind, self.how.dp, channels)
-        told = {"BM": tile["bm"], "BN": tile["bn"], "num_warps": tile["warps"], "num_stages": tile["stages"]}
-        return tile, told | ({"maxnreg": tile["registers"]} if tile["registers"] else {})
+        told = {"BM": tile["bm"], "BN": tile["bn"]}
+        return tile, told | options(tile["warps"], tile["stages"], tile["registers"])
 
     def _wide(self, side: int) -> tuple[list[Any], dict[str, Any]]:
         """What the float64 kernels are told first, and their kind."""

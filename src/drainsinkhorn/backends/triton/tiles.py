@@ -54,6 +54,12 @@ def splits(rows: int, cols: int, bm: int, bn: int, warps: int, least: int) -> in
     return max(1, min(LANE_WARPS // (tiles * warps), blocks // least))
 
 
+def options(warps: int, stages: int, registers: int) -> dict[str, int]:
+    """What a launch is told of a tile's program."""
+    bound = {"maxnreg": registers} if registers else {}
+    return {"num_warps": warps, "num_stages": stages, **bound}
+
+
 def tile(kind: int, dp: int, gpu: str = "") -> Tile:
     """The tile for a kind of scores: what was measured on this GPU, or the table's."""
     return (tuned(gpu) if gpu else {}).get((kind, dp), TILES[kind, dp])
