@@ -50,18 +50,18 @@ LEGS = """
     types |= {name: "*i64" for name in ("table", "live")} | {name: "*i32" for name in ("counts", "halted")}
     types |= {name: "*fp64" for name in ("state", "wide", "errors", "stops")}
     kinds = [(tiles.DIRECT, 3, 1, False, 16), (tiles.ROOT, 16, 1, True, 0), (tiles.STORED, 16, 1, False, 0)]
-    kinds += [(tiles.PRODUCT, dp, 1, False, dp if dp < 64 else 0) for dp in (16, 32, 64)]
+    kinds += [(tiles.PRODUCT, dp, 1, False, dp) for dp in (16, 32, 64)]
     kinds += [(tiles.PRODUCT, 64, 8, False, 0)]
     for kind, dp, chunks, rooted, slot in kinds:
-        how = backend._made(kind, dp, chunks, False, rooted, slot)
+        how = backend._made(kind, dp, chunks, False, rooted, slot, dp == 64)
         for folded in {False, slot > 0}:
             constants = how.scores(folded) | {"SIDE": 1, "ROLE": 1, "SLOT": slot, "PACKED": int(how.packed)}
-            constants |= {"FOLD": folded, "LOCK": False, "WIDE_BM": 16, "BLOCK": 256}
+            constants |= {"FOLD": folded, "LEADS": how.leads, "LOCK": False, "WIDE_BM": 16, "BLOCK": 256}
             print(compiled(kernel, types, constants, how.program))
 """
 
 
-@pytest.mark.parametrize(("kernels", "count"), [(MEANS, 5), (LEGS, 10)], ids=["means", "legs"])
+@pytest.mark.parametrize(("kernels", "count"), [(MEANS, 5), (LEGS, 11)], ids=["means", "legs"])
 def test_tiles_fit_into_shared_memory(kernels: str, count: int) -> None:
     # Not in this process, where kernels may be interpreted.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -28,8 +28,8 @@ DIRECT_DIM, PACKED = 4, 16
 """Coordinates up to which one product of so many numbers makes scores; direct differences where it is not honest."""
 SPACING = 32
 """Cycles between audits where no vacancy waits for one."""
-FOLDED_DIM = 32
-"""Padded coordinates up to which potentials enter the product: above, tensor cores are what a leg waits for."""
+PLACES = 4
+"""Coordinates of the widest points that potentials need to enter the product; of narrower ones they need one."""
 STREAMED_DIM = 64
 """Above so many coordinates a stored matrix is faster, where it fits."""
 
@@ -42,12 +42,14 @@ class TritonBackend:
         device: A torch device; "auto" is the current CUDA device, the CPU under the interpreter.
         precision: "auto" takes float32 sums of split scores where sampled rows show them honest, else float64.
         stored_pairs: Pairs up to which a lane of many coordinates keeps its scores; a pair is four bytes.
+        leading: Early cycles of many coordinates take one product of three: of leading halves alone.
         acceleration: "momentum" or "none"; `solve` sets it.
     """
 
     device: str = "auto"
     precision: Literal["auto", "float64"] = "auto"
     stored_pairs: int = 2**25
+    leading: bool = True
     acceleration: str = "none"
     name: str = field(default="triton", init=False)
     stride: int = field(default=1, init=False)
@@ -123,7 +125,9 @@ class TritonBackend:
         if dim <= DIRECT_DIM:
             return _made(k.DIRECT.value, dim, 1, False, False, PACKED)
         dp = 16 if dim <= 16 else 32 if dim <= 32 else 64
-        return _made(k.PRODUCT.value, dp, -(-dim // dp), False, False, dp if dim < dp <= FOLDED_DIM else 0)
+        widest = dp == k.ROOMY.value
+        slot = dp if dim + (PLACES if widest else 1) <= dp else 0
+        return _made(k.PRODUCT.value, dp, -(-dim // dp), False, False, slot, self.leading and widest)
 
 
 def interpreted() -> bool:
@@ -132,9 +136,9 @@ def interpreted() -> bool:
 
 
 @lru_cache(maxsize=256)
-def _made(kind: int, dp: int, chunks: int, dense: bool, rooted: bool, slot: int = 0) -> How:
+def _made(kind: int, dp: int, chunks: int, dense: bool, rooted: bool, slot: int = 0, leads: bool = False) -> How:
     gpu = "" if interpreted() or not torch.cuda.is_available() else torch.cuda.get_device_name()
-    return How(kind, dp, chunks, dense, rooted, slot, **tile(kind, dp, gpu))
+    return How(kind, dp, chunks, dense, rooted, slot, leads, **tile(kind, dp, gpu))
 
 
 @lru_cache(maxsize=64)
@@ -142,7 +146,8 @@ def _compile(how: How, momentum: bool, device: Any, precision: str) -> None:
     """Run every kernel once on a tiny problem."""
     import numpy as np
 
-    dim = how.dp * how.chunks - (how.slot == how.dp) if how.kind in (k.PRODUCT.value, k.DIRECT.value) else 2
+    places = 0 if how.slot != how.dp else PLACES if how.dp == k.ROOMY.value else 1
+    dim = how.dp * how.chunks - places if how.kind in (k.PRODUCT.value, k.DIRECT.value) else 2
     size = 40
     weights = np.full(size, 1 / size)
     points = np.random.default_rng(0).normal(size=(size, dim))

@@ -54,7 +54,7 @@ def _mine(points, stride, lane, rows, inside, pad, KIND: tl.constexpr, DP: tl.co
           FOLD: tl.constexpr):  # fmt: skip
     """The own points, as far as they are loaded once."""
     start = tl.multiple_of(lane.to(tl.int64) * stride, 64)
-    own = _own(points, points, start, rows, inside, pad, KIND, DP, CHUNKS)
+    own = _own(points, points, start, rows, inside, pad, KIND, DP, CHUNKS, DP)
     if FOLD:
         own = _with_slot(own, inside, 1.0, DP)
     return own

@@ -7,7 +7,9 @@ Potentials are in bits here (f / (eps ln 2)). For a side the log ratio of a row 
 h is the potential rounded to a grid on which h_i + h_j is exact in float32, the rest l goes into the weights of the
 other side, `w_j = b_j 2^l_j`, and into L. Scores c_ij come from direct differences, from three products of coordinates
 split into two float16 numbers (norms are then part of the potential), or from a stored matrix. Of up to four
-coordinates all three products and both potentials fit into one product of sixteen (PACK).
+coordinates all three products and both potentials fit into one product of sixteen (PACK). Of many coordinates the
+product of leading halves alone makes scores as long as the residual is above the lane's LEADING: what it blurs is small
+against what is missing then, and later cycles mend it.
 Terms are summed against the lane's own potential; a tile of rows whose sums leave the range of float32 is done again
 with its largest term taken out. So that one lane can fill the device, several programs share the columns of a tile of
 rows; the last of them adds their sums up. Every sum has a fixed order, and tiles and shares depend on the problem
@@ -76,6 +78,7 @@ HELD = _Constant(8)
 FROZEN = _Constant(9)
 UNIT = _Constant(10)
 BUDGET = _Constant(11)
+LEADING = _Constant(12)
 NUMBERS = _Constant(16)
 # What a leg is for: measured and kept (rows), measured and applied (columns), a check, a sample of rows.
 KEPT = _Constant(0)
@@ -107,6 +110,11 @@ APART = _Constant(80.0)
 """Bits by which a sum may leave 1 before it is done again with its largest term taken out."""
 
 
+ROOMY = _Constant(64)
+"""Coordinates of a point whose last four are places for potentials: two halves of its own, and two ones for another's.
+
+A point of fewer coordinates has one place, and the low half of its potential is among its low halves.
+"""
 AT_ONCE = _Constant(16)
 """Coordinates of a sampled row that are loaded together."""
 
@@ -125,11 +133,19 @@ def _padded(size):
 
 
 @triton.jit
-def _own(half, single, points, rows, inside, size, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr):
-    """What of the own points is loaded once, before the sweep over the others: two halves, or up to four coordinates."""
+def _own(half, single, points, rows, inside, size, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr,
+         MOST: tl.constexpr):  # fmt: skip
+    """What of the own points is loaded once, before the sweep over the others: two halves, or up to four coordinates.
+
+    Of high halves the first MOST: others are zero.
+    """
     if (KIND == PRODUCT) & (CHUNKS == 1):
-        mine = half + points + rows[:, None].to(tl.int64) * (2 * DP) + tl.arange(0, DP)[None, :]
-        high = tl.load(mine, mask=inside[:, None], other=0.0)
+        ks = tl.arange(0, DP)[None, :]
+        mine = half + points + rows[:, None].to(tl.int64) * (2 * DP) + ks
+        if MOST < DP:
+            high = tl.load(mine, mask=inside[:, None] & (ks < MOST), other=0.0)
+        else:
+            high = tl.load(mine, mask=inside[:, None], other=0.0)
         low = tl.load(mine + DP, mask=inside[:, None], other=0.0)
         return high, low, rows, rows
     elif KIND == DIRECT:
@@ -201,6 +217,15 @@ def _with_slot(own, inside, value, DP: tl.constexpr):
 
 
 @triton.jit
+def _with_level(own, level, SIDE: tl.constexpr, DP: tl.constexpr):
+    """Own points of a ROOMY kind with `level` in the place of their potential."""
+    ks = tl.arange(0, DP)[None, :]
+    high, low = _halves(level)
+    first = tl.where(ks == DP - 4 + 2 * SIDE, high[:, None], own[0])
+    return tl.where(ks == DP - 3 + 2 * SIDE, low[:, None], first), own[1], own[2], own[3]
+
+
+@triton.jit
 def _packed(half, points, rows, inside, level, SIDE: tl.constexpr):
     """Own points as sixteen numbers each whose products with the others' are whole exponents, with `level` in them.
 
@@ -215,25 +240,37 @@ def _packed(half, points, rows, inside, level, SIDE: tl.constexpr):
 
 
 @triton.jit
+def _columns(place, near, WHOLE: tl.constexpr):
+    if WHOLE:
+        return tl.load(place)
+    else:
+        return tl.load(place, mask=near[None, :], other=0.0)
+
+
+@triton.jit
 def _exponents(half, single, points, own, rows, inside, others, near, dim, other_size, size, other_points, level, h,
                KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr,
-               BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):  # fmt: skip
+               BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr, LEADS: tl.constexpr,
+               WHOLE: tl.constexpr):  # fmt: skip
     """`level_i + h_j` minus the scores of a tile, up to the norms that potentials carry.
 
-    With FOLD the product has added h_j already; a PACK has level_i as well.
+    With FOLD the product has added h_j already; that of a PACK or of ROOMY points has level_i as well. With LEADS leading
+    halves make the product. A WHOLE tile of products has no column past the end.
     """
     if KIND == PACK:
         theirs = half + other_points + others[None, :].to(tl.int64) * 16 + tl.arange(0, 16)[:, None]
-        return tl.dot(own[0], tl.load(theirs, mask=near[None, :], other=0.0))
+        return tl.dot(own[0], _columns(theirs, near, WHOLE))
     elif KIND == PRODUCT:
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         ks = tl.arange(0, DP)
         # High and low parts of a chunk of coordinates lie side by side: (size, CHUNKS, 2, DP).
         theirs = half + other_points + others[None, :].to(tl.int64) * (2 * DP * CHUNKS) + ks[:, None]
         if CHUNKS == 1:
-            yh, yl = tl.load(theirs, mask=near[None, :], other=0.0), tl.load(theirs + DP, mask=near[None, :], other=0.0)
-            acc = tl.dot(own[0], yl, acc)
-            acc = tl.dot(own[1], yh, acc)
+            yh = _columns(theirs, near, WHOLE)
+            if not LEADS:
+                yl = _columns(theirs + DP, near, WHOLE)
+                acc = tl.dot(own[0], yl, acc)
+                acc = tl.dot(own[1], yh, acc)
             acc = tl.dot(own[0], yh, acc)
         else:
             mine = half + points + rows[:, None].to(tl.int64) * (2 * DP * CHUNKS) + ks[None, :]
@@ -241,14 +278,18 @@ def _exponents(half, single, points, own, rows, inside, others, near, dim, other
             for chunk in range(CHUNKS):
                 at = chunk * 2 * DP
                 xh = tl.load(mine + at, mask=inside[:, None], other=0.0)
-                xl = tl.load(mine + at + DP, mask=inside[:, None], other=0.0)
-                yh = tl.load(theirs + at, mask=near[None, :], other=0.0)
-                yl = tl.load(theirs + at + DP, mask=near[None, :], other=0.0)
-                acc = tl.dot(xh, yl, acc)
-                acc = tl.dot(xl, yh, acc)
+                yh = _columns(theirs + at, near, WHOLE)
+                if not LEADS:
+                    xl = tl.load(mine + at + DP, mask=inside[:, None], other=0.0)
+                    yl = _columns(theirs + at + DP, near, WHOLE)
+                    acc = tl.dot(xh, yl, acc)
+                    acc = tl.dot(xl, yh, acc)
                 acc = tl.dot(xh, yh, acc)
         if FOLD:
-            return acc + level[:, None]
+            if DP == ROOMY:
+                return acc
+            else:
+                return acc + level[:, None]
         return acc + level[:, None] + h[None, :]
     elif KIND == STORED:
         # The matrix is padded by whole tiles: what is read beyond its end is zero, and does not count.
@@ -267,56 +308,81 @@ def _exponents(half, single, points, own, rows, inside, others, near, dim, other
 
 
 @triton.jit
+def _other_side(coarse, weight, others, near, FOLD: tl.constexpr, WHOLE: tl.constexpr):
+    """Potentials and weights of other points; none of the former where the product has them already."""
+    h = others
+    if WHOLE:
+        if not FOLD:
+            h = tl.load(coarse + others)
+        return h, tl.load(weight + others)
+    else:
+        if not FOLD:
+            h = tl.load(coarse + others, mask=near, other=-1e30)
+        return h, tl.load(weight + others, mask=near, other=0.0)
+
+
+@triton.jit
 def _sums(half, single, points, own, rows, inside, dim, other_size, size, other_points, level, other_coarse,
           other_weight, begin, end, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr,
-          BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):  # fmt: skip
+          BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr, LEADS: tl.constexpr):  # fmt: skip
     """Sums of the terms of rows over a share of the columns."""
+    whole: tl.constexpr = (KIND == PRODUCT) | (KIND == PACK)
     # Tensor cores leave a row in few threads, and it is summed at once; elsewhere a tile of sums is cheaper.
-    if (KIND == PRODUCT) | (KIND == PACK):
+    if whole:
         total = tl.zeros((BM,), dtype=tl.float32)
     else:
         sums = tl.zeros((BM, BN), dtype=tl.float32)
     last = end
-    if (KIND == PRODUCT) & FOLD:
+    if whole:
         # A tile that is not whole comes by itself.
         last = tl.minimum(end, other_size // BN * BN)
     for start in range(begin, last, BN):
         others = start + tl.arange(0, BN)
         near = others < other_size
-        h = others
-        if not FOLD:
-            h = tl.load(other_coarse + others, mask=near, other=-1e30)
-        w = tl.load(other_weight + others, mask=near, other=0.0)
+        h, w = _other_side(other_coarse, other_weight, others, near, FOLD, whole)
         exponent = _exponents(half, single, points, own, rows, inside, others, near, dim, other_size, size,
-                              other_points, level, h, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD)  # fmt: skip
+                              other_points, level, h, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD, LEADS, whole)  # fmt: skip
         terms = tl.exp2(exponent) * w[None, :]
-        if (KIND == PRODUCT) | (KIND == PACK):
+        if whole:
             total += tl.sum(terms, axis=1)
         else:
             sums += terms
-    if (KIND == PRODUCT) & FOLD:
+    if whole:
         if last < end:
-            # Of columns past the end a product holds no potential that would make their terms vanish.
             others = last + tl.arange(0, BN)
             near = others < other_size
-            w = tl.load(other_weight + others, mask=near, other=0.0)
+            h, w = _other_side(other_coarse, other_weight, others, near, FOLD, False)
             exponent = _exponents(half, single, points, own, rows, inside, others, near, dim, other_size, size,
-                                  other_points, level, others, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD)  # fmt: skip
-            total += tl.sum(tl.exp2(tl.where(near[None, :], exponent, -1e30)) * w[None, :], axis=1)
-    if (KIND != PRODUCT) & (KIND != PACK):
+                                  other_points, level, h, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD, LEADS, False)  # fmt: skip
+            if FOLD:
+                # Of columns past the end a product holds no potential that would make their terms vanish.
+                exponent = tl.where(near[None, :], exponent, -1e30)
+            total += tl.sum(tl.exp2(exponent) * w[None, :], axis=1)
+    else:
         total = tl.sum(sums, axis=1)
     return total
 
 
 @triton.jit
-def _split(half, vectors, wide, lane_table, rows, inside, value, SIDE: tl.constexpr, SLOT: tl.constexpr,
+def _leading(lane_table, numbers):
+    """The residual above which leading halves make a lane's scores; zero if they no longer do."""
+    return tl.where(tl.load(lane_table + WIDE) > 0, 0.0, tl.load(numbers + LEADING))
+
+
+@triton.jit
+def _folds(lane_table, numbers):
+    """Potentials enter the product: always, or as long as leading halves make it."""
+    return (tl.load(lane_table + FOLDED) > 0) | (_leading(lane_table, numbers) > 0)
+
+
+@triton.jit
+def _split(half, vectors, wide, lane_table, folded, rows, inside, value, SIDE: tl.constexpr, SLOT: tl.constexpr,
            PACKED: tl.constexpr):  # fmt: skip
     """Store the rounded part of a potential, the rest, and the weight with which it enters sums of the other side.
 
     SLOT: coordinates of a point if it has places for a potential; there the rounded part is stored as well.
     """
     mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
-    folded = tl.load(lane_table + FOLDED) > 0
     level = value
     if PACKED != NONE:
         norm = tl.load(wide + tl.load(lane_table + NORM + SIDE) + rows, mask=inside, other=0.0)
@@ -333,12 +399,15 @@ def _split(half, vectors, wide, lane_table, rows, inside, value, SIDE: tl.conste
                 place = half + tl.load(lane_table + SPLIT + SIDE)
                 if PACKED == FOLDING:
                     place += rows.to(tl.int64) * 16 + (12 + 2 * SIDE)
-                    tl.store(place, high, mask=inside)
-                    tl.store(place + 1, low, mask=inside)
+                    beside = place + 1
+                elif SLOT == ROOMY:
+                    place += rows.to(tl.int64) * (2 * SLOT) + (SLOT - 4 + 2 * SIDE)
+                    beside = place + 1
                 else:
                     place += rows.to(tl.int64) * (2 * SLOT) + (SLOT - 1)
-                    tl.store(place, high, mask=inside)
-                    tl.store(place + SLOT, low, mask=inside)
+                    beside = place + SLOT
+                tl.store(place, high, mask=inside)
+                tl.store(beside, low, mask=inside)
     fine = (level - coarse).to(tl.float32)
     tl.store(vectors + tl.load(lane_table + COARSE + SIDE) + rows, coarse.to(tl.float32), mask=inside)
     tl.store(vectors + tl.load(lane_table + FINE + SIDE) + rows, fine, mask=inside)
@@ -364,11 +433,16 @@ def _tiles(lane_table, BM: tl.constexpr, WIDE_BM: tl.constexpr, SIDE: tl.constex
 
 @triton.jit
 def _stale(lane_table, numbers, wide, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):
-    """The stale residual of a lane, band included; not a number if the columns' is none."""
+    """The stale residual of a lane, band included; not a number if the columns' is none.
+
+    What leading halves say is believed down to the residual at which they give way.
+    """
     error = _total(wide, tl.load(lane_table + ERRORS), _tiles(lane_table, BM, WIDE_BM, 0), BLOCK)
     if tl.load(numbers + STARTED) > 0:
         error += 0.0 * _total(wide, tl.load(lane_table + ERRORS + 1), _tiles(lane_table, BM, WIDE_BM, 1), BLOCK)
-    return error + tl.load(numbers + BAND)
+    error += tl.load(numbers + BAND)
+    leading = _leading(lane_table, numbers)
+    return tl.where(error < leading, leading, error)
 
 
 @triton.jit
@@ -389,7 +463,8 @@ def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table
             # What is not finite is not entered; the error above tells.
             value = tl.where(tl.abs(value) < float("inf"), value, own)
             tl.store(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, value, mask=inside)
-            _split(half, vectors, wide, lane_table, rows, inside, value, SIDE, SLOT, PACKED)
+            folded = _folds(lane_table, numbers)
+            _split(half, vectors, wide, lane_table, folded, rows, inside, value, SIDE, SLOT, PACKED)
         else:
             tl.store(vectors + tl.load(lane_table + LOGS + SIDE) + rows, logs.to(tl.float32), mask=inside)
         if ROLE == KEPT:
@@ -411,11 +486,12 @@ def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table
 def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, halted,
         KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
         BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr, SLOT: tl.constexpr, PACKED: tl.constexpr, FOLD: tl.constexpr,
-        LOCK: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+        LEADS: tl.constexpr, LOCK: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Measure one side of every lane that is not WIDE. `vectors` holds h, l and w.
 
     Programs are tiles of BM rows times shares of the columns. Where points have a SLOT, legs of lanes whose potentials
-    enter the product (FOLD) and of others are separate launches; slots hold the state, so that checks do not fold.
+    enter the product (FOLD) and of others are separate launches; slots hold the state, so that checks do not fold. With
+    LEADS the lane's residual decides which products are taken; checks take them all.
     """
     lane = tl.load(live + tl.program_id(1))
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
@@ -430,7 +506,7 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
     if ROLE != CHECKED:
         skip = skip | (tl.load(halted) > 0) | (tl.load(numbers + HELD) > 0)
         if SLOT > 0:
-            skip = skip | ((tl.load(lane_table + FOLDED) > 0) != FOLD)
+            skip = skip | (_folds(lane_table, numbers) != FOLD)
     if skip:
         return
     rows = tile * BM + tl.arange(0, BM)
@@ -447,8 +523,14 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
     coarse = tl.load(vectors + tl.multiple_of(tl.load(lane_table + COARSE + SIDE), 64) + rows, mask=inside, other=0.0)
     other_coarse = vectors + tl.multiple_of(tl.load(lane_table + COARSE + 1 - SIDE), 64)
     other_weight = vectors + tl.multiple_of(tl.load(lane_table + WEIGHT + 1 - SIDE), 64)
-    own_points = _own(half, single, points, rows, inside, size, KIND, DP, CHUNKS)
-    if (KIND == PRODUCT) & (SLOT > 0):
+    # As they lie in memory ROOMY points have the state's potentials in their places.
+    most: tl.constexpr = DP if FOLD else DP - 4 if SLOT == ROOMY else DP
+    own_points = _own(half, single, points, rows, inside, size, KIND, DP, CHUNKS, most)
+    if (KIND == PRODUCT) & (SLOT == ROOMY):
+        if FOLD:
+            if ROLE == CHECKED:
+                own_points = _with_level(own_points, coarse, SIDE, DP)
+    elif (KIND == PRODUCT) & (SLOT > 0):
         own_points = _with_slot(own_points, inside, 0.0, DP)
     blocks = (other_size + BN - 1) // BN
     begin, end = blocks * share // splits * BN, blocks * (share + 1) // splits * BN
@@ -467,9 +549,20 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
         if KIND == PACK:
             points_and_slot = (_packed(half, points, rows, inside, coarse, SIDE), rows, rows, rows)
         elif FOLD:
-            points_and_slot = _with_slot(own_points, inside, 1.0, DP)
-        total = _sums(half, single, points, points_and_slot, rows, inside, dim, other_size, size, other_points, coarse,
-                      other_coarse, other_weight, begin, end, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD)  # fmt: skip
+            if SLOT != ROOMY:
+                points_and_slot = _with_slot(own_points, inside, 1.0, DP)
+        leads = False
+        # Lanes with places for potentials are led with those in the product, by the launch that folds.
+        if LEADS & ((SLOT == 0) | FOLD):
+            leads = _leading(lane_table, numbers) > 0
+        if leads:
+            total = _sums(half, single, points, points_and_slot, rows, inside, dim, other_size, size, other_points,
+                          coarse, other_coarse, other_weight, begin, end, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD,
+                          True)  # fmt: skip
+        else:
+            total = _sums(half, single, points, points_and_slot, rows, inside, dim, other_size, size, other_points,
+                          coarse, other_coarse, other_weight, begin, end, KIND, DP, CHUNKS, SIDE, BM, BN, FOLD,
+                          False)  # fmt: skip
     # Sums go through memory even where nobody shares: in registers every thread would hold whole rows from here on.
     partial, stride = vectors + tl.load(lane_table + PARTIAL), _padded(size)
     tl.store(partial + share * stride + rows, total, mask=inside)
@@ -501,14 +594,19 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
             if KIND == PACK:
                 level_free = (_packed(half, points, rows, inside, none, SIDE), rows, rows, rows)
                 exponent = _exponents(half, single, points, level_free, rows, inside, others, near, dim, other_size,
-                                      size, other_points, none, h, KIND, DP, CHUNKS, SIDE, BM, NARROW, True)  # fmt: skip
+                                      size, other_points, none, h, KIND, DP, CHUNKS, SIDE, BM, NARROW, True, False,
+                                      False)  # fmt: skip
                 exponent = tl.where(near[None, :], exponent, -1e30)
             elif KIND == DIRECT:
                 these = _theirs(single, other_points, other_coarse, other_weight, others, other_size, DP)
                 exponent = _direct(own_points, none, these, DP)
             else:
+                within: tl.constexpr = (SLOT == ROOMY) & FOLD
                 exponent = _exponents(half, single, points, own_points, rows, inside, others, near, dim, other_size,
-                                      size, other_points, none, h, KIND, DP, CHUNKS, SIDE, BM, NARROW, False)  # fmt: skip
+                                      size, other_points, none, h, KIND, DP, CHUNKS, SIDE, BM, NARROW, within, False,
+                                      False)  # fmt: skip
+                if within:
+                    exponent = tl.where(near[None, :], exponent - coarse[:, None], -1e30)
             new = tl.maximum(largest, tl.max(exponent, axis=1))
             total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
             largest = new
@@ -632,6 +730,9 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
     # Before the first cycle the columns have not been measured.
     error += tl.where(started, other_error * 0.0, 0.0)
     stale, stop = error + tl.load(numbers + BAND), tl.load(stops + lane)
+    leading = _leading(lane_table, numbers)
+    stale = tl.where(stale < leading, leading, stale)
+    leading = tl.where(error > leading, leading, 0.0)
     # The first cycle of a call always runs, so that a lane whose verify was rejected moves on.
     passes = (stop > -float("inf")) & ((stale > stop) == 0)
     held = (was_held | passes) & (FIRST == 0)
@@ -660,6 +761,8 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
         step = tl.where(plain, 1.0, STEP)
         beta = tl.where(plain, 0.0, age / (age + OFFSET))
         rows_exact = plain
+        # All products may find a larger residual at first, which tells nothing of the momentum.
+        best = tl.where(leading < tl.load(numbers + LEADING), float("inf"), best)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < size
     logs = tl.load(vectors + tl.load(lane_table + LOGS) + rows, mask=inside, other=0.0).to(tl.float64)
@@ -672,7 +775,8 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
     value, x = tl.where(finite, value, here), tl.where(finite, x, before)
     tl.store(wide + tl.load(lane_table + BEFORE) + rows, x, mask=inside)
     tl.store(wide + tl.load(lane_table + POTENTIAL) + rows, value, mask=inside)
-    _split(half, vectors, wide, lane_table, rows, inside, value, 0, SLOT, PACKED)
+    folded = (tl.load(lane_table + FOLDED) > 0) | (leading > 0)
+    _split(half, vectors, wide, lane_table, folded, rows, inside, value, 0, SLOT, PACKED)
     if lead:
         kept = tl.where(columns == DEPTH, all_numbers + 1.0, all_numbers)
         kept = tl.where(columns == AGE, age, kept)
@@ -681,6 +785,7 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
         kept = tl.where(columns == BACKOFF, backoff, kept)
         kept = tl.where(columns == ROWS_EXACT, rows_exact.to(tl.float64), kept) if MOMENTUM else kept
         kept = tl.where(columns == STARTED, 1.0, kept)
+        kept = tl.where(columns == LEADING, leading, kept)
         kept = tl.where(columns == HELD, 0.0, kept)
         tl.store(then + columns, kept)
 
@@ -696,13 +801,14 @@ def look(table, live, state, wide, report, BM: tl.constexpr, WIDE_BM: tl.constex
 
 
 @triton.jit
-def stage(table, live, potentials, half, vectors, wide, legs, out, SIDE: tl.constexpr, ROWS: tl.constexpr,
+def stage(table, live, state, potentials, half, vectors, wide, legs, out, SIDE: tl.constexpr, ROWS: tl.constexpr,
           SLOT: tl.constexpr, PACKED: tl.constexpr, AFTER: tl.constexpr):  # fmt: skip
     """Split given potentials (float64, laid out by POTENTIAL) into h, l and w.
 
     With AFTER those after the f-leg in `legs`, which are kept in `out`.
     """
-    lane_table = table + tl.load(live + tl.program_id(1)) * FIELDS
+    lane = tl.load(live + tl.program_id(1))
+    lane_table = table + lane * FIELDS
     size = tl.load(lane_table + SIZES + SIDE).to(tl.int32)
     first = tl.program_id(0) * ROWS
     if first >= size:
@@ -714,7 +820,8 @@ def stage(table, live, potentials, half, vectors, wide, legs, out, SIDE: tl.cons
         if SIDE == 0:
             value -= tl.load(legs + tl.load(lane_table + LOGS) + rows, mask=inside, other=0.0).to(tl.float64)
         tl.store(out + tl.load(lane_table + POTENTIAL + SIDE) + rows, value, mask=inside)
-    _split(half, vectors, wide, lane_table, rows, inside, value, SIDE, SLOT, PACKED)
+    folded = _folds(lane_table, state + lane * NUMBERS)
+    _split(half, vectors, wide, lane_table, folded, rows, inside, value, SIDE, SLOT, PACKED)
 
 
 @triton.jit

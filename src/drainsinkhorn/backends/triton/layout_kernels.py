@@ -16,7 +16,7 @@ import triton.language as tl
 
 from drainsinkhorn.backends.starts import FLOOR as _FLOOR
 from drainsinkhorn.backends.starts import WORTH as _WORTH
-from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, ROOT, STORED, _Constant, _halves, _padded
+from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, ROOMY, ROOT, STORED, _Constant, _halves, _padded
 
 FLOOR = _Constant(_FLOOR)
 WORTH = _Constant(_WORTH)
@@ -269,6 +269,14 @@ def _coordinates(cloud, middle, scale, rows, inside, ks, dim):
     return tl.where(inside[:, None] & here[None, :], around, 0.0)
 
 
+@triton.jit
+def _ones(place, inside, ROWS: tl.constexpr):
+    """By which both halves of the other side's potential are multiplied."""
+    one = tl.full((ROWS,), 1.0, dtype=tl.float16)
+    tl.store(place, one, mask=inside)
+    tl.store(place + 1, one, mask=inside)
+
+
 @triton.jit(
     do_not_specialize=["size", "dim", "lane_stride", "exact_stride", "out_stride", "norm_stride", "half_stride"]
 )
@@ -302,15 +310,14 @@ def place(points, middles, scales, exact, out, half, norms, size, dim, lane_stri
                 there += (chunk * 2 * WIDTH + k)[None, :]
                 tl.store(there, high, mask=seen)
                 tl.store(there + WIDTH, low, mask=seen)
+                if SLOT == ROOMY:
+                    _ones(half + lane * half_stride + wide * (2 * WIDTH) + (WIDTH - 2 - 2 * SIDE), inside, ROWS)
             else:
                 there = half + lane * half_stride + wide[:, None] * 16 + ks[None, :]
                 tl.store(there, high, mask=seen)
                 tl.store(there + 4, low if SIDE == 0 else high, mask=seen)
                 tl.store(there + 8, high if SIDE == 0 else low, mask=seen)
-                # The other side's potential is multiplied by one.
-                ones = half + lane * half_stride + wide * 16 + (14 if SIDE == 0 else 12)
-                tl.store(ones, tl.full((ROWS,), 1.0, dtype=tl.float16), mask=inside)
-                tl.store(ones + 1, tl.full((ROWS,), 1.0, dtype=tl.float16), mask=inside)
+                _ones(half + lane * half_stride + wide * 16 + (14 - 2 * SIDE), inside, ROWS)
         if (KIND == DIRECT) | (KIND == ROOT):
             tl.store(out + lane * out_stride + ks[None, :].to(tl.int64) * _padded(size) + rows[:, None], x, mask=seen)
         if KIND == STORED:

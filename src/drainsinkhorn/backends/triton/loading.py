@@ -27,6 +27,8 @@ DIRECT_COLUMNS = 64
 """Columns of a tile of direct differences where other lanes of the pack take one product."""
 FOLDED_BITS = 2.0**15
 """Largest score and start, in bits, with which potentials may enter the product: halves hold no more than 2^16."""
+BLUR, MOST_BLUR = 1.4e-4, 1.0
+"""Bits by which leading halves blur a score, over the largest score by the root of the coordinates; and too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class How:
         dense: The cost is a matrix.
         rooted: The cost is the root of a squared distance.
         slot: Coordinates of a point with places for the potential; 0 where there are none.
+        leads: Leading halves alone make scores as long as the residual is large.
         bm: Rows of a tile.
         bn: Columns of a tile.
         warps: Warps of a program.
@@ -54,6 +57,7 @@ class How:
     dense: bool
     rooted: bool
     slot: int
+    leads: bool
     bm: int
     bn: int
     warps: int
@@ -96,6 +100,8 @@ class Loaded:
         size: Rows and columns.
         programs: Programs of a leg of either side.
         band: Rounding of what float64 measures, by lane.
+        blur: The residual that leading halves leave where rounding errors of points average out, by lane; NaN where
+            they are not to be taken.
         lanes: How many of them are still there.
     """
 
@@ -104,6 +110,7 @@ class Loaded:
     size: tuple[int, int]
     programs: tuple[int, int]
     band: Any
+    blur: Any
     lanes: int = field(default=0)
 
 
@@ -162,14 +169,20 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     bits = torch.from_numpy(np.array([1 / (p.eps * math.log(2)) for p in problems])).to(device)
     largest = (_fill_dense if how.dense else _fill_points)(problems, how, views, bits, device)
     # Potentials stay within a few times the largest score of where they start.
-    starts = views["POTENTIAL0"].abs().amax(1) + views["POTENTIAL1"].abs().amax(1) if how.slot else largest
-    largest, starts = torch.stack([largest, starts]).cpu().numpy()
+    reach = starts = largest
+    if how.slot or how.leads:
+        reach = (views["NORM0"].amax(1).sqrt() + views["NORM1"].amax(1).sqrt()).square()
+        starts = views["POTENTIAL0"].abs().amax(1) + views["POTENTIAL1"].abs().amax(1)
+    largest, reach, starts = torch.stack([largest, reach, starts]).cpu().numpy()
     if how.slot:
-        table[:, k.FOLDED.value] = starts + largest <= FOLDED_BITS
+        table[:, k.FOLDED.value] = starts + reach <= FOLDED_BITS
     # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
     band = 2 * (dim + 40) * UNIT * math.log(2) * largest + 8 * UNIT * (n + m)
     programs = (whole[0] * shares[0], whole[1] * shares[1])
-    return Loaded(pieces, table, (n, m), programs, np.where(np.isfinite(band), band, math.nan))
+    blur = BLUR * reach / math.sqrt(max(dim, 1))
+    led = how.leads & (blur <= MOST_BLUR) & (starts + reach <= FOLDED_BITS)
+    blur = np.where(led, blur * math.log(2) / math.sqrt(min(n, m)), math.nan)
+    return Loaded(pieces, table, (n, m), programs, np.where(np.isfinite(band), band, math.nan), blur)
 
 
 def _matrix(rows: int, cols: int) -> int:

@@ -28,6 +28,8 @@ from drainsinkhorn.core.result import Residual
 ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 32, 3.0
 """Rows of a program of `apply`, partial sums added at once, rows compared with float64, and the factor on that."""
 WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN, SAMPLE_WARPS = 16, 64, 4, 512, 8
+GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
+"""Leading halves give way at so many times tol or what they blur: earlier where momentum carries on what they did."""
 SINGLE = 3e-7
 """Rounding of sums, exponentials and logarithms in float32, whatever sampled rows say."""
 
@@ -36,7 +38,7 @@ class _Lane:
     """A problem, and the place of its numbers in the table."""
 
     __slots__ = (
-        "band", "budget", "depth", "folded", "frozen", "group", "inner", "place", "problem", "single", "support",
+        "band", "budget", "depth", "folded", "frozen", "group", "inner", "led", "place", "problem", "single", "support",
         "unit", "wide",
     )  # fmt: skip
 
@@ -46,7 +48,7 @@ class _Lane:
         self.unit = problem.eps * math.log(2)
         # By how much rounding for a caller in float32 may move potentials; nobody else's are rounded.
         self.budget = problem.eps * float(problem.tol or 0) / 10 if is_single(caller_array(problem)) else -1.0
-        self.frozen = self.wide = self.single = self.folded = False
+        self.frozen = self.wide = self.single = self.folded = self.led = False
         self.depth = 0
         self.place, self.band = -1, math.nan
         self.group: Any = None
@@ -159,11 +161,20 @@ class TritonPack(Counted):
                 lane.group, lane.band, lane.folded = part, float(band), bool(folded)
         numbers = np.zeros((len(seated), k.NUMBERS.value))
         numbers[:, k.BEST.value] = math.inf
+        numbers[:, k.LEADING.value] = [
+            self._leading(lane, blur) for group, part in loaded for lane, blur in zip(group, part.blur, strict=True)
+        ]
         numbers[:, k.UNIT.value : k.BUDGET.value + 1] = [(lane.unit, lane.budget) for lane in seated]
         places, table = self._seats(seated), np.concatenate([part.table for _, part in loaded])
         self._table[places] = torch.from_numpy(table).to(self.device)
         self._states[self._parity][places] = torch.from_numpy(numbers).to(self.device)
         self._measure_first(lanes)
+
+    def _leading(self, lane: _Lane, blur: float) -> float:
+        """The residual above which leading halves make its scores; zero if they never do."""
+        lane.led = not math.isnan(blur)
+        times = GIVE_WAY if self._momentum else GIVE_WAY_PLAIN
+        return times * max(float(lane.problem.tol or 0), blur) if lane.led else 0.0
 
     def _measure_first(self, lanes: list[_Lane]) -> None:
         """The first f-leg of new lanes, in the fastest arithmetic that is honest enough for tol.
@@ -241,7 +252,9 @@ class TritonPack(Counted):
         arenas = self._arenas
         wide = arenas["wide"].buffer
         programs = self._most_of(lanes, side)[1]
-        folds = {fold} if role is k.CHECKED else {lane.folded for lane in lanes if not lane.wide}
+        check = role is k.CHECKED
+        ways = {fold} if check else {way for lane in lanes if not lane.wide for way in self._ways(lane)}
+        leads = self.how.leads and not check
         return [
             prepared(
                 k.leg, (programs, len(lanes)),
@@ -249,10 +262,14 @@ class TritonPack(Counted):
                 arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
                 arenas["counts"].buffer, self._limits, self._halted,
                 **self.how.scores(folded), SIDE=side, ROLE=role.value, SLOT=self.how.slot, PACKED=self._packed,
-                FOLD=folded, LOCK=lock, WIDE_BM=WIDE_BM, BLOCK=BLOCK, **self.how.program,
+                FOLD=folded, LEADS=leads, LOCK=lock, WIDE_BM=WIDE_BM, BLOCK=BLOCK, **self.how.program,
             )
-            for folded in sorted(folds)
+            for folded in sorted(ways)
         ]  # fmt: skip
+
+    def _ways(self, lane: _Lane) -> set[bool]:
+        """Whether its potentials fold: while leading halves make its scores they do, if there is room at all."""
+        return {lane.folded, lane.folded or (lane.led and self.how.slot > 0)}
 
     def _exact(
         self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, potentials: Any = None, vectors: Any = None,
@@ -288,8 +305,9 @@ class TritonPack(Counted):
         for side in (0, 1):
             self._run(prepared(
                 k.stage, self._grid(lanes, side, ROWS),
-                self._table, live, potentials, self._arenas["half"].buffer, vectors, self._arenas["wide"].buffer, legs,
-                out, SIDE=side, ROWS=ROWS, SLOT=slot, PACKED=packed, AFTER=after is not None,
+                self._table, live, self._states[self._parity], potentials, self._arenas["half"].buffer, vectors,
+                self._arenas["wide"].buffer, legs, out,
+                SIDE=side, ROWS=ROWS, SLOT=slot, PACKED=packed, AFTER=after is not None,
             ))  # fmt: skip
 
     def _sample(self, live: Any, lanes: Sequence[_Lane], sides: int | None, potentials: Any) -> Any:

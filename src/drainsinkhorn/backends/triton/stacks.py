@@ -28,8 +28,8 @@ SPLIT_ROWS = 128
 
 
 def folded(how: How) -> bool:
-    """Products have room for the other side's potentials."""
-    return how.kind == k.PRODUCT.value and how.slot > 0
+    """Products take the other side's potentials; of the widest points they would not be faster for it."""
+    return how.kind == k.PRODUCT.value and 0 < how.slot < k.ROOMY.value
 
 
 @dataclass(frozen=True)
