@@ -120,6 +120,7 @@ CONSUMER_TILES: dict[tuple[int, int], ConsumerTile] = {
     (PRODUCT, 16): {"bm": 64, "bn": 64, "warps": 4, "stages": 3, "registers": 0},
     (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "registers": 0},
     (PRODUCT, 64): {"bm": 64, "bn": 64, "warps": 4, "stages": 2, "registers": 0},
+    (STORED, 16): {"bm": 32, "bn": 64, "warps": 4, "stages": 3, "registers": 0},
 }
 """For means of up to 16 channels. Rows and columns divide 128, to which sides are padded."""
 
