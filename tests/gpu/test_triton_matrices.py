@@ -176,6 +176,8 @@ def test_constants_may_move_between_potentials() -> None:
     plans = coupled([replace(result, emitted=ds.Potentials(f + shift, g - shift))])
     values = np.random.default_rng(1).normal(size=len(g))
     close(plans.apply([on_device(values)])[0], plan_of(result) @ values)
+    transport = (plan_of(result) * cost_of(result.problem)).sum()
+    assert plans.transport_cost()[0].transport == pytest.approx(transport, rel=1e-6)
     assert [stack.exact for stack in plans._sides[0]] == [False]
 
 

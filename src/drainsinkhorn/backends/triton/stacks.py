@@ -165,12 +165,18 @@ class Stack:
             more = torch.zeros((2, lanes, pad), dtype=torch.float32, device=doubt.device)
             rest = self.vectors[1 - side][s.REST.value]
             gross, toll = self.potential(side) - self.fine(side), self.potential(1 - side) - rest
-            extra = gross.float(), rest, toll.float()
+            # A constant that one side has more of than the other would cost both digits.
+            more_here = (self._highest(side, gross) - self._highest(1 - side, toll)) / 2
+            extra = (gross - more_here).float(), rest, (toll + more_here).float()
         tile, told = self._tile(0)
         c.total[(-(-pad // tile["bm"]), lanes)](
             *arguments, doubt, sums, *extra, more, **kind, SIDE=side, COSTS=costs, **told
         )
         return sums, more, doubt
+
+    def _highest(self, side: int, values: Any) -> Any:
+        """The largest of each lane where there is weight, (L, 1)."""
+        return torch.where(self.mass(side) > 0, values, -torch.inf).amax(1, keepdim=True)
 
     def signed(self, side: int, rows: Any, signs: Any) -> tuple[Any, Any]:
         """Sums of terms of listed rows (L, count), and means of signs (M,) under their laws, in float32."""
