@@ -1,6 +1,7 @@
 """Consumers on a CUDA device: what they cost in legs, and how far they are from float64.
 
 python benchmarks/gpu_consumers.py                      # n = 16384, d = 15, W = 16, and others
+python benchmarks/gpu_consumers.py --shapes 4           # n = 1024, d = 500, W = 64: a window of flow matching
 python benchmarks/gpu_consumers.py --tune --shapes 0    # a few tiles for apply
 """
 
@@ -82,9 +83,11 @@ def measure(n: int, d: int, width: int) -> None:
         ("map", lambda: ds.barycentric_map(solution)),
         ("top_match", lambda: ds.top_match(solution)),
         ("sample_n", lambda: ds.sample(solution, n, seed=0)),
+        ("sample_n_laid_out", lambda: plans.sample(n, [(0, r.ticket) for r in solution])),
         ("transport_cost", lambda: ds.transport_cost(solution)),
     ):
-        row[f"{name}_legs"] = round(microseconds(run, width) / one_leg, 2)
+        took = microseconds(run, width)
+        row[f"{name}_us"], row[f"{name}_legs"] = round(took, 1), round(took / one_leg, 2)
     print(json.dumps(row), flush=True)
 
 

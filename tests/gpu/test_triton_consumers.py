@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.dense import array, cost_of, plan_of, ragged, weights
-from tests.device import CUDA, DEVICE, torch
+from tests.device import CUDA, torch
+from tests.gpu.consumed import ACCURACY, close, cloud_result, coupled, on_device, solved
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
@@ -18,17 +19,6 @@ from drainsinkhorn.backends.triton import couplings as module
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-ACCURACY = 2e-5
-"""1e-5, and what float32 callers lose when they get float32 back."""
-
-
-def on_device(value: Any) -> Any:
-    return torch.as_tensor(value).to(DEVICE) if isinstance(value, np.ndarray) else value
-
-
-def moved(problem: ds.Problem[Any]) -> ds.Problem[Any]:
-    return replace(problem, **{name: on_device(getattr(problem, name)) for name in ("x", "y", "cost")})
-
 
 @pytest.fixture(scope="module")
 def results() -> Any:
@@ -36,27 +26,13 @@ def results() -> Any:
     dims = (1, 3, 5, 70)
     largest, few = (400, None) if CUDA else (24, 13)
     batch = [p for seed in (0, 1) for p in ragged(np.random.default_rng(seed), 9, largest, dims)][:few]
-    solution = ds.solve(batch, backend="reference", tol=1e-3)
-    backend = TritonBackend()
-    return [
-        replace(
-            r,
-            problem=moved(r.problem),
-            backend=backend,
-            emitted=ds.Potentials(*(on_device(p) for p in r.potentials)),
-        )
-        for r in solution
-    ]
+    return solved(batch)
 
 
 @pytest.fixture(scope="module")
 def plans(results: Any) -> Any:
     """All of them at once."""
     return coupled(results)
-
-
-def coupled(results: Any) -> Any:
-    return TritonBackend().couple([r.problem for r in results], [r.potentials for r in results])
 
 
 def points_only(results: Any) -> Any:
@@ -66,12 +42,6 @@ def points_only(results: Any) -> Any:
 @pytest.fixture(scope="module")
 def point_plans(results: Any) -> Any:
     return coupled(points_only(results))
-
-
-def close(found: Any, truth: Any, scale: float = 0.0) -> None:
-    found, truth = array(found), np.asarray(truth)
-    assert found.shape == truth.shape
-    assert np.abs(found - truth).max() <= ACCURACY * max(np.abs(truth).max(), scale, 1e-30)
 
 
 def test_both_precisions_are_seen(results: Any, plans: Any) -> None:
@@ -168,19 +138,6 @@ def test_a_coarse_probe_sends_lanes_to_float64(results: Any, monkeypatch: pytest
             close(out, plan @ array(value))
     assert all(stack.exact for stacks in plans._sides.values() for stack in stacks)
     assert list(plans._sides) == [0, 1], "what one side needs says nothing of the other"
-
-
-def cloud_result(seed: int, n: int, d: int, *, scale: float = 1.0, eps: float = 1.0, a: Any = None) -> ds.Result[Any]:
-    """A float32 cloud, solved on the host, to be consumed on the device."""
-    rng = np.random.default_rng(seed)
-    x, y = ((scale * rng.normal(size=(size, d)) + 3).astype(np.float32) for size in (n, n + 3))
-    (result,) = ds.solve([ds.Problem(x=x, y=y, a=a, eps=eps * scale**2 * d / 2)], backend="reference", tol=1e-3)
-    return replace(
-        result,
-        problem=moved(result.problem),
-        backend=TritonBackend(),
-        emitted=ds.Potentials(*(on_device(p) for p in result.potentials)),
-    )
 
 
 @pytest.mark.parametrize("dim", [5, 16, 20])

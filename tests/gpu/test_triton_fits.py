@@ -1,4 +1,4 @@
-"""Legs and means compiled for an H200, which takes no GPU: do their tiles fit?"""
+"""Legs and consumers compiled for an H200, which takes no GPU: do their tiles fit?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEGIN = """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
     from drainsinkhorn.backends import triton as backend
-    from drainsinkhorn.backends.triton import coupling_kernels, kernels, tiles
+    from drainsinkhorn.backends.triton import coupling_kernels, kernels, matrices, stacking_kernels, tiles
 
     def compiled(kernel, types, constants, options):
         types = types | {name: "constexpr" for name in constants}
@@ -45,6 +45,37 @@ MEANS = """
         print(compiled(kernel, types, constants, options))
 """
 
+MATRICES = """
+    stored = {"KIND": tiles.STORED, "DP": 16, "CHUNKS": 1, "FOLD": False}
+
+    def consumer(kernel, channels, constants, others):
+        tile = tiles.consumer_tile(tiles.STORED, 16, channels)
+        constants = stored | constants | {"BM": tile["bm"], "BN": tile["bn"]}
+        types = {name: "*fp32" for name in kernel.arg_names}
+        types |= {name: "*i32" for name in ("sizes", "doubt", "found", "listed", "last") if name in types}
+        names = ("dim", "pad", "other_pad", "stride", "other_stride", "channels", "count")
+        types |= {name: "i32" for name in names if name in types} | others
+        print(compiled(kernel, types, constants, {"num_warps": tile["warps"], "num_stages": tile["stages"]}))
+
+    for side in (0, 1):
+        for channels in (16, 64):
+            constants = {"SIDE": side, "CP": channels, "WEIGHTED": side == 0}
+            consumer(coupling_kernels.average, channels, constants, {"values": "*fp16", "mass": "*fp64"})
+        consumer(coupling_kernels.total, 0, {"SIDE": side, "COSTS": True}, {})
+        consumer(coupling_kernels.match, 0, {"SIDE": side}, {})
+    consumer(coupling_kernels.draw, 0, {}, {"numbers": "*fp64"})
+    for kernel, rows, block, single in (
+        (stacking_kernels.spread, matrices.SPREAD_ROWS, matrices.SPREAD_BLOCK, ("cloud", "middle")),
+        (stacking_kernels.fill, matrices.FILL_ROWS, matrices.FILL_BLOCK, ("matrix",)),
+    ):
+        types = {name: "*fp64" for name in kernel.arg_names} | {name: "*fp32" for name in single}
+        types |= {name: "*i32" for name in ("sizes", "doubt") if name in types}
+        names = ("cloud_stride", "first", "dim", "pad", "other_pad")
+        types |= {name: "i32" for name in names if name in types}
+        constants = {"ROOTED": False, "ROWS": rows, "BLOCK": block} | ({"SIDE": 0} if "SIDE" in types else {})
+        print(compiled(kernel, types, constants, {"num_warps": 4}))
+"""
+
 LEGS = """
     kernel, types = kernels.leg, {"half": "*fp16", "single": "*fp32", "vectors": "*fp32"}
     types |= {name: "*i64" for name in ("table", "live")} | {name: "*i32" for name in ("counts", "halted")}
@@ -61,7 +92,9 @@ LEGS = """
 """
 
 
-@pytest.mark.parametrize(("kernels", "count"), [(MEANS, 5), (LEGS, 11)], ids=["means", "legs"])
+@pytest.mark.parametrize(
+    ("kernels", "count"), [(MEANS, 5), (MATRICES, 11), (LEGS, 11)], ids=["means", "matrices", "legs"]
+)
 def test_tiles_fit_into_shared_memory(kernels: str, count: int) -> None:
     # Not in this process, where kernels may be interpreted.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

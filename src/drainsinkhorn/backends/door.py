@@ -58,12 +58,12 @@ def _admit(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> 
 
 def normal(problem: Problem[Any]) -> Problem[Any]:
     """The normal form of a problem that has passed the door before: nothing is looked at again."""
-    cost = _array(as_cost(problem.cost))
-    if isinstance(cost, Cost):
+    x, y, cost = _array(problem.x), _array(problem.y), _array(as_cost(problem.cost))
+    if isinstance(cost, Cost) and type(cost.scale) is not float:
         cost = replace(cost, scale=float(cost.scale))
-    problem = replace(problem, x=_array(problem.x), y=_array(problem.y), eps=float(problem.eps), cost=cost)
-    a, b = (_normalised(w, size) for w, size in zip((problem.a, problem.b), sizes(problem), strict=True))
-    return replace(problem, a=a, b=b)
+    n, m = (x.shape[0], y.shape[0]) if isinstance(cost, Cost) else cost.shape
+    a, b = _normalised(problem.a, n), _normalised(problem.b, m)
+    return replace(problem, x=x, y=y, eps=float(problem.eps), cost=cost, a=a, b=b)
 
 
 def _normalised(weights: Any, size: int) -> Array:

@@ -134,13 +134,15 @@ def _draw(parts: Sequence[_Part], solution: Any, seed: int) -> list[tuple[Any, A
 
 def _gather(batch: Sequence[Any], drawn: Sequence[Any]) -> Pairs:
     """The pairs of all problems of a minibatch, mixed: classes must not come one after another."""
-    i = torch.cat([i if part.rows is None else part.rows[i] for part, i, _, _ in drawn])
-    j = torch.cat([j if part.cols is None else part.cols[j] for part, _, j, _ in drawn])
+    rows = [i if part.rows is None else part.rows[i] for part, i, _, _ in drawn]
+    cols = [j if part.cols is None else part.cols[j] for part, _, j, _ in drawn]
+    (i, *_), (j, *_) = rows, cols
     if len(drawn) > 1:
+        i, j = torch.cat(rows), torch.cat(cols)
         mixed = torch.from_numpy(np.random.default_rng(len(i)).permutation(len(i))).to(i.device)
         i, j = i[mixed], j[mixed]
     label = batch[2] if len(batch) > 2 else None
-    share = float(np.mean([converged for *_, converged in drawn]))
+    share = sum(converged for *_, converged in drawn) / len(drawn)
     x0, x1 = batch[0].index_select(0, i), batch[1].index_select(0, j)
     return Pairs(x0, x1, None if label is None else label[j], share)
 

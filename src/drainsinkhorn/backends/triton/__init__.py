@@ -88,9 +88,8 @@ class TritonBackend:
         return TritonPack(problems, self._how(problems[0]), self._device(), momentum=momentum, precision=self.precision)
 
     def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> TritonCouplings:
-        """Plans on the device, streamed whatever the representation was."""
-        streaming = replace(self, stored_pairs=0)
-        return TritonCouplings(problems, potentials, streaming._how, self._device())
+        """Plans on the device: streamed, or with stored exponents where a pack would have them."""
+        return TritonCouplings(problems, potentials, self._how, self._device())
 
     def using(self, acceleration: str) -> TritonBackend:
         """Plain Sinkhorn, or with momentum."""

@@ -7,7 +7,8 @@ row's terms are
 
 with h the coarse part of a potential in bits and l its rest (see `kernels`), and k and log2 w those of the other side's
 potential with the logarithm of its weight: w is one to a few parts in ten thousand. What is padded has k far below
-everything and w = 0. With FOLD the free coordinate of a point holds k, and the product adds it. A finished plan has
+everything and w = 0. With FOLD the free coordinate of a point holds k, and the product adds it. STORED points are one matrix,
+(L, rows, columns), which has both potentials in it: h and l are zero, and k is that of the weight alone. A finished plan has
 ratios near one, so no largest term is taken out; a lane whose sums say otherwise is put in `doubt`, to be done again by
 the `exact_` kernels, in float64.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, _Constant, _own, _with_slot
+from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, STORED, _Constant, _own, _with_slot
 
 SCALE = _Constant(256.0)
 """Terms times this are split into two float16 numbers: what is small against one keeps its digits."""
@@ -70,8 +71,9 @@ def _products(acc, xh, xl, yh, yl):
 
 @triton.jit
 def _scores(points, other_points, start, other_start, own, rows, others, dim, pad, other_pad, KIND: tl.constexpr,
-            DP: tl.constexpr, CHUNKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Minus the scores of a tile, up to the norms that potentials carry; with k_j added, if it is folded."""
+            DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, BM: tl.constexpr,
+            BN: tl.constexpr):  # fmt: skip
+    """Minus the scores of a tile, up to the norms that potentials carry, or to potentials; with k_j added, if it is folded."""
     if KIND == PRODUCT:
         # High and low parts of a chunk of coordinates lie side by side: (size, CHUNKS, 2, DP).
         acc = tl.zeros((BM, BN), dtype=tl.float32)
@@ -101,6 +103,12 @@ def _scores(points, other_points, start, other_start, own, rows, others, dim, pa
             apart = own[3][:, None] - tl.load(there + 3 * other_pad)[None, :]
             squares += apart * apart
         return -squares
+    elif KIND == STORED:
+        if SIDE == 0:
+            place = rows[:, None].to(tl.int64) * other_pad + others[None, :]
+        else:
+            place = others[None, :].to(tl.int64) * pad + rows[:, None]
+        return tl.load(points + start + place)
     else:
         squares = tl.zeros((BM, BN), dtype=tl.float32)
         for k in range(dim):
@@ -114,12 +122,12 @@ def _scores(points, other_points, start, other_start, own, rows, others, dim, pa
 @triton.jit
 def _exponents(points, other_points, stride, other_stride, lane, own, rows, others, dim, pad, other_pad, level,
                other_level, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, FOLD: tl.constexpr,
-               BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+               SIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """The exponents of a tile, h_i being `level`."""
     wide = lane.to(tl.int64)
     start, other_start = tl.multiple_of(wide * stride, 64), tl.multiple_of(wide * other_stride, 64)
     scores = _scores(points, other_points, start, other_start, own, rows, others, dim, pad, other_pad, KIND, DP, CHUNKS,
-                     BM, BN)  # fmt: skip
+                     SIDE, BM, BN)  # fmt: skip
     if FOLD:
         return scores + level[:, None]
     h = tl.load(other_level + wide * other_pad + others)
@@ -159,7 +167,7 @@ def average(points, other_points, stride, other_stride, dim, sizes, level, other
     for start in range(0, other_size, BN):
         others = start + tl.arange(0, BN)
         terms = tl.exp2(_exponents(points, other_points, stride, other_stride, lane, own, rows, others, dim, pad,
-                                   other_pad, h, other_level, KIND, DP, CHUNKS, FOLD, BM, BN))  # fmt: skip
+                                   other_pad, h, other_level, KIND, DP, CHUNKS, FOLD, SIDE, BM, BN))  # fmt: skip
         if WEIGHTED:
             total += tl.sum(terms, axis=1)
         else:
@@ -215,7 +223,7 @@ def total(points, other_points, stride, other_stride, dim, sizes, level, other_l
         others = start + tl.arange(0, BN)
         theirs = wide * other_pad + others
         exponent = _exponents(points, other_points, stride, other_stride, lane, own, rows, others, dim, pad, other_pad,
-                              h, other_level, KIND, DP, CHUNKS, FOLD, BM, BN)  # fmt: skip
+                              h, other_level, KIND, DP, CHUNKS, FOLD, SIDE, BM, BN)  # fmt: skip
         p = tl.exp2(exponent) * tl.load(other_weight + theirs)[None, :]
         found += tl.sum(p, axis=1)
         if COSTS:
@@ -246,7 +254,7 @@ def probe(points, other_points, stride, other_stride, dim, sizes, level, other_l
     for start in range(0, other_size, BN):
         others = start + tl.arange(0, BN)
         exponent = _exponents(points, other_points, stride, other_stride, lane, own, rows, others, dim, pad, other_pad,
-                              h, other_level, KIND, DP, CHUNKS, FOLD, BM, BN)  # fmt: skip
+                              h, other_level, KIND, DP, CHUNKS, FOLD, SIDE, BM, BN)  # fmt: skip
         p = tl.exp2(exponent) * tl.load(other_weight + wide * other_pad + others)[None, :]
         sums += p
         signed += p * tl.load(signs + others)[None, :]
@@ -275,7 +283,7 @@ def match(points, other_points, stride, other_stride, dim, sizes, level, other_l
     for start in range(0, other_size, BN):
         others = start + tl.arange(0, BN)
         exponent = _exponents(points, other_points, stride, other_stride, lane, own, rows, others, dim, pad, other_pad,
-                              h, other_level, KIND, DP, CHUNKS, FOLD, BM, BN)  # fmt: skip
+                              h, other_level, KIND, DP, CHUNKS, FOLD, SIDE, BM, BN)  # fmt: skip
         p = tl.exp2(exponent) * tl.load(other_weight + wide * other_pad + others)[None, :]
         sums += tl.sum(p, axis=1)
         largest = tl.max(p, axis=1)
@@ -301,7 +309,7 @@ def draw(points, other_points, stride, other_stride, dim, sizes, level, other_le
     for start in range(0, other_size, BN):
         others = start + tl.arange(0, BN)
         exponent = _exponents(points, other_points, stride, other_stride, lane, own, rows, others, dim, pad, other_pad,
-                              h, other_level, KIND, DP, CHUNKS, FOLD, BM, BN)  # fmt: skip
+                              h, other_level, KIND, DP, CHUNKS, FOLD, 0, BM, BN)  # fmt: skip
         p = tl.exp2(exponent) * tl.load(other_weight + wide * other_pad + others)[None, :]
         sums += tl.sum(p, axis=1)
     target = tl.load(numbers + wide * count + places, mask=inside, other=0.0).to(tl.float32) * sums
@@ -311,7 +319,7 @@ def draw(points, other_points, stride, other_stride, dim, sizes, level, other_le
         others = start + tl.arange(0, BN)
         near = others < other_size
         exponent = _exponents(points, other_points, stride, other_stride, lane, own, rows, others, dim, pad, other_pad,
-                              h, other_level, KIND, DP, CHUNKS, FOLD, BM, BN)  # fmt: skip
+                              h, other_level, KIND, DP, CHUNKS, FOLD, 0, BM, BN)  # fmt: skip
         p = tl.exp2(exponent) * tl.load(other_weight + wide * other_pad + others)[None, :]
         below = (before[:, None] + tl.cumsum(p, axis=1)) <= target[:, None]
         passed += tl.sum((below & near[None, :]).to(tl.int32), axis=1)

@@ -33,8 +33,10 @@ from drainsinkhorn.backends.couplings import (
 from drainsinkhorn.backends.door import caller_array, normal, sizes
 from drainsinkhorn.backends.triton.arena import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
-from drainsinkhorn.backends.triton.stacking import stack_lanes, stacked
+from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
+from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
+from drainsinkhorn.backends.triton.tiles import STORED
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.result import TransportCost
@@ -57,11 +59,16 @@ class TritonCouplings:
         self._given, self._potentials, self._device = list(problems), list(potentials), device
         self._problems = [normal(problem) for problem in problems]
         self._stacks: list[Stack] = []
-        for lanes, kind in self._alike(how):
-            some = [self._problems[i] for i in lanes], [self._potentials[i] for i in lanes]
-            uniform = all(self._given[i].a is None and self._given[i].b is None for i in lanes)
-            exact = kind is None or not all(is_single(caller_array(problem)) for problem in some[0])
-            self._stacks.append(stack_lanes(lanes, *some, kind, device, uniform=uniform, exact=exact))
+        groups = [(lanes, kind, self._exact(lanes, kind)) for lanes, kind in self._alike(how)]
+        pairs = [0 if exact or kind.kind != STORED else self._pairs(lanes) for lanes, kind, exact in groups]
+        keep = sum(each * len(lanes) for each, (lanes, *_) in zip(pairs, groups, strict=True)) <= KEPT_PAIRS
+        for each, (alike, kind, exact) in zip(pairs, groups, strict=True):
+            step = max(1, PART_PAIRS // each) if each else len(alike)
+            for first in range(0, len(alike), step):
+                lanes = alike[first : first + step]
+                some = [self._problems[i] for i in lanes], [self._potentials[i] for i in lanes]
+                uniform = all(self._given[i].a is None and self._given[i].b is None for i in lanes)
+                self._stacks.append(stack_lanes(lanes, *some, kind, device, uniform=uniform, exact=exact, keep=keep))
         # What is known of the precision that lanes need, by side.
         self._sides: dict[int, list[Stack]] = {}
 
@@ -80,6 +87,14 @@ class TritonCouplings:
             found.setdefault(key, ([], kind))[0].append(lane)
         return list(found.values())
 
+    def _exact(self, lanes: Sequence[int], kind: Any) -> bool:
+        """True for what is always consumed in float64: the caller's own matrices, and points in float64."""
+        return kind is None or not all(is_single(caller_array(self._problems[lane])) for lane in lanes)
+
+    def _pairs(self, lanes: Sequence[int]) -> int:
+        """Pairs that each of these lanes takes, if they are stacked."""
+        return math.prod(padded([sizes(self._problems[lane]) for lane in lanes]))
+
     def _probe(self, stack: Stack, side: int) -> Any:
         """Lanes whose ratios, or means of random signs, are off in some rows: in the mean, or thrice that in one; (L,).
 
@@ -97,18 +112,35 @@ class TritonCouplings:
         return (~(torch.maximum(off.mean(1), off.amax(1) / 3) <= ACCURACY)).int()
 
     def _each(
-        self, side: int, verb: Callable[[Stack], tuple[Any, Any]], exact_verb: Callable[[Stack], Any]
+        self,
+        side: int,
+        verb: Callable[[Stack], tuple[Any, Any]],
+        exact_verb: Callable[[Stack], Any],
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[tuple[Stack, Any]]:
-        """Outcomes of stacks, those in doubt from float64. `verb` returns its outcome and doubts, both by lane."""
+        """Outcomes of stacks, those in doubt from float64. `verb` returns its outcome and doubts, both by lane.
+
+        The host does `meanwhile` before it waits for the device.
+        """
         stacks, found, doubts = self._sides.get(side, self._stacks), [], []
         for stack in stacks:
             if stack.exact:
                 found.append((stack, exact_verb(stack)))
                 continue
-            outcome, doubt = verb(stack)
-            # A lane is probed once for each side, while the device is busy with it anyway.
-            doubts.append(doubt if side in self._sides else doubt + self._probe(stack, side))
+            try:
+                outcome, doubt = verb(stack)
+            except torch.OutOfMemoryError:
+                if stack.matrices is None:
+                    raise
+                streamed = stack.part(range(len(stack.lanes)), exact=True)
+                found.append((streamed, exact_verb(streamed)))
+                continue
+            # A lane is probed once for each side, while the device is busy with it anyway; stored exponents are right.
+            known = side in self._sides or stack.matrices is not None
+            doubts.append(doubt if known else doubt + self._probe(stack, side))
             found.append((stack, outcome))
+        if meanwhile is not None:
+            meanwhile()
         wrong = iter(torch.cat(doubts).tolist() if doubts else [])
         parts = [part for stack, outcome in found for part in _parted(stack, outcome, wrong, exact_verb)]
         self._sides[side] = [stack for stack, _ in parts]
@@ -122,6 +154,14 @@ class TritonCouplings:
             return tensor.to(device=like.device, dtype=dtype)
         array = tensor.cpu().numpy()
         return to_caller(array if array.dtype.kind == "i" else array.astype(to_numpy(f).dtype), like)
+
+    def _handed(self, lanes: Sequence[int], places: Any) -> list[Any]:
+        """Places (L, count) lane by lane as `_return` does; for torch they are moved once, and views of one tensor."""
+        likes = [caller_array(self._problems[lane]) for lane in lanes]
+        devices = {like.device if library(like) == "torch" else None for like in likes}
+        if len(devices) == 1 and None not in devices:
+            return list(places.to(devices.pop()).unbind(0))
+        return [self._return(lane, one) for lane, one in zip(lanes, places.cpu(), strict=True)]
 
     def _collect(self, outcomes: list[tuple[Stack, Any]], side: int) -> list[Any]:
         """Rows of each lane, without padding, in the order of the problems."""
@@ -137,7 +177,7 @@ class TritonCouplings:
         found = self._collect(self._ratios(s), s)
         return [self._return(lane, logs * LN2) for lane, logs in enumerate(found)]
 
-    def _ratios(self, side: int) -> list[tuple[Stack, Any]]:
+    def _ratios(self, side: int, meanwhile: Callable[[], None] | None = None) -> list[tuple[Stack, Any]]:
         """Log2 of marginal ratios in float64."""
 
         def narrow(stack: Stack) -> tuple[Any, Any]:
@@ -147,7 +187,7 @@ class TritonCouplings:
         def exact(stack: Stack) -> Any:
             return stack.exact_averages(side, None)[0] + stack.potential(side)
 
-        return self._each(side, narrow, exact)
+        return self._each(side, narrow, exact, meanwhile)
 
     def _means(self, values: Sequence[Any], side: int, *, weighted: bool) -> list[Any]:
         """Means of values, times the mass of the row if `weighted`; float64, flat channels."""
@@ -203,20 +243,26 @@ class TritonCouplings:
     def sample(self, count: int, seeds: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Rows by their mass, then columns by the law of the row, both by inverting cumulative sums."""
         count = checked_count(count)
-        numbers = [uniforms(seed, count) for seed in seeds]
+        numbers = torch.empty((2, len(seeds), count), dtype=torch.float64, pin_memory=self._device.type == "cuda")
+        sent: list[Any] = []
+
+        def choose() -> None:
+            for lane, seed in enumerate(seeds):
+                numbers.numpy()[:, lane] = uniforms(seed, count)
+            sent.append(numbers.to(self._device, non_blocking=True))
+
         found: list[Any] = [None] * len(self._problems)
-        for stack, logs in self._ratios(0):
-            first, second = (
-                torch.from_numpy(np.stack([numbers[lane][k] for lane in stack.lanes])).to(self._device) for k in (0, 1)
-            )
+        for stack, logs in self._ratios(0, choose):
+            first, second = _of_lanes(stack, sent[0])
             inside = torch.arange(stack.pads[0], device=self._device)[None, :] < stack.sizes[:, :1]
             mass = torch.where(inside & (stack.mass(0) > 0), stack.mass(0) * torch.exp2(logs), 0.0)
-            if not bool(mass.isfinite().all()):
+            # Sums in float32 that are not finite are in doubt, so that there are none.
+            if stack.exact and not bool(mass.isfinite().all()):
                 raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
             rows = _invert(mass, first)
-            cols = stack.exact_draw(rows, second, logs) if stack.exact else stack.draw(rows, second)
-            for lane, *pair in zip(stack.lanes, rows.long(), cols.long(), strict=True):
-                found[lane] = self._return(lane, pair[0]), self._return(lane, pair[1])
+            pairs = torch.stack([rows, _drawn(stack, rows, second, logs)]).long()
+            for lane, i, j in zip(stack.lanes, *(self._handed(stack.lanes, some) for some in pairs), strict=True):
+                found[lane] = i, j
         return found
 
     def partners(self, rows: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
@@ -230,8 +276,7 @@ class TritonCouplings:
                 stacked([np.asarray(some[lane], dtype=np.float64) for lane in stack.lanes], self._device)
                 for some in (given, numbers)
             )
-            places, chosen = places.int().contiguous(), chosen.contiguous()
-            cols = stack.exact_draw(places, chosen, logs) if stack.exact else stack.draw(places, chosen)
+            cols = _drawn(stack, places.int().contiguous(), chosen.contiguous(), logs)
             for k, lane in enumerate(stack.lanes):
                 found[lane] = self._return(lane, cols[k, : len(given[lane])].long())
         return found
@@ -309,6 +354,24 @@ class TritonCouplings:
         plan = torch.exp2(f[:, None] + g[None, :] - stack.scores(k, n, m))
         a, b = stack.mass(0)[k, :n], stack.mass(1)[k, :m]
         return torch.where((a[:, None] > 0) & (b > 0), a[:, None] * b * plan, 0.0)
+
+
+def _of_lanes(stack: Stack, tensor: Any) -> Any:
+    """What (k, lanes, ...) has for the lanes of a stack."""
+    if stack.lanes == list(range(tensor.shape[1])):
+        return tensor
+    return tensor[:, torch.tensor(stack.lanes, device=tensor.device)]
+
+
+def _drawn(stack: Stack, rows: Any, numbers: Any, logs: Any) -> Any:
+    """Columns for listed rows; in float64 if stored exponents find no memory."""
+    if not stack.exact:
+        try:
+            return stack.draw(rows, numbers)
+        except torch.OutOfMemoryError:
+            if stack.matrices is None:
+                raise
+    return stack.exact_draw(rows, numbers, logs)
 
 
 def _times(mass: Any, rows: Any) -> Any:

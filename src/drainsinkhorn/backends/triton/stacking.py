@@ -19,6 +19,7 @@ from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import stacking_kernels as s
 from drainsinkhorn.backends.triton.layout import on_device, unit_rows
 from drainsinkhorn.backends.triton.loading import How
+from drainsinkhorn.backends.triton.matrices import Matrices
 from drainsinkhorn.backends.triton.stacks import Stack, folded
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
@@ -47,13 +48,19 @@ def stacked(values: Sequence[Any], device: Any) -> Any:
     return out
 
 
+def padded(shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Rows and columns of a stack of lanes of these sizes."""
+    rows, cols = (-(-max(shape[side] for shape in shapes) // PAD) * PAD for side in (0, 1))
+    return rows, cols
+
+
 def stack_lanes(
     lanes: list[int], problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]], how: How | None,
-    device: Any, *, uniform: bool, exact: bool,
+    device: Any, *, uniform: bool, exact: bool, keep: bool = True,
 ) -> Stack:  # fmt: skip
-    """Lay finished problems of one kind out on the device."""
+    """Lay finished problems of one kind out on the device; stored exponents are made when used, and kept if `keep`."""
     shapes = [sizes(problem) for problem in problems]
-    pads = tuple(-(-max(shape[side] for shape in shapes) // PAD) * PAD for side in (0, 1))
+    pads = padded(shapes)
     true = _sent(shapes, torch.int32, device)
     units = [problem.eps * math.log(2) for problem in problems]
     factors = [_factor(problem) / unit for problem, unit in zip(problems, units, strict=True)]
@@ -66,6 +73,7 @@ def stack_lanes(
     numbers = _sent([units, factors, scales], torch.float64, device)
     blank = torch.zeros(1, dtype=torch.float32, device=device)
     middle = blank if laid is None else _middle(clouds, weights, true, len(set(shapes)) > 1)
+    stored = laid is not None and laid.kind == k.STORED.value
     doubt = torch.zeros(len(lanes), dtype=torch.int32, device=device)
     points, vectors, wide = [], [], []
     for side, pad in enumerate(pads):
@@ -84,6 +92,7 @@ def stack_lanes(
     return Stack(
         lanes=lanes, how=how, exact=exact, rooted=rooted, sizes=true, pads=pads, clouds=clouds, factors=numbers[1],
         doubt=doubt, points=tuple(points), vectors=tuple(vectors), wide=tuple(wide),
+        matrices=Matrices(shapes, middle, keep) if stored else None,
     )  # fmt: skip
 
 
@@ -135,7 +144,7 @@ def _middle(clouds: tuple[Any, Any], weights: list[Any] | None, true: Any, ragge
 
 def _kind(how: How | None, dim: int) -> dict[str, Any]:
     """How a side is laid out: chunks of coordinates as products want them, or all of them one after another."""
-    if how is None:
+    if how is None or how.kind == k.STORED.value:
         return {"KIND": k.STORED.value, "DP": COORDINATES, "CHUNKS": 0, "FOLD": False}
     if how.kind == k.PRODUCT.value:
         return {"KIND": how.kind, "DP": how.dp, "CHUNKS": how.chunks, "FOLD": folded(how)}
@@ -143,8 +152,8 @@ def _kind(how: How | None, dim: int) -> dict[str, Any]:
 
 
 def _room(how: How | None, lanes: int, dim: int, pad: int, device: Any) -> Any:
-    """Memory for the points of one side: float16 pairs (L, pad, chunks, 2, dp), or float32 (L, dim, pad)."""
-    if how is None:
+    """Memory for the points of one side: float16 pairs (L, pad, chunks, 2, dp), float32 (L, dim, pad), or none."""
+    if how is None or how.kind == k.STORED.value:
         return torch.empty((lanes, 0), dtype=torch.float32, device=device)
     if how.kind == k.PRODUCT.value:
         return torch.empty((lanes, pad * how.chunks * 2 * how.dp), dtype=torch.float16, device=device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from drainsinkhorn.backends.triton.kernels import GRID, MOST_HALF, PRODUCT, _Constant, _halves
+from drainsinkhorn.backends.triton.kernels import GRID, MOST_HALF, PRODUCT, STORED, _Constant, _halves
 from drainsinkhorn.backends.triton.layout_kernels import ROOT_TWO, _coordinates
 
 # Places of vectors of a side, (VECTORS, L, pad).
@@ -24,6 +24,12 @@ AWAY = _Constant(-1e30)
 """The level of what has no weight."""
 ROUGH = _Constant(0.5)
 """Bits beyond which the rest of a potential says that float16 cannot hold it."""
+LIGHTEST = _Constant(-128.0)
+"""Bits of the smallest weight beside which stored exponents, as large as they may then be, are right to 5e-6."""
+ROUNDED = _Constant(2.0**-51)
+"""Of a score from products in float64, for each coordinate: what rounding may change, at most."""
+OFF = _Constant(1e-6)
+"""Bits that a stored exponent may be off, before it is rounded to float32."""
 
 
 @triton.jit(do_not_specialize=["cloud_stride", "given_stride", "weight_stride", "dim"])
@@ -34,7 +40,7 @@ def lay_out(cloud, cloud_stride, middle, units, scales, given, given_stride, wei
 
     The potential in bits less the norm of the point is LEVEL + FINE, and with the logarithm of the weight OTHER_LEVEL +
     log2 WEIGHT; REST is what OTHER_LEVEL lacks of the former. UNIFORM weights are one number a lane. `wide`, (2, L, pad),
-    takes the potential itself and the mass.
+    takes the potential itself and the mass. STORED matrices hold potentials and norms, which count as zero here.
     """
     lane, lanes = tl.program_id(1), tl.num_programs(1)
     at = lane.to(tl.int64)
@@ -65,7 +71,7 @@ def lay_out(cloud, cloud_stride, middle, units, scales, given, given_stride, wei
         mass = tl.where(inside, tl.load(weights + lane), 0.0)
     else:
         mass = tl.load(weights + at * weight_stride + rows, mask=inside, other=0.0).to(tl.float64)
-    level = potential - norm
+    level = norm if KIND == STORED else potential - norm
     coarse = tl.floor(level * GRID + 0.5) / GRID
     heavy = mass > 0
     bits = tl.where(heavy, tl.log2(tl.where(heavy, mass, 1.0)), 0.0)
@@ -81,6 +87,8 @@ def lay_out(cloud, cloud_stride, middle, units, scales, given, given_stride, wei
     rest = level - other
     fine = rest + bits
     rough = heavy & ~(tl.abs(fine) < ROUGH)
+    if KIND == STORED:
+        rough = rough | (bits < LIGHTEST)
     if tl.max(rough.to(tl.int32), axis=0) > 0:
         tl.store(doubt + lane, 1)
     side = vectors + at * pad + rows
@@ -92,6 +100,64 @@ def lay_out(cloud, cloud_stride, middle, units, scales, given, given_stride, wei
     tl.store(side + REST * step, tl.where(heavy, rest, 0.0).to(tl.float32))
     tl.store(wide + at * pad + rows, potential)
     tl.store(wide + step + at * pad + rows, mass)
+
+
+@triton.jit(do_not_specialize=["cloud_stride", "first", "dim"])
+def spread(cloud, cloud_stride, middle, factors, sizes, out, norms, doubt, first, dim, pad, ROOTED: tl.constexpr,
+           SIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Points of lanes from the `first` on in float64, (lanes, pad, dim): squared distances (or distances) are scores in bits.
+
+    Their squares are `norms`, (lanes, pad). A lane is in doubt if products of its points are not right to OFF.
+    """
+    lane = tl.program_id(1)
+    at, here = (first + lane).to(tl.int64), lane.to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = rows < tl.load(sizes + 2 * at + SIDE)
+    factor = tl.load(factors + at)
+    scale = factor if ROOTED else tl.sqrt(factor)
+    norm = tl.zeros((ROWS,), dtype=tl.float64)
+    for start in range(0, dim, BLOCK):
+        ks = start + tl.arange(0, BLOCK)
+        x = _coordinates(cloud + at * cloud_stride, middle + at * dim, scale, rows, inside, ks, dim)
+        norm += tl.sum(x * x, axis=1)
+        place = out + (here * pad + rows)[:, None] * dim + ks[None, :]
+        tl.store(place, x, mask=inside[:, None] & (ks < dim)[None, :])
+    tl.store(norms + here * pad + rows, norm)
+    far = tl.sqrt(norm) if ROOTED else norm
+    # What has no weight counts too: its rows are consumed as well.
+    wrong = ~(far * (ROUNDED * (dim + 4)) <= OFF)
+    if tl.max(wrong.to(tl.int32), axis=0) > 0:
+        tl.store(doubt + at, 1)
+
+
+@triton.jit(do_not_specialize=["first"])
+def fill(scores, norms, other_norms, potentials, other_potentials, sizes, matrix, first, pad, other_pad,
+         ROOTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """`f_i + g_j - c_ij` of lanes from the `first` on, rounded last, (L, pad, other_pad); zero around it.
+
+    Scores are inner products of points, or distances if ROOTED; a lane's lie without gaps.
+    """
+    lane = tl.program_id(1)
+    at, here = (first + lane).to(tl.int64), lane.to(tl.int64)
+    size, other_size = tl.load(sizes + 2 * at), tl.load(sizes + 2 * at + 1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    f = tl.load(potentials + at * pad + rows)
+    norm = tl.load(norms + here * pad + rows)
+    wide = rows[:, None].to(tl.int64)
+    for start in range(0, other_pad, BLOCK):
+        others = start + tl.arange(0, BLOCK)
+        seen = (rows < size)[:, None] & (others < other_size)[None, :]
+        g = tl.load(other_potentials + at * other_pad + others)
+        found = tl.load(scores + here * pad * other_pad + wide * other_size + others[None, :], mask=seen, other=0.0)
+        if not ROOTED:
+            other_norm = tl.load(other_norms + here * other_pad + others)
+            found = tl.maximum(norm[:, None] + other_norm[None, :] - 2.0 * found, 0.0)
+        exponent = f[:, None] + g[None, :] - found
+        # What has no weight may lie anywhere: float32 holds this. What is no number stays none, and its lane is in doubt.
+        exponent = tl.where(exponent < AWAY, AWAY, exponent)
+        exponent = tl.where(exponent > -AWAY, -AWAY, exponent)
+        place = matrix + at * pad * other_pad + wide * other_pad + others[None, :]
+        tl.store(place, tl.where(seen, exponent, 0.0).to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["value_stride", "channels"])

@@ -16,6 +16,7 @@ from drainsinkhorn.backends.triton import coupling_kernels as c
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import stacking_kernels as s
 from drainsinkhorn.backends.triton.loading import How
+from drainsinkhorn.backends.triton.matrices import Matrices
 from drainsinkhorn.backends.triton.tiles import ConsumerTile, consumer_tile, options
 
 EXACT_BM, EXACT_BN, EXACT_CP, EXACT_WARPS = 16, 32, 4, 4
@@ -49,6 +50,7 @@ class Stack:
         points: Coordinates as float32 kernels want them, (L, ...); float16 pairs or float32.
         vectors: What float32 kernels want of a side, (VECTORS, L, pad); see `stacking_kernels`.
         wide: Potentials in bits and masses, float64, (2, L, pad).
+        matrices: Stored exponents in place of points; None where there are none.
     """
 
     lanes: list[int]
@@ -63,6 +65,7 @@ class Stack:
     points: tuple[Any, Any]
     vectors: tuple[Any, Any]
     wide: tuple[Any, Any]
+    matrices: Matrices | None = None
 
     @property
     def dense(self) -> bool:
@@ -84,12 +87,14 @@ class Stack:
     def part(self, some: Sequence[int], *, exact: bool) -> Stack:
         """Some of the lanes."""
         if len(some) == len(self.lanes):
-            return replace(self, exact=exact)
+            return replace(self, exact=exact, matrices=None if exact else self.matrices)
         at = torch.tensor(list(some), device=self.sizes.device)
         first = {name: tuple(side[at] for side in getattr(self, name)) for name in ("clouds", "points")}
         second = {name: tuple(side[:, at] for side in getattr(self, name)) for name in ("vectors", "wide")}
         each = {name: getattr(self, name)[at] for name in ("sizes", "factors", "doubt")}
-        return replace(self, lanes=[self.lanes[i] for i in some], exact=exact, **first, **second, **each)
+        matrices = None if exact or self.matrices is None else self.matrices.part(some, at)
+        lanes = [self.lanes[i] for i in some]
+        return replace(self, lanes=lanes, exact=exact, matrices=matrices, **first, **second, **each)
 
     def masses(self, side: int, logs: Any) -> Any:
         """`a_i rho_i` from logs of `exact_averages`; zero where there is no weight."""
@@ -97,9 +102,10 @@ class Stack:
         return torch.where(mass > 0, mass * torch.exp2(logs + self.potential(side)), 0.0)
 
     def _narrow(self, side: int) -> tuple[list[Any], dict[str, Any]]:
-        """What the float32 kernels are told first, and their kind."""
+        """What the float32 kernels are told first, and their kind. Doubts are complete only then."""
         assert self.how is not None
-        (points, others), own, other = self.points[:: 1 - 2 * side], self.vectors[side], self.vectors[1 - side]
+        own, other = self.vectors[side], self.vectors[1 - side]
+        points, others = self.points[:: 1 - 2 * side] if self.matrices is None else [self.matrices.of(self)] * 2
         arguments = [points, others, points.stride(0), others.stride(0), self.clouds[0].shape[2], self.sizes]
         arguments += [own[s.LEVEL.value], other[s.OTHER_LEVEL.value], other[s.WEIGHT.value]]
         arguments += [self.pads[side], self.pads[1 - side]]
@@ -129,8 +135,8 @@ class Stack:
         blocks = -(-channels // cp)
         scales, halves = self._split(1 - side, values, cp, blocks)
         out = torch.empty((lanes, pad, channels), dtype=torch.float32, device=device)
-        doubt = self.doubt.clone()
         arguments, kind = self._narrow(side)
+        doubt = self.doubt.clone()
         tile, told = self._tile(cp)
         c.average[(-(-pad // tile["bm"]), lanes, blocks)](
             *arguments, doubt, self.vectors[side][s.FINE.value], self.mass(side), halves, scales, channels, out,
@@ -151,6 +157,7 @@ class Stack:
 
     def totals(self, side: int, *, costs: bool = False) -> tuple[Any, Any, Any]:
         """Sums of terms, (L, rows); if `costs` of p log2(p / b) without l, and of p c, (2, L, rows); and doubts."""
+        arguments, kind = self._narrow(side)
         doubt, lanes, pad = self.doubt.clone(), len(self.lanes), self.pads[side]
         sums = torch.ones((lanes, pad), dtype=torch.float32, device=doubt.device)
         more, extra = sums, (sums, sums, sums)
@@ -158,13 +165,18 @@ class Stack:
             more = torch.zeros((2, lanes, pad), dtype=torch.float32, device=doubt.device)
             rest = self.vectors[1 - side][s.REST.value]
             gross, toll = self.potential(side) - self.fine(side), self.potential(1 - side) - rest
-            extra = gross.float(), rest, toll.float()
-        arguments, kind = self._narrow(side)
+            # A constant that one side has more of than the other would cost both digits.
+            more_here = (self._highest(side, gross) - self._highest(1 - side, toll)) / 2
+            extra = (gross - more_here).float(), rest, (toll + more_here).float()
         tile, told = self._tile(0)
         c.total[(-(-pad // tile["bm"]), lanes)](
             *arguments, doubt, sums, *extra, more, **kind, SIDE=side, COSTS=costs, **told
         )
         return sums, more, doubt
+
+    def _highest(self, side: int, values: Any) -> Any:
+        """The largest of each lane where there is weight, (L, 1)."""
+        return torch.where(self.mass(side) > 0, values, -torch.inf).amax(1, keepdim=True)
 
     def signed(self, side: int, rows: Any, signs: Any) -> tuple[Any, Any]:
         """Sums of terms of listed rows (L, count), and means of signs (M,) under their laws, in float32."""

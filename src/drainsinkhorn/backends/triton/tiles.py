@@ -120,6 +120,7 @@ CONSUMER_TILES: dict[tuple[int, int], ConsumerTile] = {
     (PRODUCT, 16): {"bm": 64, "bn": 64, "warps": 4, "stages": 3, "registers": 0},
     (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "registers": 0},
     (PRODUCT, 64): {"bm": 64, "bn": 64, "warps": 4, "stages": 2, "registers": 0},
+    (STORED, 16): {"bm": 64, "bn": 64, "warps": 4, "stages": 3, "registers": 0},
 }
 """For means of up to 16 channels. Rows and columns divide 128, to which sides are padded."""
 
@@ -130,4 +131,7 @@ def consumer_tile(kind: int, dp: int, channels: int) -> ConsumerTile:
     if channels > 16 or (channels == 0 and kind == PRODUCT):
         # Sums of many channels, and places of the largest terms, take the registers of half a tile.
         return {"bm": min(found["bm"], 64), "bn": 64, "warps": 4, "stages": 2, "registers": 0}
+    if channels == 0 and kind == STORED:
+        # Without products sweeps wait for memory, which more programs hide.
+        return {**found, "bm": 32}
     return found
