@@ -76,8 +76,8 @@ def test_a_lane_of_a_stack_starts_as_it_does_alone() -> None:
 
 def test_launches_are_made_ready_only_for_tensors_that_begin_well() -> None:
     whole = torch.zeros(16, dtype=torch.float64)
-    assert all(map(launching._begins_well, (whole, whole[2:], 3)))
-    assert not launching._begins_well(whole[1:])
+    assert launching._values((whole, whole[2:], 3)) == [whole.data_ptr(), whole.data_ptr() + 16, 3]
+    assert launching._values((whole, whole[1:], 3)) is None
 
 
 def test_frames_hold_both_clouds() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 def library(value: Any) -> str:
     """Which library an array belongs to: "torch", "jax" or "numpy" (which stands for everything else)."""
-    if type(value) is np.ndarray:
-        return "numpy"
-    root = type(value).__module__.partition(".")[0]
-    if root == "torch" or any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__):
-        return "torch"
-    return "jax" if root in ("jax", "jaxlib") else "numpy"
+    return _library_of(type(value))
+
+
+@lru_cache(maxsize=256)
+def _library_of(kind: type) -> str:
+    roots = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    return "torch" if "torch" in roots else "jax" if roots[0] in ("jax", "jaxlib") else "numpy"
 
 
 def is_array(value: Any) -> bool:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -135,8 +136,12 @@ def _callers_kind(kind: Any) -> Any:
 
 def _is_ott(value: Any) -> bool:
     """True for a CostFn of OTT, of which nothing is imported that the caller has not imported."""
-    named = {f"{base.__module__}.{base.__name__}" for base in type(value).__mro__}
-    return "ott.geometry.costs.CostFn" in named
+    return _is_ott_type(type(value))
+
+
+@lru_cache(maxsize=256)
+def _is_ott_type(kind: type) -> bool:
+    return "ott.geometry.costs.CostFn" in {f"{base.__module__}.{base.__name__}" for base in kind.__mro__}
 
 
 @dataclass(frozen=True, slots=True)

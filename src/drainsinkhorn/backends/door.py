@@ -106,7 +106,7 @@ def _shown(value: Any) -> str:
 
 
 def _positive(name: str, value: Any, hint: str) -> float:
-    if is_array(value) and value.ndim == 0:
+    if type(value) is not float and is_array(value) and value.ndim == 0:
         value = value.item()
     if isinstance(value, int) and value.bit_length() > 1024:
         value = math.inf
@@ -145,21 +145,17 @@ def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
 
 def _on_device(value: Any) -> bool:
     """True for a matrix of floats on another device, which is looked at there: nothing is copied."""
-    return (
-        library(value) == "torch"
-        and value.is_cuda
-        and str(value.dtype) in ("torch.float32", "torch.float64")
-        and str(value.layout) == "torch.strided"
-        and value.ndim == 2
-        and value.numel() > 0
-    )
+    if library(value) != "torch" or not value.is_cuda:
+        return False
+    torch = sys.modules["torch"]
+    floats = value.dtype in (torch.float32, torch.float64) and value.layout is torch.strided
+    return floats and value.ndim == 2 and value.numel() > 0
 
 
 def finite_on_device(problems: Sequence[Any]) -> bool:
     """True if whatever of these problems lies on a device is finite, and something does; the device is asked once."""
     given = [p for p in problems if isinstance(p, Problem)]
-    arrays: list[Any] = [value for p in given for value in (p.x, p.y, p.cost) if is_array(value)]
-    values = list(filter(_on_device, arrays))
+    values: list[Any] = [value for p in given for value in (p.x, p.y, p.cost) if _on_device(value)]
     norm = getattr(sys.modules["torch"].nn.utils, "get_total_norm", None) if values else None
     # Older versions of torch have none, and problems are looked at one by one.
     return norm is not None and math.isfinite(float(norm([value.detach() for value in values], math.inf)))
@@ -205,7 +201,8 @@ def _cost(problem: Problem[Any]) -> Cost | Any:
             f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix, "
             "or for a cost of your own a Formula or a CostFn of OTT"
         )
-    return replace(cost, scale=_positive("the scale of the cost", cost.scale, "1.0 is the default"))
+    scale = _positive("the scale of the cost", cost.scale, "1.0 is the default")
+    return cost if scale is cost.scale else replace(cost, scale=scale)
 
 
 def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, int]:

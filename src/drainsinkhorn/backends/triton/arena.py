@@ -18,7 +18,7 @@ class Arena:
 
     def __init__(self, torch: Any, dtype: Any, device: Any) -> None:
         self._torch = torch
-        self.buffer = torch.zeros(ALIGN, dtype=dtype, device=device)
+        self.buffer = torch.empty(0, dtype=dtype, device=device)
         self._free: list[tuple[int, int]] = []
         self._end = self._used = 0
 
@@ -66,6 +66,7 @@ class Arena:
         self._free, self._end = list(mark[0]), mark[1]
 
     def _grow(self, size: int) -> None:
-        larger = self._torch.zeros(max(size, ALIGN), dtype=self.buffer.dtype, device=self.buffer.device)
-        larger[: self._used] = self.buffer[: self._used]
+        larger = self._torch.zeros(size, dtype=self.buffer.dtype, device=self.buffer.device)
+        if self._used:
+            larger[: self._used] = self.buffer[: self._used]
         self.buffer = larger

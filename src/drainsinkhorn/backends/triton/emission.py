@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,46 +14,34 @@ import torch
 from drainsinkhorn.backends.arrays import library
 from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.emission import Rounded, emission
-from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.core.problem import Potentials
 from drainsinkhorn.core.protocol import Emission
-
-
-def _by_size(pack: Any, lanes: Sequence[Any]) -> Iterator[tuple[Any, list[int], Any]]:
-    """Lanes of each size, and their rows of the table."""
-    found: dict[Any, list[int]] = {}
-    for number, lane in enumerate(lanes):
-        found.setdefault(lane.group.size, []).append(number)
-    for size, numbers in found.items():
-        yield size, numbers, pack._table[torch.tensor([lanes[i].place for i in numbers], device=pack.device)]
 
 
 def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:
     """Copies of the states of lanes for their callers, as they were verified."""
     found: list[Any] = [None] * len(lanes)
     given = pack.given(lanes)
-    for size, numbers, rows in _by_size(pack, lanes):
-        all_f, all_g = (
-            given[rows[:, k.POTENTIAL.value + side, None] + torch.arange(int(size[side]), device=pack.device)[None, :]]
-            for side in (0, 1)
-        )
-        forms: dict[Any, tuple[Any, Any]] = {}
-        for row, number in enumerate(numbers):
-            lane = lanes[number]
-            single = lane.single
-            like = caller_array(lane.problem)
-            kind = library(like)
-            if lane.support is not None or kind == "jax":
-                dtype = np.dtype(np.float32 if single else np.float64)
-                state = Rounded(all_f[row].cpu().numpy(), all_g[row].cpu().numpy(), dtype)
-                found[number] = emission(lane.problem, state, lane.support)
-                continue
-            where = like.device if kind == "torch" else "numpy"
-            if (where, single) not in forms:
-                dtype = torch.float32 if single else torch.float64
-                both = tuple(p.to(dtype) if kind == "torch" else p.to(dtype).cpu().numpy() for p in (all_f, all_g))
-                forms[where, single] = tuple(p.to(where) for p in both) if kind == "torch" else both
-            f, g = forms[where, single]
-            pair = Potentials(f[row], g[row])
-            found[number] = Emission(pair, pair.f.dtype != like.dtype)
+    alike: dict[Any, list[int]] = {}
+    for number, lane in enumerate(lanes):
+        like = caller_array(lane.problem)
+        kind = library(like)
+        if lane.support is not None or kind == "jax":
+            f, g = (part[0].cpu().numpy() for part in _both(given, [lane], torch.float64))
+            state = Rounded(f, g, np.dtype(np.float32 if lane.single else np.float64))
+            found[number] = emission(lane.problem, state, lane.support)
+        else:
+            where = like.device if kind == "torch" else None
+            alike.setdefault((lane.group.size, where, lane.single), []).append(number)
+    for (_, where, single), numbers in alike.items():
+        both = _both(given, [lanes[number] for number in numbers], torch.float32 if single else torch.float64)
+        both = [part.cpu().numpy() if where is None else part.to(where) for part in both]
+        for number, f, g in zip(numbers, *both, strict=True):
+            found[number] = Emission(Potentials(f, g), f.dtype != caller_array(lanes[number].problem).dtype)
     return found
+
+
+def _both(given: Any, lanes: Sequence[Any], dtype: Any) -> list[Any]:
+    """Potentials of both sides of lanes of one size, each a tensor (lanes, size) of its own."""
+    places, size = [lane.potentials for lane in lanes], lanes[0].group.size
+    return [torch.stack([given[at[side] : at[side] + size[side]] for at in places]).to(dtype) for side in (0, 1)]

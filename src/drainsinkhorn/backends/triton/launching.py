@@ -11,7 +11,7 @@ sixteen bytes; one that does not, a slice of a caller's perhaps, is launched by 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.runtime import driver
@@ -19,7 +19,18 @@ from triton.runtime import driver
 Launch = Callable[[int], None]
 """Launches a kernel in a stream."""
 
-_compiled: dict[Hashable, Any] = {}
+
+class _Form(NamedTuple):
+    """A compiled form of a kernel, and the constants that its launcher wants after the arguments."""
+
+    run: Callable[..., None]
+    function: Any
+    metadata: Any
+    constants: list[Any]
+
+
+_forms: dict[Hashable, _Form | None] = {}
+"""By kernel, device, dtype and constants; None where Triton's interpreter runs."""
 
 
 def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> Launch:
@@ -28,22 +39,21 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
     def by_triton(_: int) -> None:
         kernel[grid](*args, **constants)
 
-    if not all(map(_begins_well, args)):
+    values = _values(args)
+    if values is None:
         return by_triton
     key = (kernel.__name__, args[0].device, args[0].dtype, *constants.values())
-    if key not in _compiled:
-        _compiled[key] = None if args[0].device.type == "cpu" else kernel.warmup(*args, grid=grid, **constants)
-    compiled = _compiled[key]
-    if compiled is None:
+    if key not in _forms:
+        _forms[key] = None if args[0].device.type == "cpu" else _form(kernel, grid, args, constants)
+    form = _forms[key]
+    if form is None:
         return by_triton
-    run = compiled.run
-    function, metadata, (x, y, z) = compiled.function, compiled.packed_metadata, (*grid, 1, 1)[:3]
-    values = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
-    values += [constants[name] for name in kernel.arg_names[len(args) :]]
+    run, function, metadata, last = form
+    x, y, z = (*grid, 1, 1)[:3]
 
     def directly(stream: int) -> None:
         try:
-            run(x, y, z, stream, function, metadata, None, None, None, *values)
+            run(x, y, z, stream, function, metadata, None, None, None, *values, *last)
         except (TypeError, OverflowError):
             # A Triton whose launchers take other arguments, or too large an integer: said before anything runs.
             by_triton(stream)
@@ -51,8 +61,21 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
     return directly
 
 
-def _begins_well(arg: Any) -> bool:
-    return not isinstance(arg, torch.Tensor) or arg.data_ptr() % 16 == 0
+def _form(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> _Form:
+    compiled = kernel.warmup(*args, grid=grid, **constants)
+    last = [constants[name] for name in kernel.arg_names[len(args) :]]
+    return _Form(compiled.run, compiled.function, compiled.packed_metadata, last)
+
+
+def _values(args: tuple[Any, ...]) -> list[int] | None:
+    """Integers, and where tensors begin; None if one of them does not begin well."""
+    values: list[int] = []
+    for arg in args:
+        value = arg if type(arg) is int else arg.data_ptr()
+        if value is not arg and value % 16:
+            return None
+        values.append(value)
+    return values
 
 
 def stream_of(device: Any) -> int:
@@ -66,3 +89,27 @@ def stream_of(device: Any) -> int:
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """`kernel[grid](*args, **constants)`, once."""
     prepared(kernel, grid, *args, **constants)(stream_of(args[0].device))
+
+
+def upload(values: Any, dtype: Any, device: Any) -> Any:
+    """Numbers of the host on the device, without waiting for what the device has to do before it gets them.
+
+    Memory that is not pinned has been read when the copy returns, so it may be forgotten at once.
+    """
+    return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
+class Download:
+    """Numbers of the device on their way to the host, which waits for them when it reads them."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values.to("cpu", non_blocking=True)
+        self._there = torch.cuda.Event() if values.device.type == "cuda" else None
+        if self._there is not None:
+            self._there.record(torch.cuda.current_stream(values.device))
+
+    def read(self) -> Any:
+        """A NumPy array."""
+        if self._there is not None:
+            self._there.synchronize()
+        return self._values.numpy()

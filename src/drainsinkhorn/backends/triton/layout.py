@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,7 @@ def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts:
     launch(lay.judged, (lanes,), starts, b, size, starts.stride(0), b.stride(0), ALWAYS=always, BLOCK=JUDGED)
 
 
-def placed(points: Any, middles: Any, scales: Any, side: int, how: Any, views: dict[str, Any]) -> tuple[Any, Any]:
+def placed(points: Any, middles: Any, scales: Any, side: int, how: Any, views: Mapping[str, Any]) -> tuple[Any, Any]:
     """Write a cloud where legs read it; of stored scores the scaled cloud and its squared norms are returned."""
     lanes, size, dim = points.shape
     exact = views[f"EXACT{side}"]
@@ -146,7 +146,7 @@ def placed(points: Any, middles: Any, scales: Any, side: int, how: Any, views: d
     return out.view(lanes, size, dim) if how.kind == k.STORED.value else out, norms
 
 
-def absorbed(scores: Any, views: dict[str, Any], lanes: slice, norms: tuple[Any, Any] | None = None) -> None:
+def absorbed(scores: Any, views: Mapping[str, Any], lanes: slice, norms: tuple[Any, Any] | None = None) -> None:
     """Absorb the scores of some lanes, or the products from which they are made with norms, into their matrices."""
     count, n, m = scores.shape
     start, mass, base, matrix = (views[key][lanes] for key in ("POTENTIAL1", "MASS1", "NORM0", "MATRIX0"))
@@ -158,7 +158,7 @@ def absorbed(scores: Any, views: dict[str, Any], lanes: slice, norms: tuple[Any,
     )  # fmt: skip
 
 
-def stored(x: Any, y: Any, norms: tuple[Any, Any], views: dict[str, Any], *, rooted: bool) -> None:
+def stored(x: Any, y: Any, norms: tuple[Any, Any], views: Mapping[str, Any], *, rooted: bool) -> None:
     """Matrices of clouds: products by one call for each lane, since those of a whole stack may be rounded otherwise."""
     lanes, n, m = len(x), x.shape[1], y.shape[1]
     step = max(1, SCRATCH_PAIRS // (n * m))

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.door import sizes, uniform
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena, aligned
+from drainsinkhorn.backends.triton.launching import Download, upload
 from drainsinkhorn.backends.triton.layout import absorbed, framed, gaussian, placed, stack, stored, unit_rows
 from drainsinkhorn.backends.triton.tiles import LARGEST, options, splits
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -97,9 +99,9 @@ class Loaded:
     Attributes:
         pieces: Their piece of every arena: start and size.
         table: Their rows of the table.
+        bounds: What bounds the scores of each in bits, then, where that decides anything, its norms and its starts.
         size: Rows and columns.
         programs: Programs of a leg of either side.
-        band: Rounding of what float64 measures, by lane.
         blur: The residual that leading halves leave where rounding errors of points average out, by lane; NaN where
             they are not to be taken.
         lanes: How many of them are still there.
@@ -107,11 +109,46 @@ class Loaded:
 
     pieces: dict[str, tuple[int, int]]
     table: Any
+    bounds: Download
     size: tuple[int, int]
     programs: tuple[int, int]
-    band: Any
-    blur: Any
+    blur: list[float]
     lanes: int = field(default=0)
+
+    @cached_property
+    def band(self) -> list[float]:
+        """Rounding of what float64 measures, by lane."""
+        # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
+        scores = 2 * (self.table[:, k.DIM.value] + 40) * UNIT * math.log(2) * self.bounds.read()[0]
+        band = scores + 8 * UNIT * sum(self.size)
+        return np.where(np.isfinite(band), band, math.nan).tolist()
+
+    @cached_property
+    def potentials(self) -> list[list[int]]:
+        """Where each lane's potentials of rows and columns begin."""
+        return self.table[:, k.POTENTIAL.value : k.POTENTIAL.value + 2].tolist()
+
+
+class Views(Mapping[str, Any]):
+    """Fields of lanes that were laid out together, each a tensor (lanes, size), made when it is asked for."""
+
+    def __init__(self, arenas: dict[str, Arena], lanes: int) -> None:
+        self._arenas, self._lanes = arenas, lanes
+        self._places: dict[str, tuple[str, int, int]] = {}
+
+    def place(self, name: str, arena: str, start: int, size: int) -> None:
+        """Say where a field is: its arena, where its first lane begins, and its size."""
+        self._places[name] = (arena, start, size)
+
+    def __getitem__(self, name: str) -> Any:
+        arena, start, size = self._places[name]
+        return self._arenas[arena].buffer.as_strided((self._lanes, size), (aligned(size), 1), start)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def same_shape(lanes: Sequence[Any]) -> list[list[Any]]:
@@ -126,10 +163,9 @@ def same_shape(lanes: Sequence[Any]) -> list[list[Any]]:
     return list(found.values())
 
 
-def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Arena], device: Any) -> Loaded:
-    """Take memory for lanes of one shape, fill it, and say where everything is."""
-    lanes, (n, m) = len(problems), sizes(problems[0])
-    dim = 0 if how.dense else int(problems[0].x.shape[1])
+@lru_cache(maxsize=256)
+def _fields(how: How, n: int, m: int, dim: int) -> dict[str, list[tuple[str, int, int]]]:
+    """What a lane keeps in each arena: name, column of the table that says where it is, and size."""
     tiles, pair = [-(-size // 16) for size in (n, m)], how.slot if how.packed else 2 * how.dp * how.chunks
     shares, whole = how.shares((n, m)), [-(-size // how.bm) for size in (n, m)]
     fields = {
@@ -143,46 +179,61 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
         else [("COORDS", (dim * aligned(n), dim * aligned(m)))] if how.kind != k.PRODUCT.value else [],
         "exact": [("EXACT", (n * m,) if how.dense else (dim * n, dim * m))],
     }  # fmt: skip
-    table = np.zeros((lanes, k.FIELDS.value), dtype=np.int64)
-    views: dict[str, Any] = {}
+    return {
+        arena: [
+            (f"{name}{side}", getattr(k, name).value + side, size)
+            for name, parts in wanted
+            for side, size in enumerate(parts)
+        ]
+        for arena, wanted in fields.items()
+        if wanted
+    }
+
+
+def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Arena], device: Any) -> Loaded:
+    """Take memory for lanes of one shape, fill it, and say where everything is."""
+    lanes, (n, m) = len(problems), sizes(problems[0])
+    dim = 0 if how.dense else int(problems[0].x.shape[1])
+    views, shares = Views(arenas, lanes), how.shares((n, m))
     pieces: dict[str, tuple[int, int]] = {}
-    layout: list[tuple[str, str, int, int, int]] = []
-    steps = np.arange(lanes)
-    for name, wanted in fields.items():
-        total = lanes * sum(aligned(size) for _, parts in wanted for size in parts)
-        if total == 0:
-            continue
-        start = arenas[name].take(total)
-        pieces[name] = (start, total)
-        for field_name, parts in wanted:
-            for side, size in enumerate(parts):
-                column = getattr(k, field_name).value + side
-                table[:, column] = start + aligned(size) * steps
-                layout.append((name, f"{field_name}{side}", start, aligned(size), size))
-                start += aligned(size) * lanes
-    for name, key, start, stride, size in layout:
-        views[key] = arenas[name].buffer[start : start + stride * lanes].view(lanes, stride)[:, :size]
-    table[:, k.SIZES.value], table[:, k.SIZES.value + 1], table[:, k.DIM.value] = n, m, dim
-    table[:, k.SPLITS.value], table[:, k.SPLITS.value + 1] = shares
-    views["MASS0"][:] = stack([p.a for p in problems], device)
-    views["MASS1"][:] = stack([p.b for p in problems], device)
-    bits = torch.from_numpy(np.array([1 / (p.eps * math.log(2)) for p in problems])).to(device)
-    largest = (_fill_dense if how.dense else _fill_points)(problems, how, views, bits, device)
-    # Potentials stay within a few times the largest score of where they start.
-    reach = starts = largest
+    # The table's row of the first lane, and what each lane after it adds.
+    first, step = [0] * k.FIELDS.value, [0] * k.FIELDS.value
+    first[k.SIZES.value : k.SIZES.value + 2], first[k.SPLITS.value : k.SPLITS.value + 2] = (n, m), shares
+    first[k.DIM.value] = dim
+    for arena, wanted in _fields(how, n, m, dim).items():
+        total = lanes * sum(aligned(size) for _, _, size in wanted)
+        start = arenas[arena].take(total)
+        pieces[arena] = (start, total)
+        for name, column, size in wanted:
+            first[column], step[column] = start, aligned(size)
+            views.place(name, arena, start, size)
+            start += aligned(size) * lanes
+    table = np.array(first, dtype=np.int64) + np.multiply.outer(np.arange(lanes), np.array(step, dtype=np.int64))
+    _fill_mass(views["MASS0"], [p.a for p in problems], device)
+    _fill_mass(views["MASS1"], [p.b for p in problems], device)
+    largest = (_fill_dense if how.dense else _fill_points)(problems, how, views, device)
+    bounds = [largest]
     if how.slot or how.leads:
-        reach = (views["NORM0"].amax(1).sqrt() + views["NORM1"].amax(1).sqrt()).square()
-        starts = views["POTENTIAL0"].abs().amax(1) + views["POTENTIAL1"].abs().amax(1)
-    largest, reach, starts = torch.stack([largest, reach, starts]).cpu().numpy()
-    if how.slot:
-        table[:, k.FOLDED.value] = starts + reach <= FOLDED_BITS
-    # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
-    band = 2 * (dim + 40) * UNIT * math.log(2) * largest + 8 * UNIT * (n + m)
-    programs = (whole[0] * shares[0], whole[1] * shares[1])
+        bounds += [views[f"NORM{side}"].amax(1) for side in (0, 1)]
+        bounds += [torch.linalg.vector_norm(views[f"POTENTIAL{side}"], math.inf, dim=1) for side in (0, 1)]
+    bounds, blur = Download(torch.stack(bounds)), np.full(lanes, math.nan)
+    if how.slot or how.leads:
+        table[:, k.FOLDED.value], blur = _room(how, (n, m), dim, *bounds.read()[1:])
+    programs = (-(-n // how.bm) * shares[0], -(-m // how.bm) * shares[1])
+    return Loaded(pieces, table, bounds, (n, m), programs, blur.tolist())
+
+
+@np.errstate(all="ignore")
+def _room(
+    how: How, size: tuple[int, int], dim: int, norm: Any, other_norm: Any, start: Any, other_start: Any
+) -> tuple[Any, Any]:
+    """Which lanes have room for potentials in the product, and what leading halves blur."""
+    reach = np.square(np.sqrt(norm) + np.sqrt(other_norm))
+    # Potentials stay within a few times the largest score of where they start.
+    room = start + other_start + reach <= FOLDED_BITS
     blur = BLUR * reach / math.sqrt(max(dim, 1))
-    led = how.leads & (blur <= MOST_BLUR) & (starts + reach <= FOLDED_BITS)
-    blur = np.where(led, blur * math.log(2) / math.sqrt(min(n, m)), math.nan)
-    return Loaded(pieces, table, (n, m), programs, np.where(np.isfinite(band), band, math.nan), blur)
+    led = how.leads & (blur <= MOST_BLUR) & room
+    return room & (how.slot > 0), np.where(led, blur * math.log(2) / math.sqrt(min(size)), math.nan)
 
 
 def _matrix(rows: int, cols: int) -> int:
@@ -190,10 +241,25 @@ def _matrix(rows: int, cols: int) -> int:
     return -(-rows // LARGEST) * LARGEST * aligned(cols) + LARGEST
 
 
-def _starts(problems: Sequence[Problem[Any]], views: dict[str, Any], bits: Any, device: Any) -> bool:
+def _fill_mass(masses: Any, weights: Sequence[Any], device: Any) -> None:
+    """Write weights; those that are uniform are one number, which needs no copy."""
+    equal = uniform(masses.shape[1])
+    if all(own is equal for own in weights):
+        masses.fill_(float(equal[0]))
+    else:
+        masses[:] = stack(weights, device)
+
+
+def _bits(problems: Sequence[Problem[Any]], device: Any) -> Any:
+    """What turns costs and potentials of each lane into bits."""
+    return upload([1 / (p.eps * math.log(2)) for p in problems], torch.float64, device)
+
+
+def _starts(problems: Sequence[Problem[Any]], views: Views, device: Any) -> bool:
     """Write given starts; True if there were any."""
     if not isinstance(problems[0].init, Potentials):
         return False
+    bits = _bits(problems, device)
     for side in (0, 1):
         values = stack([p.init[side] for p in problems if isinstance(p.init, Potentials)], device)
         views[f"POTENTIAL{side}"][:] = values.double() * bits[:, None]
@@ -201,17 +267,17 @@ def _starts(problems: Sequence[Problem[Any]], views: dict[str, Any], bits: Any, 
     return True
 
 
-def _fill_dense(problems: Sequence[Problem[Any]], how: How, views: dict[str, Any], bits: Any, device: Any) -> Any:
+def _fill_dense(problems: Sequence[Problem[Any]], how: How, views: Views, device: Any) -> Any:
     n, m = sizes(problems[0])
-    scores = stack([p.cost for p in problems], device).double() * bits[:, None, None]
+    scores = stack([p.cost for p in problems], device).double() * _bits(problems, device)[:, None, None]
     views["EXACT0"][:] = scores.reshape(len(problems), n * m)
-    _starts(problems, views, bits, device)
+    _starts(problems, views, device)
     views["NORM1"][:] = views["POTENTIAL1"]
     absorbed(scores.contiguous(), views, slice(None))
     return scores.abs().amax((1, 2))
 
 
-def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, Any], bits: Any, device: Any) -> Any:
+def _fill_points(problems: Sequence[Problem[Any]], how: How, views: Views, device: Any) -> Any:
     """Coordinates centred and scaled so that minus their squared distance (or its root) is the score in bits."""
     cost = problems[0].cost
     assert isinstance(cost, Cost)
@@ -219,10 +285,12 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: dict[str, An
     factor = np.array([p.cost.scale / (p.eps * math.log(2)) for p in problems])  # type: ignore[union-attr]
     if cost.kind == "cosine":
         x, y, factor = unit_rows(x), unit_rows(y), factor / 2
-    factors = torch.from_numpy(factor).to(device)
-    scales = factors if how.rooted else factors.sqrt()
+    # Rows of one array, each beginning well.
+    both = np.zeros((2, aligned(len(problems))))
+    both[:, : len(problems)] = factor, factor if how.rooted else np.sqrt(factor)
+    factors, scales = upload(both, torch.float64, device)[:, : len(problems)].unbind()
     middles, far = framed(x, y, scales)
-    if not _starts(problems, views, bits, device) and problems[0].init != "zero":
+    if not _starts(problems, views, device) and problems[0].init != "zero":
         always = problems[0].init != "auto"
         gaussian(x, y, views["MASS0"], views["MASS1"], middles, factors, views["POTENTIAL1"], always=always)
     clouds, norms = zip(*(placed(p, middles, scales, side, how, views) for side, p in enumerate((x, y))), strict=True)

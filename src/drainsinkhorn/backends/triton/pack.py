@@ -19,7 +19,7 @@ from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
 from drainsinkhorn.backends.triton.emission import emissions
-from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of
+from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of, upload
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress
@@ -38,7 +38,7 @@ class _Lane:
     """A problem, and the place of its numbers in the table."""
 
     __slots__ = (
-        "band", "budget", "depth", "folded", "frozen", "group", "inner", "led", "place", "problem", "single", "support",
+        "budget", "depth", "folded", "frozen", "group", "inner", "led", "place", "problem", "row", "single", "support",
         "unit", "wide",
     )  # fmt: skip
 
@@ -50,14 +50,32 @@ class _Lane:
         self.budget = problem.eps * float(problem.tol or 0) / 10 if is_single(caller_array(problem)) else -1.0
         self.frozen = self.wide = self.single = self.folded = self.led = False
         self.depth = 0
-        self.place, self.band = -1, math.nan
+        self.place = self.row = -1
         self.group: Any = None
+
+    @property
+    def band(self) -> float:
+        """Rounding of what float64 measures."""
+        return self.group.band[self.row]
+
+    @property
+    def potentials(self) -> list[int]:
+        """Where its potentials of rows and columns begin."""
+        return self.group.potentials[self.row]
 
 
 def _largest(lanes: Sequence[_Lane], side: int) -> tuple[int, int]:
     """Points and programs of the largest lane."""
     groups = {lane.group for lane in lanes}
     return max((g.size[side] for g in groups), default=0), max((g.programs[side] for g in groups), default=0)
+
+
+def _longer(rows: Any, more: int) -> Any:
+    """The same rows, and zeros after them."""
+    found = rows.new_zeros((len(rows) + more, rows.shape[1]))
+    if len(rows):
+        found[: len(rows)] = rows
+    return found
 
 
 class TritonPack(Counted):
@@ -78,7 +96,7 @@ class TritonPack(Counted):
         self._most = [(0, 0), (0, 0)]
         self._vacant: list[int] = []
         self._halted = torch.zeros(2, dtype=torch.int32, device=device)
-        self._limits = torch.zeros(1, dtype=torch.float64, device=device)
+        self._stops, self._limits = np.zeros(0), torch.zeros(0, dtype=torch.float64, device=device)
         self._parity = self._slots = self._legs = 0
         self._ready: dict[tuple[bool, bool, int], list[Launch]] = {}
         self._given: Any = None
@@ -105,8 +123,8 @@ class TritonPack(Counted):
         self._live = self._seats(self._lanes)
         self._most = [_largest(self._lanes, side) for side in (0, 1)]
         self._ready.clear()
-        self._stops = None
         if len(self._limits) != len(self._table):
+            self._stops = np.zeros(len(self._table))
             self._limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
         self._report = torch.empty((len(self._lanes), 2), dtype=torch.float64, device=self.device)
 
@@ -119,7 +137,7 @@ class TritonPack(Counted):
 
     def _seats(self, lanes: Sequence[_Lane]) -> Any:
         """Their rows of the table, on the device."""
-        return torch.tensor([lane.place for lane in lanes], dtype=torch.int64).to(self.device)
+        return upload([lane.place for lane in lanes], torch.int64, self.device)
 
     def _seat(self, lanes: list[_Lane]) -> None:
         """Rows of the table for new lanes; those that fell vacant first."""
@@ -127,8 +145,7 @@ class TritonPack(Counted):
         if short > 0:
             rows = len(self._table)
             more = max(short, rows)
-            self._table = torch.cat([self._table, self._table.new_zeros((more, self._table.shape[1]))])
-            self._states = [torch.cat([s, s.new_zeros((more, s.shape[1]))]) for s in self._states]
+            self._table, *self._states = (_longer(rows, more) for rows in (self._table, *self._states))
             self._vacant += range(rows + more - 1, rows - 1, -1)
         for lane in lanes:
             lane.place = self._vacant.pop()
@@ -142,6 +159,8 @@ class TritonPack(Counted):
         try:
             for group in same_shape(lanes):
                 part = load_group([lane.inner for lane in group], self.how, self._arenas, self.device)
+                for row, lane in enumerate(group):
+                    lane.group, lane.row = part, row
                 loaded.append((group, part))
             self._settle_in(lanes, loaded)
         except torch.OutOfMemoryError:
@@ -157,8 +176,8 @@ class TritonPack(Counted):
         seated = [lane for group, _ in loaded for lane in group]
         for group, part in loaded:
             part.lanes = len(group)
-            for lane, band, folded in zip(group, part.band, part.table[:, k.FOLDED.value], strict=True):
-                lane.group, lane.band, lane.folded = part, float(band), bool(folded)
+            for lane, folded in zip(group, part.table[:, k.FOLDED.value].tolist(), strict=True):
+                lane.folded = folded > 0
         numbers = np.zeros((len(seated), k.NUMBERS.value))
         numbers[:, k.BEST.value] = math.inf
         numbers[:, k.LEADING.value] = [
@@ -166,8 +185,8 @@ class TritonPack(Counted):
         ]
         numbers[:, k.UNIT.value : k.BUDGET.value + 1] = [(lane.unit, lane.budget) for lane in seated]
         places, table = self._seats(seated), np.concatenate([part.table for _, part in loaded])
-        self._table[places] = torch.from_numpy(table).to(self.device)
-        self._states[self._parity][places] = torch.from_numpy(numbers).to(self.device)
+        self._table[places] = upload(table, torch.int64, self.device)
+        self._states[self._parity][places] = upload(numbers, torch.float64, self.device)
         self._measure_first(lanes)
 
     def _leading(self, lane: _Lane, blur: float) -> float:
@@ -214,7 +233,7 @@ class TritonPack(Counted):
     def _set_bands(self, live: Any, lanes: Sequence[_Lane], off: Any) -> None:
         """What float64 rounds, and by how much the lane's own arithmetic is off."""
         bands = torch.tensor([lane.band for lane in lanes], dtype=torch.float64) + off
-        self._states[self._parity][live, k.BAND.value] = bands.to(self.device)
+        self._states[self._parity][live, k.BAND.value] = upload(bands, torch.float64, self.device)
 
     def _rounding(self, live: Any, lanes: Sequence[_Lane], *, folded: bool) -> Any:
         """By how much float32 is off on rows of the state after the first f-leg, where ratios are near one."""
@@ -391,10 +410,7 @@ class TritonPack(Counted):
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         """Launch all cycles without waiting for any: lanes that are done hold themselves on the device."""
-        if self._stops != stops:
-            self._stops = list(stops)
-            limits = torch.tensor([float(stop) for stop in stops], dtype=torch.float64)
-            self._limits[self._live] = limits.to(self.device, non_blocking=True)
+        self._hold_at(stops)
         self._halted.zero_()
         self._fresh = set()
         # Where no lane may be held, none ends a call for the others, and legs need not ask.
@@ -413,6 +429,14 @@ class TritonPack(Counted):
         self._slots += executed
         self._legs += 2 * executed
         return [Progress(depth, stale) for depth, stale in told]
+
+    def _hold_at(self, stops: Sequence[float]) -> None:
+        """Tell the device where lanes hold, unless it knows."""
+        wanted = self._stops.copy()
+        wanted[[lane.place for lane in self._lanes]] = stops
+        if not np.array_equal(wanted, self._stops):
+            self._stops = wanted
+            self._limits.copy_(torch.from_numpy(wanted), non_blocking=True)
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state in a pass of its own, band included."""

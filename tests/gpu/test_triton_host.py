@@ -1,0 +1,113 @@
+"""What the host does around Triton's kernels: launches made ready, numbers sent and fetched, fields of lanes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.device import DEVICE, torch
+
+import drainsinkhorn as ds
+from drainsinkhorn.backends.door import admit, uniform
+from drainsinkhorn.backends.triton import TritonBackend, launching
+from drainsinkhorn.backends.triton.arena import Arena, aligned
+from drainsinkhorn.backends.triton.loading import Views, _fill_mass
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+class Kernel:
+    """A kernel that writes down how it is compiled and launched."""
+
+    __name__ = "kernel"
+    arg_names = ("place", "count", "BLOCK")
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.compiled, self.direct, self.by_triton, self.refuses = 0, [], [], refuses
+
+    def warmup(self, *args: Any, grid: Any, **constants: Any) -> Any:
+        self.compiled += 1
+        return SimpleNamespace(run=self.run, function="function", packed_metadata="metadata")
+
+    def run(self, *args: Any) -> None:
+        if self.refuses:
+            raise TypeError("other arguments are wanted")
+        self.direct.append(args)
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **constants: self.by_triton.append((grid, args, constants))
+
+
+@pytest.fixture
+def forms(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    monkeypatch.setattr(launching, "_forms", found)
+    return found
+
+
+def test_launches_of_one_form_compile_once_and_differ_in_their_values(forms: dict[Any, Any]) -> None:
+    kernel, place = Kernel(), torch.empty(4, device="meta")
+    for count in (3, 5):
+        launching.prepared(kernel, (7, count), place, count, BLOCK=64, num_warps=4)(11)
+    assert (kernel.compiled, len(forms), kernel.by_triton) == (1, 1, [])
+    start = (None, None, None, place.data_ptr())
+    assert kernel.direct == [(7, c, 1, 11, "function", "metadata", *start, c, 64) for c in (3, 5)]
+    launching.prepared(kernel, (7,), place, 3, BLOCK=128, num_warps=4)(11)
+    launching.prepared(kernel, (7,), place.double(), 3, BLOCK=128, num_warps=4)(11)
+    assert kernel.compiled == 3
+
+
+def test_a_launcher_that_wants_other_arguments_is_left_to_triton(forms: dict[Any, Any]) -> None:
+    kernel, place = Kernel(refuses=True), torch.empty(4, device="meta")
+    launching.prepared(kernel, (7,), place, 3, BLOCK=64)(11)
+    assert kernel.by_triton == [((7,), (place, 3), {"BLOCK": 64})]
+
+
+def test_numbers_arrive_as_they_were_sent() -> None:
+    sent = np.random.default_rng(0).normal(size=(3, 5))
+    there = launching.upload(sent, torch.float64, DEVICE)
+    found = launching.Download(there * 1.0)
+    sent = sent.copy()
+    there.zero_()
+    assert np.array_equal(found.read(), sent)
+
+
+def test_fields_are_views_of_their_arenas() -> None:
+    arenas = {"wide": Arena(torch, torch.float64, DEVICE)}
+    start, size = arenas["wide"].take(64), 70
+    start = arenas["wide"].take(2 * aligned(size))
+    views = Views(arenas, 2)
+    views.place("MASS0", "wide", start, size)
+    views["MASS0"][1, 69] = 3.0
+    assert list(views) == ["MASS0"]
+    assert views["MASS0"].shape == (2, size)
+    assert "NORM0" not in views
+    assert float(arenas["wide"].buffer[start + aligned(size) + 69]) == 3.0
+    assert float(arenas["wide"].buffer.sum()) == 3.0
+
+
+@pytest.mark.parametrize("size", [1, 3, 41])
+def test_uniform_weights_are_written_as_the_door_made_them(size: int) -> None:
+    masses, others = (torch.zeros((2, size), dtype=torch.float64, device=DEVICE) for _ in range(2))
+    _fill_mass(masses, [uniform(size)] * 2, DEVICE)
+    _fill_mass(others, [uniform(size).copy() for _ in range(2)], DEVICE)
+    assert np.array_equal(masses.cpu().numpy(), np.stack([uniform(size)] * 2))
+    assert torch.equal(masses, others)
+
+
+def test_stops_are_told_only_where_they_change() -> None:
+    rng = np.random.default_rng(1)
+    clouds = torch.as_tensor(rng.normal(size=(2, 9, 2)), dtype=torch.float32).to(DEVICE)
+    problem = admit(ds.Problem(x=clouds[0], y=clouds[1], eps=0.5), 1e-3)
+    pack = TritonBackend().pack([problem] * 3)
+    pack.advance(1, [-1.0, -2.0, -3.0])
+    told = pack._stops
+    pack.advance(1, [-1.0, -2.0, -3.0])
+    assert pack._stops is told
+    pack.repack([2, 0])
+    pack.advance(1, [-3.0, -1.0])
+    assert pack._stops is told
+    pack.advance(1, [-3.0, -4.0])
+    assert pack._limits.cpu().tolist() == [-4.0, -2.0, -3.0]
