@@ -106,7 +106,8 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
                 load=lambda: Loaded([load(0).problems[0]] * count),
                 options={"n": n, "problems": count, "width": width, "eps": EPS},
                 arms=("mask", "compact"),
-                repeats=7,
+                # A ratio to be told from one to a hundredth, where single runs differ by some.
+                repeats=21,
             )
         ],
         contrasts=rows,
