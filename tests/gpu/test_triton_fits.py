@@ -20,7 +20,7 @@ BEGIN = """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
     from drainsinkhorn.backends import triton as backend
-    from drainsinkhorn.backends.triton import coupling_kernels, kernels, matrices, stacking_kernels, tiles
+    from drainsinkhorn.backends.triton import coupling_kernels, leg_kernels, matrices, stacking_kernels, tiles
 
     def compiled(kernel, types, constants, options):
         types = types | {name: "constexpr" for name in constants}
@@ -77,7 +77,7 @@ MATRICES = """
 """
 
 LEGS = """
-    kernel, types = kernels.leg, {"half": "*fp16", "single": "*fp32", "vectors": "*fp32"}
+    kernel, types = leg_kernels.leg, {"half": "*fp16", "single": "*fp32", "vectors": "*fp32"}
     types |= {name: "*i64" for name in ("table", "live")} | {name: "*i32" for name in ("counts", "halted")}
     types |= {name: "*fp64" for name in ("state", "wide", "errors", "stops")}
     kinds = [(tiles.DIRECT, 3, 1, False, 16), (tiles.ROOT, 16, 1, True, 0), (tiles.STORED, 16, 1, False, 0)]

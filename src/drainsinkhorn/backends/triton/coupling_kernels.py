@@ -22,7 +22,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, STORED, _Constant, _own, _with_slot
+from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, STORED, _Constant
+from drainsinkhorn.backends.triton.leg_kernels import _own, _with_slot
 
 SCALE = _Constant(256.0)
 """Terms times this are split into two float16 numbers: what is small against one keeps its digits."""

@@ -17,6 +17,7 @@ from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.backends.triton import kernels as k
+from drainsinkhorn.backends.triton import lane_kernels, leg_kernels
 from drainsinkhorn.backends.triton.arena import Arena
 from drainsinkhorn.backends.triton.emission import emissions
 from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of, upload
@@ -276,7 +277,7 @@ class TritonPack(Counted):
         leads = self.how.leads and not check
         return [
             prepared(
-                k.leg, (programs, len(lanes)),
+                leg_kernels.leg, (programs, len(lanes)),
                 self._table, live, self._states[parity], arenas["half"].buffer, arenas["single"].buffer, wide,
                 arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
                 arenas["counts"].buffer, self._limits, self._halted,
@@ -305,7 +306,7 @@ class TritonPack(Counted):
         bm, bn, warps = (WIDE_BM, WIDE_BN, WIDE_WARPS) if samples is None else (1, SAMPLE_BN, SAMPLE_WARPS)
         grid = self._grid(lanes, side, bm) if samples is None else (SAMPLES, len(lanes))
         return prepared(
-            k.exact_leg, grid,
+            leg_kernels.exact_leg, grid,
             self._table, live, self._states[parity], arenas["exact"].buffer, wide,
             wide if potentials is None else potentials, arenas["vectors"].buffer if vectors is None else vectors,
             wide if errors is None else errors, arenas["counts"].buffer, self._limits, self._halted,
@@ -323,7 +324,7 @@ class TritonPack(Counted):
         legs, out = (vectors, potentials) if after is None else after
         for side in (0, 1):
             self._run(prepared(
-                k.stage, self._grid(lanes, side, ROWS),
+                lane_kernels.stage, self._grid(lanes, side, ROWS),
                 self._table, live, self._states[self._parity], potentials, self._arenas["half"].buffer, vectors,
                 self._arenas["wide"].buffer, legs, out,
                 SIDE=side, ROWS=ROWS, SLOT=slot, PACKED=packed, AFTER=after is not None,
@@ -342,7 +343,7 @@ class TritonPack(Counted):
         wide, found = self._arenas["wide"].buffer, self._findings(lanes)
         potentials, self._given = torch.empty_like(wide), torch.empty_like(wide)
         self._run(prepared(
-            k.settle, (len(lanes),),
+            lane_kernels.settle, (len(lanes),),
             self._table, live, self._states[self._parity], wide, potentials, self._given, found,
             ROWS=ROWS, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
         ))  # fmt: skip
@@ -368,7 +369,7 @@ class TritonPack(Counted):
         self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, exact: bool, found: Any
     ) -> Any:
         self._run(prepared(
-            k.checked, (len(lanes),),
+            lane_kernels.checked, (len(lanes),),
             self._table, live, errors, vectors, samples, found, SAMPLES, DOUBLE=exact,
             BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
         ))  # fmt: skip
@@ -387,7 +388,7 @@ class TritonPack(Counted):
         live, lanes = self._live, self._lanes
         before, after = self._states[parity], self._states[1 - parity]
         found = [prepared(
-            k.apply, self._grid(lanes, 0, ROWS),
+            lane_kernels.apply, self._grid(lanes, 0, ROWS),
             self._table, live, before, after, self._arenas["half"].buffer, self._arenas["vectors"].buffer,
             self._arenas["wide"].buffer, self._limits, self._halted, FIRST=first, MOMENTUM=self._momentum,
             BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS, SLOT=self.how.slot, PACKED=self._packed,
@@ -401,7 +402,7 @@ class TritonPack(Counted):
     def _look(self, live: Any, report: Any) -> None:
         """Depth and stale residual of lanes into `report`."""
         self._run(prepared(
-            k.look, (len(live),),
+            lane_kernels.look, (len(live),),
             self._table, live, self._states[self._parity], self._arenas["wide"].buffer, report,
             BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
         ))  # fmt: skip
