@@ -95,6 +95,14 @@ def test_a_lane_may_be_led_with_potentials_in_the_product_that_do_not_stay_there
         assert torch.equal(alone.g, potentials.g)
 
 
+def test_a_start_that_is_given_is_not_led_away() -> None:
+    problem = clouds(40, 33, 40, 8.0)
+    ((_, potentials),) = drained(BACKEND, [problem])
+    pack = BACKEND.pack([admit(replace(problem, init=potentials), 2 * TOL)])
+    assert led(pack) == [0.0]
+    assert pack.advance(0, [2 * TOL])[0].stale <= 2 * TOL
+
+
 def test_scores_that_leading_halves_cannot_tell_apart_are_not_led() -> None:
     pack = BACKEND.pack([admit(clouds(20, 20, 40, 2e-4), TOL)])
     assert led(pack) == [0.0]

@@ -218,7 +218,9 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
         bounds += [torch.linalg.vector_norm(views[f"POTENTIAL{side}"], math.inf, dim=1) for side in (0, 1)]
     bounds, blur = Download(torch.stack(bounds)), np.full(lanes, math.nan)
     if how.slot or how.leads:
-        table[:, k.FOLDED.value], blur = _room(how, (n, m), dim, *bounds.read()[1:])
+        table[:, k.FOLDED.value], led = _room(how, (n, m), dim, *bounds.read()[1:])
+        # A start that is given may be near the end, from where blurred scores would lead away.
+        blur = blur if isinstance(problems[0].init, Potentials) else led
     programs = (-(-n // how.bm) * shares[0], -(-m // how.bm) * shares[1])
     return Loaded(pieces, table, bounds, (n, m), programs, blur.tolist())
 
