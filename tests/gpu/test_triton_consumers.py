@@ -200,3 +200,12 @@ def test_uniform_weights_are_the_same_beside_a_neighbour_that_has_others() -> No
     beside = [batch[0], replace(batch[1], a=weights)]
     plain, mixed = (TritonBackend().couple(each, potentials).apply(values)[0] for each in (batch, beside))
     assert torch.equal(plain, mixed)
+
+
+@pytest.mark.parametrize("side", ["f", "g"])
+@pytest.mark.parametrize("d", [3, 70])
+def test_nothing_is_drawn_from_a_plan_that_is_no_number(d: int, side: str) -> None:
+    result = cloud_result(3, 20, d)
+    getattr(result.potentials, side)[5] = torch.nan
+    with pytest.raises(ds.ProblemError, match="not finite"):
+        coupled([result]).sample(3, [0])

@@ -391,7 +391,8 @@ def exact_average(cloud, other_cloud, stride, other_stride, dim, factors, row_st
         new = tl.maximum(largest, tl.max(exponent, axis=1))
         # Until a column with weight is seen there is nothing to rescale.
         keep = tl.where(largest > -float("inf"), tl.exp2(largest - new), 0.0)
-        p = tl.where(exponent > -float("inf"), tl.exp2(exponent - new[:, None]), 0.0) * w[None, :]
+        # Written so that what is no number stays none.
+        p = tl.where(exponent == -float("inf"), 0.0, tl.exp2(exponent - new[:, None])) * w[None, :]
         total = total * keep + tl.sum(p, axis=1)
         entropy = entropy * keep + tl.sum(tl.where(p > 0, p * exponent, 0.0), axis=1)
         price = price * keep + tl.sum(p * scores, axis=1)
