@@ -28,8 +28,6 @@ DIRECT_DIM, PACKED = 4, 16
 """Coordinates up to which one product of so many numbers makes scores; direct differences where it is not honest."""
 SPACING = 32
 """Cycles between audits where no vacancy waits for one."""
-PLACES = 4
-"""Coordinates of the widest points that potentials need to enter the product; of narrower ones they need one."""
 STREAMED_DIM = 64
 """Above so many coordinates a stored matrix is faster, where it fits."""
 
@@ -124,9 +122,13 @@ class TritonBackend:
         if dim <= DIRECT_DIM:
             return _made(k.DIRECT.value, dim, 1, False, False, PACKED)
         dp = 16 if dim <= 16 else 32 if dim <= 32 else 64
-        widest = dp == k.ROOMY.value
-        slot = dp if dim + (PLACES if widest else 1) <= dp else 0
-        return _made(k.PRODUCT.value, dp, -(-dim // dp), False, False, slot, self.leading and widest)
+        slot = dp if dim + _places(dp) <= dp else 0
+        return _made(k.PRODUCT.value, dp, -(-dim // dp), False, False, slot, self.leading and dp == k.ROOMY.value)
+
+
+def _places(dp: int) -> int:
+    """Coordinates that potentials need to enter the product of points of so many."""
+    return 4 if dp == k.ROOMY.value else 1
 
 
 def interpreted() -> bool:
@@ -145,8 +147,9 @@ def _compile(how: How, momentum: bool, device: Any, precision: str) -> None:
     """Run every kernel once on a tiny problem."""
     import numpy as np
 
-    places = 0 if how.slot != how.dp else PLACES if how.dp == k.ROOMY.value else 1
-    dim = how.dp * how.chunks - places if how.kind in (k.PRODUCT.value, k.DIRECT.value) else 2
+    dim = 2
+    if how.kind in (k.PRODUCT.value, k.DIRECT.value):
+        dim = how.dp * how.chunks - (_places(how.dp) if how.slot == how.dp else 0)
     size = 40
     weights = np.full(size, 1 / size)
     points = np.random.default_rng(0).normal(size=(size, dim))

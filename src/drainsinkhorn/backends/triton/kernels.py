@@ -127,9 +127,15 @@ def _leading(lane_table, numbers):
 
 
 @triton.jit
-def _folds(lane_table, numbers):
+def _folds(lane_table, leading):
     """Potentials enter the product: always, or as long as leading halves make it."""
-    return (tl.load(lane_table + FOLDED) > 0) | (_leading(lane_table, numbers) > 0)
+    return (tl.load(lane_table + FOLDED) > 0) | (leading > 0)
+
+
+@triton.jit
+def _believed(stale, leading):
+    """A stale residual as far as it is believed: what leading halves say, down to where they give way."""
+    return tl.where(stale < leading, leading, stale)
 
 
 @triton.jit
@@ -190,13 +196,8 @@ def _tiles(lane_table, BM: tl.constexpr, WIDE_BM: tl.constexpr, SIDE: tl.constex
 
 @triton.jit
 def _stale(lane_table, numbers, wide, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):
-    """The stale residual of a lane, band included; not a number if the columns' is none.
-
-    What leading halves say is believed down to the residual at which they give way.
-    """
+    """The stale residual of a lane, band included; not a number if the columns' is none."""
     error = _total(wide, tl.load(lane_table + ERRORS), _tiles(lane_table, BM, WIDE_BM, 0), BLOCK)
     if tl.load(numbers + STARTED) > 0:
         error += 0.0 * _total(wide, tl.load(lane_table + ERRORS + 1), _tiles(lane_table, BM, WIDE_BM, 1), BLOCK)
-    error += tl.load(numbers + BAND)
-    leading = _leading(lane_table, numbers)
-    return tl.where(error < leading, leading, error)
+    return _believed(error + tl.load(numbers + BAND), _leading(lane_table, numbers))

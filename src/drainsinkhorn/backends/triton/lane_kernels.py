@@ -22,7 +22,6 @@ from drainsinkhorn.backends.triton.kernels import (
     ERRORS,
     FAST,
     FIELDS,
-    FOLDED,
     FROZEN,
     GROWTH,
     HELD,
@@ -38,6 +37,7 @@ from drainsinkhorn.backends.triton.kernels import (
     STEP,
     UNIT,
     WIDE,
+    _believed,
     _folds,
     _leading,
     _split,
@@ -71,9 +71,8 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
     started = tl.load(numbers + STARTED) > 0
     # Before the first cycle the columns have not been measured.
     error += tl.where(started, other_error * 0.0, 0.0)
-    stale, stop = error + tl.load(numbers + BAND), tl.load(stops + lane)
-    leading = _leading(lane_table, numbers)
-    stale = tl.where(stale < leading, leading, stale)
+    leading, stop = _leading(lane_table, numbers), tl.load(stops + lane)
+    stale = _believed(error + tl.load(numbers + BAND), leading)
     leading = tl.where(error > leading, leading, 0.0)
     # The first cycle of a call always runs, so that a lane whose verify was rejected moves on.
     passes = (stop > -float("inf")) & ((stale > stop) == 0)
@@ -117,7 +116,7 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
     value, x = tl.where(finite, value, here), tl.where(finite, x, before)
     tl.store(wide + tl.load(lane_table + BEFORE) + rows, x, mask=inside)
     tl.store(wide + tl.load(lane_table + POTENTIAL) + rows, value, mask=inside)
-    folded = (tl.load(lane_table + FOLDED) > 0) | (leading > 0)
+    folded = _folds(lane_table, leading)
     _split(half, vectors, wide, lane_table, folded, rows, inside, value, 0, SLOT, PACKED)
     if lead:
         kept = tl.where(columns == DEPTH, all_numbers + 1.0, all_numbers)
@@ -162,7 +161,7 @@ def stage(table, live, state, potentials, half, vectors, wide, legs, out, SIDE: 
         if SIDE == 0:
             value -= tl.load(legs + tl.load(lane_table + LOGS) + rows, mask=inside, other=0.0).to(tl.float64)
         tl.store(out + tl.load(lane_table + POTENTIAL + SIDE) + rows, value, mask=inside)
-    folded = _folds(lane_table, state + lane * NUMBERS)
+    folded = _folds(lane_table, _leading(lane_table, state + lane * NUMBERS))
     _split(half, vectors, wide, lane_table, folded, rows, inside, value, SIDE, SLOT, PACKED)
 
 

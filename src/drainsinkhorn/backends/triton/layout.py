@@ -158,6 +158,14 @@ def absorbed(scores: Any, views: Mapping[str, Any], lanes: slice, norms: tuple[A
     )  # fmt: skip
 
 
+def product(x: Any, y: Any, out: Any, *, rooted: bool) -> None:
+    """Products of the points of two clouds; distances, if `rooted`."""
+    if rooted:
+        out[:] = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    else:
+        torch.mm(x, y.T, out=out)
+
+
 def stored(x: Any, y: Any, norms: tuple[Any, Any], views: Mapping[str, Any], *, rooted: bool) -> None:
     """Matrices of clouds: products by one call for each lane, since those of a whole stack may be rounded otherwise."""
     lanes, n, m = len(x), x.shape[1], y.shape[1]
@@ -166,8 +174,5 @@ def stored(x: Any, y: Any, norms: tuple[Any, Any], views: Mapping[str, Any], *, 
         part = slice(first, min(lanes, first + step))
         scratch = torch.empty((part.stop - first, n, m), dtype=torch.float64, device=x.device)
         for out, lane in zip(scratch, range(first, part.stop), strict=True):
-            if rooted:
-                out[:] = torch.cdist(x[lane], y[lane], compute_mode="donot_use_mm_for_euclid_dist")
-            else:
-                torch.mm(x[lane], y[lane].T, out=out)
+            product(x[lane], y[lane], out, rooted=rooted)
         absorbed(scratch, views, part, None if rooted else (norms[0][part], norms[1][part]))

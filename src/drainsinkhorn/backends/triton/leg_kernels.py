@@ -73,6 +73,21 @@ from drainsinkhorn.backends.triton.kernels import (
 
 
 @triton.jit
+def _up_to_four(cloud, places, inside, size, DP: tl.constexpr):
+    """The first DP coordinates of points of a cloud of `size`, one of them again where there are fewer than four."""
+    stride = _padded(size)
+    x0 = tl.load(cloud + places, mask=inside, other=0.0)
+    x1, x2, x3 = x0, x0, x0
+    if DP > 1:
+        x1 = tl.load(cloud + stride + places, mask=inside, other=0.0)
+    if DP > 2:
+        x2 = tl.load(cloud + 2 * stride + places, mask=inside, other=0.0)
+    if DP > 3:
+        x3 = tl.load(cloud + 3 * stride + places, mask=inside, other=0.0)
+    return x0, x1, x2, x3
+
+
+@triton.jit
 def _own(half, single, points, rows, inside, size, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr,
          MOST: tl.constexpr):  # fmt: skip
     """What of the own points is loaded once, before the sweep over the others: two halves, or up to four coordinates.
@@ -89,16 +104,7 @@ def _own(half, single, points, rows, inside, size, KIND: tl.constexpr, DP: tl.co
         low = tl.load(mine + DP, mask=inside[:, None], other=0.0)
         return high, low, rows, rows
     elif KIND == DIRECT:
-        stride = _padded(size)
-        x0 = tl.load(single + points + rows, mask=inside, other=0.0)
-        x1, x2, x3 = x0, x0, x0
-        if DP > 1:
-            x1 = tl.load(single + points + stride + rows, mask=inside, other=0.0)
-        if DP > 2:
-            x2 = tl.load(single + points + 2 * stride + rows, mask=inside, other=0.0)
-        if DP > 3:
-            x3 = tl.load(single + points + 3 * stride + rows, mask=inside, other=0.0)
-        return x0, x1, x2, x3
+        return _up_to_four(single + points, rows, inside, size, DP)
     else:
         return rows, rows, rows, rows
 
@@ -106,17 +112,10 @@ def _own(half, single, points, rows, inside, size, KIND: tl.constexpr, DP: tl.co
 @triton.jit
 def _theirs(single, points, coarse, weight, others, size, DP: tl.constexpr):
     """Up to four coordinates of other points, their potentials and their weights."""
-    near, stride = others < size, _padded(size)
+    near = others < size
     h = tl.load(coarse + others, mask=near, other=-1e30)
     w = tl.load(weight + others, mask=near, other=0.0)
-    y0 = tl.load(single + points + others, mask=near, other=0.0)
-    y1, y2, y3 = y0, y0, y0
-    if DP > 1:
-        y1 = tl.load(single + points + stride + others, mask=near, other=0.0)
-    if DP > 2:
-        y2 = tl.load(single + points + 2 * stride + others, mask=near, other=0.0)
-    if DP > 3:
-        y3 = tl.load(single + points + 3 * stride + others, mask=near, other=0.0)
+    y0, y1, y2, y3 = _up_to_four(single + points, others, near, size, DP)
     return y0, y1, y2, y3, h, w
 
 
@@ -321,7 +320,7 @@ def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table
             # What is not finite is not entered; the error above tells.
             value = tl.where(tl.abs(value) < float("inf"), value, own)
             tl.store(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, value, mask=inside)
-            folded = _folds(lane_table, numbers)
+            folded = _folds(lane_table, _leading(lane_table, numbers))
             _split(half, vectors, wide, lane_table, folded, rows, inside, value, SIDE, SLOT, PACKED)
         else:
             tl.store(vectors + tl.load(lane_table + LOGS + SIDE) + rows, logs.to(tl.float32), mask=inside)
@@ -364,7 +363,7 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
     if ROLE != CHECKED:
         skip = skip | (tl.load(halted) > 0) | (tl.load(numbers + HELD) > 0)
         if SLOT > 0:
-            skip = skip | (_folds(lane_table, numbers) != FOLD)
+            skip = skip | (_folds(lane_table, _leading(lane_table, numbers)) != FOLD)
     if skip:
         return
     rows = tile * BM + tl.arange(0, BM)

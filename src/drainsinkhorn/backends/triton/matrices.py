@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from drainsinkhorn.backends.triton import stacking_kernels as s
-from drainsinkhorn.backends.triton.layout import SCRATCH_PAIRS
+from drainsinkhorn.backends.triton.layout import SCRATCH_PAIRS, product
 
 PART_PAIRS, KEPT_PAIRS = 2**28, 2**30
 """Pairs of a stack, and pairs that stacks keep together, 4 GiB: as many as a pack of natural width keeps. If there are
@@ -74,11 +74,7 @@ class Matrices:
         scores = x.new_empty((len(lanes), stack.pads[0] * stack.pads[1]))
         for k, lane in enumerate(lanes):
             n, m = self.shapes[lane]
-            one = scores[k, : n * m].view(n, m)
-            if stack.rooted:
-                one[:] = torch.cdist(x[k, :n], y[k, :m], compute_mode="donot_use_mm_for_euclid_dist")
-            else:
-                torch.mm(x[k, :n], y[k, :m].T, out=one)
+            product(x[k, :n], y[k, :m], scores[k, : n * m].view(n, m), rooted=stack.rooted)
         s.fill[(stack.pads[0] // FILL_ROWS, len(lanes))](
             scores, *norms, stack.potential(0), stack.potential(1), stack.sizes, out, lanes.start, *stack.pads,
             ROOTED=stack.rooted, ROWS=FILL_ROWS, BLOCK=FILL_BLOCK,

@@ -39,7 +39,7 @@ class _Lane:
     """A problem, and the place of its numbers in the table."""
 
     __slots__ = (
-        "budget", "depth", "folded", "frozen", "group", "inner", "led", "place", "problem", "row", "single", "support",
+        "budget", "depth", "folded", "frozen", "group", "inner", "place", "problem", "row", "single", "support",
         "unit", "wide",
     )  # fmt: skip
 
@@ -49,7 +49,7 @@ class _Lane:
         self.unit = problem.eps * math.log(2)
         # By how much rounding for a caller in float32 may move potentials; nobody else's are rounded.
         self.budget = problem.eps * float(problem.tol or 0) / 10 if is_single(caller_array(problem)) else -1.0
-        self.frozen = self.wide = self.single = self.folded = self.led = False
+        self.frozen = self.wide = self.single = self.folded = False
         self.depth = 0
         self.place = self.row = -1
         self.group: Any = None
@@ -58,6 +58,11 @@ class _Lane:
     def band(self) -> float:
         """Rounding of what float64 measures."""
         return self.group.band[self.row]
+
+    @property
+    def blur(self) -> float:
+        """The residual that leading halves leave; NaN if they never make its scores."""
+        return self.group.blur[self.row]
 
     @property
     def potentials(self) -> list[int]:
@@ -181,20 +186,17 @@ class TritonPack(Counted):
                 lane.folded = folded > 0
         numbers = np.zeros((len(seated), k.NUMBERS.value))
         numbers[:, k.BEST.value] = math.inf
-        numbers[:, k.LEADING.value] = [
-            self._leading(lane, blur) for group, part in loaded for lane, blur in zip(group, part.blur, strict=True)
-        ]
+        numbers[:, k.LEADING.value] = [self._leading(lane) for lane in seated]
         numbers[:, k.UNIT.value : k.BUDGET.value + 1] = [(lane.unit, lane.budget) for lane in seated]
         places, table = self._seats(seated), np.concatenate([part.table for _, part in loaded])
         self._table[places] = upload(table, torch.int64, self.device)
         self._states[self._parity][places] = upload(numbers, torch.float64, self.device)
         self._measure_first(lanes)
 
-    def _leading(self, lane: _Lane, blur: float) -> float:
+    def _leading(self, lane: _Lane) -> float:
         """The residual above which leading halves make its scores; zero if they never do."""
-        lane.led = not math.isnan(blur)
         times = GIVE_WAY if self._momentum else GIVE_WAY_PLAIN
-        return times * max(float(lane.problem.tol or 0), blur) if lane.led else 0.0
+        return 0.0 if math.isnan(lane.blur) else times * max(float(lane.problem.tol or 0), lane.blur)
 
     def _measure_first(self, lanes: list[_Lane]) -> None:
         """The first f-leg of new lanes, in the fastest arithmetic that is honest enough for tol.
@@ -289,7 +291,7 @@ class TritonPack(Counted):
 
     def _ways(self, lane: _Lane) -> set[bool]:
         """Whether its potentials fold: while leading halves make its scores they do, if there is room at all."""
-        return {lane.folded, lane.folded or (lane.led and self.how.slot > 0)}
+        return {lane.folded, lane.folded or (self.how.slot > 0 and not math.isnan(lane.blur))}
 
     def _exact(
         self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, potentials: Any = None, vectors: Any = None,

@@ -17,6 +17,7 @@ from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.door import uniform as uniform_weights
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import stacking_kernels as s
+from drainsinkhorn.backends.triton.launching import upload
 from drainsinkhorn.backends.triton.layout import on_device, unit_rows
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.matrices import Matrices
@@ -61,7 +62,7 @@ def stack_lanes(
     """Lay finished problems of one kind out on the device; stored exponents are made when used, and kept if `keep`."""
     shapes = [sizes(problem) for problem in problems]
     pads = padded(shapes)
-    true = _sent(shapes, torch.int32, device)
+    true = upload(shapes, torch.int32, device)
     units = [problem.eps * math.log(2) for problem in problems]
     factors = [_factor(problem) / unit for problem, unit in zip(problems, units, strict=True)]
     weights = None if uniform else [stacked([(p.a, p.b)[side] for p in problems], device) for side in (0, 1)]
@@ -70,7 +71,7 @@ def stack_lanes(
     laid = None if exact else how
     # Coordinates times these have squared distances, or distances, that are scores in bits.
     scales = factors if rooted else [math.sqrt(factor) for factor in factors]
-    numbers = _sent([units, factors, scales], torch.float64, device)
+    numbers = upload([units, factors, scales], torch.float64, device)
     blank = torch.zeros(1, dtype=torch.float32, device=device)
     middle = blank if laid is None else _middle(clouds, weights, true, len(set(shapes)) > 1)
     stored = laid is not None and laid.kind == k.STORED.value
@@ -79,7 +80,7 @@ def stack_lanes(
     for side, pad in enumerate(pads):
         given = stacked([pair[side] for pair in potentials], device)
         uniforms = [uniform_weights(shape[side])[0] for shape in shapes]
-        weight = _sent(uniforms, torch.float64, device) if weights is None else weights[side]
+        weight = upload(uniforms, torch.float64, device) if weights is None else weights[side]
         kind = _kind(laid, clouds[side].shape[-1])
         points.append(_room(laid, len(lanes), clouds[side].shape[-1], pad, device))
         vectors.append(torch.empty((s.VECTORS.value, len(lanes), pad), dtype=torch.float32, device=device))
@@ -94,11 +95,6 @@ def stack_lanes(
         doubt=doubt, points=tuple(points), vectors=tuple(vectors), wide=tuple(wide),
         matrices=Matrices(shapes, middle, keep) if stored else None,
     )  # fmt: skip
-
-
-def _sent(rows: Any, dtype: Any, device: Any) -> Any:
-    """Small numbers of the host on the device; nobody waits for them."""
-    return torch.tensor(rows, dtype=dtype).to(device, non_blocking=True)
 
 
 def _factor(problem: Problem[Any]) -> float:
