@@ -233,6 +233,47 @@ def test_bad_settings(settings: Any) -> None:
         OttBackend(**settings)
 
 
+def reductions(jaxpr: Any, shape: tuple[int, ...], times: int = 1) -> int:
+    """Passes over arrays of a shape that a program makes, loops multiplied out."""
+    found = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name.startswith("reduce_") and equation.invars[0].aval.shape == shape:
+            found += times
+        inside = times * equation.params.get("length", 1)
+        for part in equation.params.values():
+            inner = getattr(part, "jaxpr", part)
+            found += reductions(inner, shape, inside) if hasattr(inner, "eqns") else 0
+    return found
+
+
+def test_a_phase_passes_over_the_costs_four_times_a_cycle_and_scales_none_of_them() -> None:
+    stride, width, n, m = 5, 2, 48, 64
+    given = [admit(ds.Problem(x=cloud(i, n), y=cloud(9 + i, m), eps=0.3), 1e-3) for i in range(width)]
+    pack = OttBackend(stride=stride).pack(given)
+    with careful(pack._device):
+        phase, moves = pack._kernels.phase, np.ones(width, bool)
+        # A largest and a sum for each of two legs: neither the residual nor its band looks at all pairs again.
+        assert reductions(jax.make_jaxpr(phase)(pack._stack, moves).jaxpr, (width, n, m)) == 4 * stride
+        compiled = phase.lower(pack._stack, moves).compile().as_text()
+    pairs = [line for line in compiled.splitlines() if f"f32[{width},{n},{m}]" in line]
+    assert pairs
+    assert not [line for line in pairs if " divide(" in line or " multiply(" in line]
+
+
+def test_many_checks_at_once_say_what_each_says_alone() -> None:
+    given = [admit(ds.Problem(x=cloud(i, 30), y=cloud(9 + i, 20), eps=0.2), 1e-3) for i in range(5)]
+    pack = OttBackend(stride=2).pack(given)
+    for _ in range(3):
+        pack.advance(2, [-np.inf] * 5)
+        for exact in (False, True):
+            assert pack.verify([3, 0, 4], exact=exact) == [pack.verify([i], exact=exact)[0] for i in (3, 0, 4)]
+        before = [np.asarray(one.potentials.f) for one in pack.emit(range(5))]
+        pack.advance(2, [-np.inf] * 5)
+        assert all(
+            (np.asarray(one.potentials.f) != f).any() for one, f in zip(pack.emit(range(5)), before, strict=True)
+        )
+
+
 def test_the_online_path_never_holds_a_matrix() -> None:
     n = 4096
     x, y = cloud(0, n), cloud(1, n, shift=0.2)

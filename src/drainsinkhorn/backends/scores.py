@@ -16,6 +16,9 @@ Vector = NDArray[np.float64]
 LIGHT = 1e-3
 """Points lighter than this part of the mean weight are not sampled: together they hold no more of the mass."""
 
+SQUARES = (1e-140, 1e140)
+"""Lengths between these have squares that are numbers."""
+
 
 class Scores(NamedTuple):
     """How large costs are, in units of eps: a typical one, a bound on all, and one on their rounding in float64."""
@@ -52,8 +55,11 @@ def scores(problem: Problem[Any]) -> Scores:
 
 def _lengths(points: Any) -> Vector:
     """Lengths of vectors whose squares may overflow."""
-    extent = np.abs(points).max(axis=1, keepdims=True)
-    return np.where(extent[:, 0] > 0, extent[:, 0] * np.sqrt(((points / extent) ** 2).sum(axis=1)), 0.0)
+    largest = np.abs(points).max()
+    # One scale for all points: those that are lost beside the farthest count for nothing in a largest or a mean.
+    unit = largest if not SQUARES[0] < largest < SQUARES[1] and 0 < largest < np.inf else 1.0
+    points = points / unit if unit != 1.0 else points
+    return unit * np.sqrt(np.einsum("ij,ij->i", points, points))
 
 
 def samples(weights: Vector, count: int) -> NDArray[np.int32]:

@@ -67,6 +67,11 @@ class How:
         return replace(self, single=False)
 
     @property
+    def unit(self) -> bool:
+        """Whether lanes come in units of eps."""
+        return isinstance(self.kind, str)
+
+    @property
     def kept(self) -> bool:
         """Whether the matrix of costs is kept."""
         return self.kind == "dense" or not self.batch
@@ -152,10 +157,12 @@ def _load(how: How, given: Lane) -> Lane:
 def _leg(how: How, lane: Lane, f: Any, g: Any, axis: int) -> Any:
     """OTT's update of f (axis 1) or g (axis 0)."""
     weights = jnp.log(lane["a" if axis == 1 else "b"]).astype(how.dtype)
+    # By a constant 1 nothing is divided; by a number of the lane, every pair in every pass.
+    eps = 1.0 if how.unit else lane["eps"]
     if how.kept:
-        kept = geometry.Geometry(cost_matrix=lane["cost"], epsilon=lane["eps"])
+        kept = geometry.Geometry(cost_matrix=lane["cost"], epsilon=eps)
         return kept.update_potential(f, g, weights, axis=axis)
-    cost, eps = cost_fn(how.kind), lane["eps"]
+    cost = cost_fn(how.kind)
     own, other, points, others = (f, g, lane["x"], lane["y"]) if axis == 1 else (g, f, lane["y"], lane["x"])
     if axis == 0 and not isinstance(how.kind, str):
         cost = Flipped(cost)

@@ -86,14 +86,16 @@ def load(problem: Problem[Any], how: How) -> Loaded:
         arrays["cost"] = _filled(to_numpy(cost) / problem.eps, how.n, how.m)
     else:
         x, y = (to_numpy(points).astype(np.float64) for points in (problem.x, problem.y))
-        if isinstance(cost.kind, str):
+        if how.unit:
             ratio = cost.scale / problem.eps
             if cost.kind == "cosine":
                 x, y, ratio = unit_rows(x), unit_rows(y), ratio / 2
             factor = ratio if cost.kind == "euclidean" else math.sqrt(ratio)
             # One vector for both clouds, so that differences stay what they are.
             centre = (a @ x + b @ y) / 2
-            x, y = factor * (x - centre), factor * (y - centre)
+            for points in (x, y):
+                points -= centre
+                points *= factor
         else:
             eps, unit = problem.eps / cost.scale, cost.scale
         # Filled up with a point of the cloud itself, where any cost is defined.
@@ -117,4 +119,4 @@ def _filled(array: Any, *shape: int) -> Any:
 
 
 def _repeated(points: Any, size: int) -> Any:
-    return points[np.minimum(np.arange(size), len(points) - 1)]
+    return points if len(points) == size else points[np.minimum(np.arange(size), len(points) - 1)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import x64
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
-from drainsinkhorn.backends.ottjax.kernels import STATE, How, Kernels, Lane, kernels
+from drainsinkhorn.backends.ottjax.kernels import STATE, How, Lane, kernels
 from drainsinkhorn.backends.ottjax.loading import Loaded, load
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
@@ -54,7 +54,7 @@ class OttPack:
         self._how, self._device = how, device
         self._kernels = kernels(how)
         self._lanes: list[Loaded] = []
-        self._stack: Lane = {}
+        self._keep({})
         self._width = 0
         self._slots = 0
         self._legs = 0
@@ -93,7 +93,7 @@ class OttPack:
         new = self._kernels.phase(stack, moves)
         self._slots += width * stride
         self._legs += 2 * width * stride
-        errors, bands = (np.asarray(new[key]) for key in ("error", "band"))
+        errors, bands = jax.device_get((new["error"], new["band"]))
         for place, i in enumerate(seats):
             if i in moving:
                 self._lanes[i].depth += stride
@@ -112,13 +112,17 @@ class OttPack:
         if not seats or stack is self._stack:
             return
         if len(stack["a"]) == self._width:
-            self._stack = stack
+            self._keep(stack)
             return
         # Places beyond the pack are dropped: what only fills a rung is written nowhere.
         places = _padded(seats)
         places[len(seats) :] = self._width
         state, part = ({key: lanes[key] for key in STATE} for lanes in (self._stack, stack))
-        self._stack = self._stack | self._kernels.put(state, places, part)
+        self._keep(self._stack | self._kernels.put(state, places, part))
+
+    def _keep(self, stack: Lane) -> None:
+        """The lanes of the pack. Their potentials are read once for all who are verified and emitted, if any is."""
+        self._stack, self._read = stack, None
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state in a pass of its own, band included."""
@@ -130,27 +134,30 @@ class OttPack:
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
         """Both sides of the states as they will be emitted; `exact` computes them in float64."""
         self._legs += 2 * len(lanes)
-        return [self._verify_one(i, exact=exact) for i in lanes]
-
-    def _verify_one(self, i: int, *, exact: bool) -> Residual:
-        lane = self._lanes[i]
-        if math.isnan(lane.stale):
-            return Residual(math.nan, math.nan, math.nan)
-        state = self._rounded(i)
+        sound = [i for i in lanes if not math.isnan(self._lanes[i].stale)]
         with careful(self._device):
-            if exact and self._how.single:
-                how = self._how.in_double()
-                run: Kernels = kernels(how)
-                arrays = run.load(load(lane.problem, how).arrays)
-            else:
-                run, arrays = self._kernels, self._kernels.pick(self._stack, i)
-            row, col, band = run.check(arrays, *lane.filled(state.f, state.g))
-            return Residual(float(row), float(col), float(band))
+            # All are sent off before the first is read: the device never waits for the host in between.
+            found = jax.device_get([self._checked(i, exact=exact) for i in sound])
+        known = {i: Residual(*map(float, one)) for i, one in zip(sound, found, strict=True)}
+        return [known.get(i, Residual(math.nan, math.nan, math.nan)) for i in lanes]
+
+    def _checked(self, i: int, *, exact: bool) -> tuple[Any, Any, Any]:
+        """Residuals of rows and columns and the band of a lane, on the device."""
+        lane, state = self._lanes[i], self._rounded(i)
+        given = lane.filled(state.f, state.g)
+        if not exact or not self._how.single:
+            return self._kernels.check(self._kernels.pick(self._stack, i), *given)
+        how = self._how.in_double()
+        run = kernels(how)
+        # Read at once: float64 costs of many lanes would not fit beside the pack.
+        return jax.device_get(run.check(run.load(load(lane.problem, how).arrays), *given))
 
     def _rounded(self, i: int) -> Rounded:
         """A lane's potentials on its support, in our convention and in units of the cost, as they will be emitted."""
-        with careful(self._device):
-            f, g = (np.asarray(self._stack[key][i]).astype(np.float64) for key in ("f", "g"))
+        if self._read is None:
+            with careful(self._device):
+                self._read = jax.device_get((self._stack["f"], self._stack["g"]))
+        f, g = (side[i].astype(np.float64) for side in self._read)
         lane = self._lanes[i]
         return rounded(lane.problem, *lane.emptied(f, g))
 
@@ -165,25 +172,30 @@ class OttPack:
 
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
         """Keep these lanes, in this order, append the admitted, and stand on the rung of so many."""
-        admitted = [load(problem, self._how) for problem in admit]
-        lanes = [self._lanes[i] for i in keep] + admitted
         with careful(self._device):
-            stack = self._stack
-            if lanes and not admitted:
+            # The device opens a lane while the host reads the next.
+            opened = [self._opened(problem) for problem in admit]
+            lanes, stack = [*(self._lanes[i] for i in keep), *(lane for lane, _ in opened)], self._stack
+            if lanes and not opened:
                 stack = self._kernels.take(self._stack, _padded(keep))
             elif lanes:
-                fresh = [self._kernels.load(lane.arrays) for lane in admitted]
-                stack = self._kernels.stack([fresh[i] for i in _padded(range(len(fresh)))])
+                stack = self._kernels.stack([opened[i][1] for i in _padded(range(len(opened)))])
                 if keep:
-                    places = [*keep, *(self._width + i for i in range(len(fresh)))]
+                    places = [*keep, *(self._width + i for i in range(len(opened)))]
                     stack = self._kernels.join(self._stack, stack, _padded(places))
             jax.block_until_ready(stack)
-            errors, bands = (np.asarray(stack.get(key, ())) for key in ("error", "band"))
-        for place, lane in enumerate(admitted, len(keep)):
-            lane.arrays = {}
+            errors, bands = jax.device_get([stack.get(key, ()) for key in ("error", "band")])
+        for place, (lane, _) in enumerate(opened, len(keep)):
             lane.stale = float(errors[place] + bands[place])
-        self._lanes, self._stack, self._width = lanes, stack, rung(len(lanes))
-        self._legs += len(admitted)
+        self._keep(stack)
+        self._lanes, self._width = lanes, rung(len(lanes))
+        self._legs += len(opened)
+
+    def _opened(self, problem: Problem[Any]) -> tuple[Loaded, Lane]:
+        """A lane, and its arrays on the device."""
+        lane = load(problem, self._how)
+        arrays, lane.arrays = lane.arrays, {}
+        return lane, self._kernels.load(arrays)
 
 
 def _padded(places: Sequence[int]) -> NDArray[np.int32]:

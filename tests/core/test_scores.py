@@ -1,0 +1,31 @@
+"""How large scores are: lengths of points near and far beyond what their squares can hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import drainsinkhorn as ds
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.scores import scores
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-150, 1.0, 1e150, 1e200])
+def test_lengths_whose_squares_are_no_numbers(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 3)), rng.normal(size=(50, 3)) + 1
+    found = scores(admit(ds.Problem(x=scale * x, y=scale * y, eps=scale, cost="euclidean"), 1e-3))
+    centre = (x.mean(0) + y.mean(0)) / 2
+    from_x, from_y = (np.linalg.norm(points - centre, axis=1) for points in (x, y))
+    assert found.largest == pytest.approx(from_x.max() + from_y.max())
+    assert found.typical == pytest.approx(from_x.mean() + from_y.mean())
+
+
+def test_one_point_far_away() -> None:
+    x = np.array([[0.0, 0.0], [3e200, 4e200]])
+    assert scores(admit(ds.Problem(x=x, y=x, eps=1e200, cost="euclidean"), 1e-3)).largest == pytest.approx(5.0)
+
+
+def test_points_that_are_all_one() -> None:
+    x = np.zeros((4, 2))
+    assert scores(admit(ds.Problem(x=x, y=x, eps=1.0), 1e-3)).largest == 0.0
