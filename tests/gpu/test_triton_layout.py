@@ -10,7 +10,7 @@ from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.door import admit
-from drainsinkhorn.backends.starts import FULL_DIM, start
+from drainsinkhorn.backends.starts import FLOOR, FULL_DIM, between, start
 from drainsinkhorn.backends.triton import launching
 from drainsinkhorn.backends.triton.layout import framed, gaussian
 
@@ -24,13 +24,13 @@ def clouds(seed: int, lanes: int, n: int, m: int, dim: int, decay: float = 1.0) 
     return x, y
 
 
-def made(x: np.ndarray, y: np.ndarray, eps: float) -> np.ndarray:
+def made(x: np.ndarray, y: np.ndarray, eps: float, a: np.ndarray | None = None) -> np.ndarray:
     """Starts of a stack, in nats."""
     lanes, n, _ = x.shape
     m = y.shape[1]
     kind = {"dtype": torch.float64, "device": DEVICE}
-    x, y = torch.tensor(x, **kind), torch.tensor(y, **kind)
-    a, b = torch.full((lanes, n), 1 / n, **kind), torch.full((lanes, m), 1 / m, **kind)
+    a = torch.tensor(np.full((lanes, n), 1 / n) if a is None else a, **kind)
+    x, y, b = torch.tensor(x, device=DEVICE), torch.tensor(y, device=DEVICE), torch.full((lanes, m), 1 / m, **kind)
     factors = torch.full((lanes,), 1 / (eps * math.log(2)), **kind)
     starts = torch.zeros((lanes, m), **kind)
     gaussian(x, y, a, b, framed(x, y, factors)[0], factors, starts, always=True)
@@ -46,6 +46,24 @@ def test_gaussian_starts_are_those_of_numpy(dim: int, decay: float) -> None:
         truth = start(problem)[1] / 0.5
         # Flooring the smallest variances differs by some 1e-6 of what they explain.
         assert np.abs(found[lane] - truth).max() <= 2e-4 * np.abs(truth).max()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dim", [1, 13, 31, 50, 64])
+def test_gaussian_starts_are_exact_but_for_the_floor(dim: int, dtype: type) -> None:
+    x, y = (points.astype(dtype) for points in clouds(dim, 2, 333, 170, dim, 0.99))
+    a = np.random.default_rng(7).uniform(0.5, 2.0, size=(2, 333))
+    a /= a.sum(1, keepdims=True)
+    found = made(x, y, 0.5, a)
+    for lane in range(2):
+        cov_x = np.cov(x[lane].T.astype(np.float64), aweights=a[lane], ddof=0).reshape(1, dim, dim)
+        cov_y = np.cov(y[lane].T.astype(np.float64), ddof=0).reshape(1, dim, dim)
+        cov_y += FLOOR * np.trace(cov_y[0]) * np.eye(dim)
+        mean_x, mean_y = a[lane] @ x[lane], y[lane].astype(np.float64).mean(0)
+        mean, matrix, slope = between(mean_x[None], cov_x, mean_y[None], cov_y, np.array([0.5]))
+        around = y[lane] - mean
+        truth = ((around @ matrix[0]) * around).sum(1) + around @ slope[0]
+        assert np.abs(found[lane] - truth).max() <= 1e-10 * np.abs(truth).max()
 
 
 @pytest.mark.parametrize("which", ["x", "y", "both"])
@@ -67,8 +85,9 @@ def test_clouds_in_a_plane_start_finite() -> None:
     assert np.abs(found[0] - truth).max() <= 1e-2 * np.abs(truth).max()
 
 
-def test_a_lane_of_a_stack_starts_as_it_does_alone() -> None:
-    x, y = clouds(5, 3, 333, 150, 6)
+@pytest.mark.parametrize("dim", [6, 50, 70])
+def test_a_lane_of_a_stack_starts_as_it_does_alone(dim: int) -> None:
+    x, y = clouds(5, 3, 333, 150, dim)
     together = made(x, y, 0.3)
     for lane in range(3):
         assert np.array_equal(together[lane], made(x[lane : lane + 1], y[lane : lane + 1], 0.3)[0])

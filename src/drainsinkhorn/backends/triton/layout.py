@@ -21,6 +21,8 @@ CHUNK, CHUNKS = 128, 128
 """Rows of a cloud that one program looks at, at least, and programs that share a cloud, at most."""
 BOX_ROWS, BOX_BLOCK, ADDED, JUDGED = 16, 64, 256, 1024
 """Rows and coordinates of a tile of a cloud, sums that a program adds up, starts that it looks at together."""
+DEPTH, SUMMED = 16, 8192
+"""Columns of a matrix that a product takes at once, and coordinates of a tile of a cloud whose squares are summed."""
 STORED_ROWS, STORED_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
 """Rows of a program that fills stored matrices, columns it takes at once, and products kept at once."""
 
@@ -99,6 +101,8 @@ def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts:
     full, device = dim <= FULL_DIM, y.device
     padded = max(16, 1 << (dim - 1).bit_length())
     count = (padded + 1 if full else 2) * padded
+    # Tiles such that nothing has to leave registers.
+    tile, warps = (min(32, 1024 // padded), max(4, padded // 8)) if full else (min(16, max(1, SUMMED // padded)), 16)
     sums = []
     for side, (points, weights) in enumerate(((x, a), (y, b))):
         rows, chunks = _chunks(points.shape[1])
@@ -106,7 +110,7 @@ def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts:
         launch(
             lay.moments, (chunks, lanes),
             points, weights, middles, parts, points.shape[1], dim, rows, points.stride(0), weights.stride(0),
-            SIDE=side, DP=padded, FULL=full,
+            SIDE=side, DP=padded, FULL=full, ROWS=tile, num_warps=warps,
         )  # fmt: skip
         sums.append(torch.empty((lanes, count), dtype=torch.float64, device=device))
         launch(lay.added, (-(-count // ADDED), lanes), parts, sums[-1], chunks, count, ROWS=8, BLOCK=ADDED)
@@ -115,14 +119,14 @@ def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts:
     scratch = torch.empty((lanes, 4 * padded * padded if full else 1), dtype=torch.float64, device=device)
     launch(
         lay.transports, (lanes,),
-        *sums, middles, factors, scratch, mean, matrix, slope, dim, DP=padded, FULL=full,
-        num_warps=16 if padded == 64 and full else 4,
+        *sums, middles, factors, scratch, mean, matrix, slope, dim, DP=padded, FULL=full, DEPTH=DEPTH,
+        num_warps=padded // 8 if full else 4,
     )  # fmt: skip
-    rows = 32 if full else 4
+    rows = max(32, 1024 // padded) if full else 4
     launch(
         lay.quadratic, (-(-size // rows), lanes),
         y, mean, matrix, slope, starts, size, dim, y.stride(0), starts.stride(0),
-        FULL=full, ROWS=rows, DP=padded if full else 256,
+        FULL=full, ROWS=rows, DP=padded if full else 256, num_stages=1,
     )  # fmt: skip
     launch(lay.judged, (lanes,), starts, b, size, starts.stride(0), b.stride(0), ALWAYS=always, BLOCK=JUDGED)
 

@@ -85,31 +85,38 @@ def frame(found, other_found, scales, middles, far, chunks, other_chunks, dim, B
 
 @triton.jit(do_not_specialize=["size", "dim", "chunk", "lane_stride", "weight_stride"])
 def moments(points, weights, middles, found, size, dim, chunk, lane_stride, weight_stride,
-            SIDE: tl.constexpr, DP: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
+            SIDE: tl.constexpr, DP: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     """Weighted sums over a chunk of rows, of coordinates around the cloud's middle and of their products or squares."""
     lane = tl.program_id(1).to(tl.int64)
     ks = tl.arange(0, DP)
     inside = ks < dim
     middle = tl.load(middles + (lane * 3 + 1 + SIDE) * dim + ks, mask=inside, other=0.0)
-    total = tl.zeros((DP,), dtype=tl.float64)
-    square = tl.zeros((DP,), dtype=tl.float64)
-    product = tl.zeros((DP, DP), dtype=tl.float64)
+    # A tile keeps its rows apart until the end, so that no sum is waited for.
+    total = tl.zeros((ROWS, DP), dtype=tl.float64)
+    if FULL:
+        product = tl.zeros((DP, DP), dtype=tl.float64)
+    else:
+        square = tl.zeros((ROWS, DP), dtype=tl.float64)
     first = tl.program_id(0) * chunk
-    for row in range(first, tl.minimum(size, first + chunk)):
-        place = points + lane * lane_stride + tl.cast(row, tl.int64) * dim + ks
-        x = tl.load(place, mask=inside, other=0.0).to(tl.float64) - middle
-        scaled = tl.load(weights + lane * weight_stride + row) * x
+    last = tl.minimum(size, first + chunk)
+    for start in range(first, last, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        near = rows < last
+        place = points + lane * lane_stride + rows[:, None].to(tl.int64) * dim + ks[None, :]
+        seen = near[:, None] & inside[None, :]
+        x = tl.where(seen, tl.load(place, mask=seen, other=0.0).to(tl.float64) - middle[None, :], 0.0)
+        scaled = tl.load(weights + lane * weight_stride + rows, mask=near, other=0.0)[:, None] * x
         total += scaled
         if FULL:
-            product += scaled[:, None] * x[None, :]
+            product = tl.dot(tl.trans(scaled), x, product, out_dtype=tl.float64)
         else:
             square += scaled * x
     out = found + (lane * tl.num_programs(0) + tl.program_id(0)) * (DP + 1 if FULL else 2) * DP
-    tl.store(out + ks, total)
+    tl.store(out + ks, tl.sum(total, axis=0))
     if FULL:
         tl.store(out + DP + ks[:, None] * DP + ks[None, :], product)
     else:
-        tl.store(out + DP + ks, square)
+        tl.store(out + DP + ks, tl.sum(square, axis=0))
 
 
 @triton.jit(do_not_specialize=["chunks", "count"])
@@ -126,18 +133,20 @@ def added(parts, found, chunks, count, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _product(left, right, dim, DP: tl.constexpr):
-    """A product of matrices in memory."""
-    ks = tl.arange(0, DP)
+def _product(left, right, dim, DP: tl.constexpr, DEPTH: tl.constexpr):
+    """A product of matrices in memory, some columns of one and rows of the other at a time."""
+    ks, deep = tl.arange(0, DP), tl.arange(0, DEPTH)
     total = tl.zeros((DP, DP), dtype=tl.float64)
-    for k in range(dim):
-        total += tl.load(left + ks * DP + k)[:, None] * tl.load(right + k * DP + ks)[None, :]
+    for first in range(0, dim, DEPTH):
+        columns = tl.load(left + ks[:, None] * DP + (first + deep)[None, :])
+        rows = tl.load(right + (first + deep)[:, None] * DP + ks[None, :])
+        total = tl.dot(columns, rows, total, out_dtype=tl.float64)
     return total
 
 
 @triton.jit(do_not_specialize=["dim"])
 def transports(sums, other_sums, middles, factors, scratch, means, matrices, slopes, dim,
-               DP: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
+               DP: tl.constexpr, FULL: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Gaussian starts `(y - m)' M (y - m) + l' (y - m)` in bits, see `backends.starts`.
 
     T solves T B T = A, so that T = A (B A)^-1/2; the root comes from products alone (Newton's iteration, the form of
@@ -169,26 +178,33 @@ def transports(sums, other_sums, middles, factors, scratch, means, matrices, slo
         tl.store(one + square, b)
         tl.store(two + square, a)
         tl.debug_barrier()
-        y = _product(one, two, dim, DP)
+        y = _product(one, two, dim, DP, DEPTH)
         norm = tl.sqrt(tl.sum(tl.sum(y * y, axis=1), axis=0))
         norm = tl.where(norm > 0, norm, 1.0)
-        y, z = y / norm, eye
-        step, off = 0, 0.0 * norm + 1.0
+        # The first step, before which z is the identity.
+        y = y * (1.0 / norm)
+        z = 1.5 * eye - 0.5 * y
+        tl.debug_barrier()
+        tl.store(one + square, y)
+        tl.store(three + square, z)
+        tl.debug_barrier()
+        y = _product(one, three, dim, DP, DEPTH)
+        step, off = 1, 0.0 * norm + 1.0
         while (step < STEPS) & (off > CLOSE):
             tl.debug_barrier()
             tl.store(one + square, y)
             tl.store(three + square, z)
             tl.debug_barrier()
-            w = 1.5 * eye - 0.5 * _product(three, one, dim, DP)
+            w = 1.5 * eye - 0.5 * _product(three, one, dim, DP, DEPTH)
             off = tl.max(tl.max(tl.abs(w - eye), axis=1), axis=0)
             tl.store(four + square, w)
             tl.debug_barrier()
-            y, z = _product(one, four, dim, DP), _product(four, three, dim, DP)
+            y, z = _product(one, four, dim, DP, DEPTH), _product(four, three, dim, DP, DEPTH)
             step += 1
         tl.debug_barrier()
         tl.store(three + square, z)
         tl.debug_barrier()
-        t = _product(two, three, dim, DP) * tl.sqrt(
+        t = _product(two, three, dim, DP, DEPTH) * tl.sqrt(
             tl.maximum(size_a, 0.0) / (norm * tl.where(size_b > 0, size_b, 1.0))
         )
         tl.debug_barrier()
@@ -222,14 +238,12 @@ def quadratic(points, means, matrices, slopes, out, size, dim, lane_stride, out_
         around = tl.where(seen, y - tl.load(mean + ks, mask=ks < dim, other=0.0)[None, :], 0.0)
         bent = around * 0.0 + tl.load(slope + ks, mask=ks < dim, other=0.0)[None, :]
         if FULL:
-            total += tl.sum(bent * around, axis=1)
-            for i in range(dim):
-                row = tl.load(matrices + (lane * dim + i) * dim + ks, mask=ks < dim, other=0.0)
-                one = tl.load(mine + i, mask=inside, other=0.0).to(tl.float64) - tl.load(mean + i)
-                total += tl.sum(around * row[None, :], axis=1) * one
+            here = (ks < dim)[:, None] & (ks < dim)[None, :]
+            matrix = tl.load(matrices + (lane * dim + ks)[:, None] * dim + ks[None, :], mask=here, other=0.0)
+            bent += tl.dot(around, matrix)
         else:
             bent += around * tl.load(matrices + lane * dim + ks, mask=ks < dim, other=0.0)[None, :]
-            total += tl.sum(bent * around, axis=1)
+        total += tl.sum(bent * around, axis=1)
     tl.store(out + lane * out_stride + rows, total, mask=inside)
 
 
