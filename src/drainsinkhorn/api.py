@@ -153,8 +153,8 @@ def stream(
 
 def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
     """Problems as given, or made from arrays."""
-    dense = not isinstance(as_cost(cost), Cost)
-    if dense or y is not None:
+    asked = as_cost(cost)
+    if not isinstance(asked, Cost) or y is not None:
         if columns["eps"] is None:
             raise ProblemError("eps is missing; pass eps=, in units of the cost (for example 0.05 times its median)")
         return problems(x, y, cost=cost, **columns)
@@ -165,7 +165,7 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
     first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
     if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
         raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
-    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (as_cost(cost) != Cost())
+    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (asked != Cost())
     if extra:
         raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
     return x
@@ -232,7 +232,8 @@ class _Run:
         self._options = options
         self._count = count
         self.feed = given.claim() if isinstance(given, Tap) else None
-        self._plan = self._plan_for(None)
+        # Until the first line has its own.
+        self._plan = options.plan(count)
         self._tell = observe
         self._observe = self.ledger if observe is ignore else fan_out(self.ledger, observe)
         self._backend = pick_backend(backend, given, self._observe)
@@ -280,6 +281,8 @@ class _Run:
                 yield retired
         finally:
             self.close()
+            # It asks this run, which would otherwise keep the caller's arrays until the garbage collector came by.
+            del self._sorter
 
     def close(self) -> None:
         """Give the journal back."""
@@ -332,21 +335,16 @@ class _Run:
         if self._sorter.error is not None:
             raise self._sorter.error
 
-    def _plan_for(self, problem: Problem[Any] | None) -> Plan:
+    def _plan_for(self, problem: Problem[Any]) -> Plan:
         """How to run a line of problems like this one; told once for each choice."""
-        options, count = self._options, self._count
-        if problem is not None and problem.chain is not None:
-            # Successors come as their predecessors leave.
-            count = None
-        every = options.audit.every
-        if problem is None:
-            plan = options.plan(count)
-        else:
-            plan = options.plan(count, self._backend.natural_width(problem))
-            every = every or self._backend.natural_spacing(refills=plan.mode.refill is not None)
-            chosen = Chosen("mode", plan.mode.name, plan.reason)
-            if chosen not in self.ledger.choices:
-                self._observe(chosen)
+        # Successors come as their predecessors leave.
+        count = self._count if problem.chain is None else None
+        plan = self._options.plan(count, self._backend.natural_width(problem))
+        refills = plan.mode.refill is not None
+        every = plan.audit.every or self._backend.natural_spacing(refills=refills, holds=plan.holds)
+        chosen = Chosen("mode", plan.mode.name, plan.reason)
+        if chosen not in self.ledger.choices:
+            self._observe(chosen)
         # Backends see the stop itself as tol, so that precision and rounding are judged against what must be met.
         expired = () if self.feed is None else self.feed.expired
         return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired)

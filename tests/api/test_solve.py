@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +33,27 @@ def single(i: int, **changes: Any) -> ds.Result[Any]:
 def same(one: ds.Result[Any], other: ds.Result[Any]) -> None:
     assert np.array_equal(one.potentials.f, other.potentials.f)
     assert np.array_equal(one.potentials.g, other.potentials.g)
+
+
+@pytest.mark.parametrize("how", ["solved", "streamed", "closed"])
+def test_arrays_are_let_go_without_the_garbage_collector(how: str) -> None:
+    problems = [ds.Problem(x=X[i].copy(), y=Y[i].copy(), eps=0.5) for i in range(4)]
+    arrays = [weakref.ref(problem.x) for problem in problems]
+    gc.collect()
+    gc.disable()
+    try:
+        if how == "solved":
+            ended: Any = ds.solve(problems)
+        else:
+            ended = ds.stream(problems)
+            assert next(ended).converged
+            if how == "closed":
+                ended.close()
+            assert len(list(ended)) == (0 if how == "closed" else 3)
+        del problems, ended
+        assert all(array() is None for array in arrays)
+    finally:
+        gc.enable()
 
 
 class TestBatches:

@@ -15,6 +15,7 @@ from drainsinkhorn.backends import door
 from drainsinkhorn.backends import triton as backend_module
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend, tiles
+from drainsinkhorn.backends.triton import pack as pack_module
 from drainsinkhorn.backends.triton.arena import Arena
 from drainsinkhorn.testing import PROMISES, Bench, marginal_errors
 
@@ -36,7 +37,10 @@ def on_device(array: Any) -> Any:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("promise", PROMISES)
-def test_promise(promise: str, backend: str) -> None:
+def test_promise(promise: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend == "float64":
+        # As large lanes are run.
+        monkeypatch.setattr(pack_module, "SMALL", 0)
     if not CUDA and promise in SLOW and backend != "momentum":
         pytest.skip("slow in the interpreter; run for another backend there, and for all on a CUDA device")
     for shape in [(13, 17, 3), (1, 1, 1), (1, 9, 20), (200, 5, 8), (700, 1501, 3)] if CUDA else [(7, 19, 3)]:
@@ -159,7 +163,7 @@ def test_out_of_memory_halves_the_width_and_loses_nothing(monkeypatch: pytest.Mo
 
 def test_tiles_are_kept_for_a_gpu_and_bad_files_are_ignored(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    mine = tiles.Tile(bm=16, bn=32, warps=2, stages=2, least=4, registers=96)
+    mine = tiles.Tile(bm=16, bn=32, warps=2, stages=2, least=4, registers=96, resident=5)
     path = tiles.keep("Some GPU 9000", {(tiles.PRODUCT, 16): mine})
     assert path == tmp_path / "drainsinkhorn" / "tiles-some-gpu-9000.json"
     assert tiles.tile(tiles.PRODUCT, 16, "Some GPU 9000") == mine
@@ -170,6 +174,14 @@ def test_tiles_are_kept_for_a_gpu_and_bad_files_are_ignored(tmp_path: Any, monke
         tiles.tuned.cache_clear()
         assert tiles.tile(tiles.PRODUCT, 16, "Some GPU 9000") == tiles.TILES[tiles.PRODUCT, 16]
     tiles.tuned.cache_clear()
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_tiles_are_measured_on_the_device_at_hand() -> None:
+    from drainsinkhorn.backends.triton import tuning
+
+    found = tuning.clouds(300, 3, 2)
+    assert all(0 < time < 1e5 for time in tuning.measure(TritonBackend()._how(found[0]), found))
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
@@ -241,6 +253,64 @@ def test_a_bad_problem_among_those_on_a_device_is_refused_alone(bad: float, monk
     assert also.converged
     assert refused.status is ds.Status.INVALID
     assert f"y[3, 1] is {bad}" in refused.message
+
+
+@pytest.mark.parametrize("together", [20, 2**24])
+@pytest.mark.parametrize("place", range(8))
+def test_one_bad_entry_in_any_kind_of_value_on_a_device_is_seen(
+    place: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not CUDA:
+        monkeypatch.setattr(door, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
+    monkeypatch.setattr(door, "TOGETHER", together)
+    end = torch.finfo(torch.float64).max
+    values = [
+        torch.ones((5, 2), device=DEVICE),
+        torch.full((7, 2), end, dtype=torch.float64, device=DEVICE),
+        torch.ones((3, 2), device=DEVICE, requires_grad=True),
+        torch.full((1, 2), -end, dtype=torch.float64, device=DEVICE).expand(20, 2),
+        torch.ones((3, 9), device=DEVICE).T[::2],
+        torch.ones((4, 3), device=DEVICE),
+        torch.ones((4, 6), dtype=torch.float64, device=DEVICE),
+        torch.ones((6, 6), dtype=torch.float64, device=DEVICE),
+    ]
+
+    def asked() -> bool:
+        pairs = [ds.Problem(x=x, y=y, eps=1.0) for x, y in zip(values[:6:2], values[1:6:2], strict=True)]
+        return door.finite_on_device([*pairs, *(ds.Problem(cost=cost, eps=1.0) for cost in values[6:]), "odd"])
+
+    assert asked()
+    for bad in (np.nan, np.inf, -np.inf):
+        with torch.no_grad():
+            values[place][0, 1] = bad
+        assert not asked()
+
+
+@pytest.mark.skipif(CUDA, reason="counts the calls on stand-ins")
+def test_values_on_a_device_are_looked_at_side_by_side_but_for_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[list[int]] = []
+    cat = torch.cat
+
+    def counted(block: list[Any]) -> Any:
+        copied.append([len(value) for value in block])
+        return cat(block)
+
+    monkeypatch.setattr(door, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
+    monkeypatch.setattr(door, "TOGETHER", 100)
+    monkeypatch.setattr(torch, "cat", counted)
+    clouds = [torch.zeros((n, 2)) for n in (20, 30, 51, 10, 20, 20)]
+    pairs = zip(clouds[::2], clouds[1::2], strict=True)
+    assert door.finite_on_device([ds.Problem(x=x, y=y, eps=1.0) for x, y in pairs])
+    assert copied == [[20, 30], [10, 20, 20]]
+    copied.clear()
+    assert door.finite_on_device([ds.Problem(cost=torch.zeros((3, m)), eps=1.0) for m in (4, 5, 6)])
+    assert copied == [[12, 15, 18]]
+
+    def no_room(block: list[Any]) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "cat", no_room)
+    assert not door.finite_on_device([ds.Problem(x=clouds[0], y=clouds[1], eps=1.0)])
 
 
 def test_points_on_the_host_are_not_said_to_be_finite_on_a_device() -> None:

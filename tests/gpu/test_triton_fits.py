@@ -1,4 +1,4 @@
-"""Legs and consumers compiled for an H200, which takes no GPU: do their tiles fit?"""
+"""Legs, consumers and layouts compiled for an H200, which takes no GPU: do their tiles fit?"""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import sys
 from textwrap import dedent
 
 import pytest
-from tests.conftest import needs
-
-needs("torch")
-needs("triton")
+import tests.device  # noqa: F401  first of all that loads Triton
 
 SHARED = 227 * 1024
 """Bytes of memory that a program may share on a Hopper multiprocessor."""
@@ -86,14 +83,34 @@ LEGS = """
     for kind, dp, chunks, rooted, slot in kinds:
         how = backend._made(kind, dp, chunks, False, rooted, slot, dp == 64)
         for folded in {False, slot > 0}:
-            constants = how.scores(folded) | {"SIDE": 1, "ROLE": 1, "SLOT": slot, "PACKED": int(how.packed)}
+            constants = how.scores(folded) | {"SLOT": slot, "PACKED": int(how.packed)}
             constants |= {"FOLD": folded, "LEADS": how.leads, "LOCK": False, "WIDE_BM": 16, "BLOCK": 256}
-            print(compiled(kernel, types, constants, how.program))
+            for goes_on in (False, True):
+                constants |= {"SIDE": 1 - goes_on, "ROLE": 1 - goes_on, "GOES_ON": goes_on, "MOMENTUM": goes_on}
+                print(compiled(kernel, types, constants, how.program))
+"""
+
+STARTS = """
+    import torch
+    from drainsinkhorn.backends.triton import layout
+
+    def compile_instead(kernel, grid, *args, **constants):
+        types = {name: "i32" if type(arg) is int else "*fp64" for name, arg in zip(kernel.arg_names, args)}
+        options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
+        print(compiled(kernel, types, constants, options))
+
+    layout.launch = compile_instead
+    for dim in (15, 20, 50, 500, 2000):
+        x, y = (torch.empty((1, size, dim), dtype=torch.float64) for size in (300, 200))
+        a, b, middles, factors = x[:, :, 0], y[:, :, 0], x[:, :3], x[:, 0, 0]
+        layout.gaussian(x, y, a, b, middles, factors, b, always=True)
 """
 
 
 @pytest.mark.parametrize(
-    ("kernels", "count"), [(MEANS, 5), (MATRICES, 11), (LEGS, 11)], ids=["means", "matrices", "legs"]
+    ("kernels", "count"),
+    [(MEANS, 5), (MATRICES, 11), (LEGS, 22), (STARTS, 35)],
+    ids=["means", "matrices", "legs", "starts"],
 )
 def test_tiles_fit_into_shared_memory(kernels: str, count: int) -> None:
     # Not in this process, where kernels may be interpreted.

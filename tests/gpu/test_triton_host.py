@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.door import admit, uniform
-from drainsinkhorn.backends.triton import TritonBackend, launching
+from drainsinkhorn.backends.triton import TritonBackend, launching, tiles
 from drainsinkhorn.backends.triton.arena import Arena, aligned
 from drainsinkhorn.backends.triton.loading import Views, _fill_mass
 
@@ -25,14 +25,12 @@ class Kernel:
     __name__ = "kernel"
     arg_names = ("place", "count", "BLOCK")
 
-    def __init__(self, refuses: bool = False, special: bool = False) -> None:
-        self.compiled, self.direct, self.by_triton, self.refuses, self.special = 0, [], [], refuses, special
+    def __init__(self, refuses: bool = False) -> None:
+        self.compiled, self.direct, self.by_triton, self.refuses = 0, [], [], refuses
 
     def warmup(self, *args: Any, grid: Any, **constants: Any) -> Any:
         self.compiled += 1
-        metadata = SimpleNamespace(num_warps=4, shared=128, launch_pdl=self.special)
-        source = SimpleNamespace(signature={"place": "*fp32", "count": "i32", "BLOCK": "constexpr"})
-        return SimpleNamespace(run=self.run, function=17, packed_metadata="packed", metadata=metadata, src=source)
+        return SimpleNamespace(run=self.run, function=17, packed_metadata="packed")
 
     def run(self, *args: Any) -> None:
         if self.refuses:
@@ -47,22 +45,7 @@ class Kernel:
 def forms(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     monkeypatch.setattr(launching, "_forms", found)
-    monkeypatch.setattr(launching, "_driver", lambda: None)
     return found
-
-
-class Driver:
-    """A driver that writes down what it is asked to launch, and how the arguments read."""
-
-    def __init__(self, code: int = 0) -> None:
-        self.code, self.asked = code, []
-
-    def __call__(self, *told: Any) -> int:
-        *told, places, extra = told
-        pointer, count = (ctypes.cast(places[i], ctypes.POINTER(kind)) for i, kind in
-                          enumerate((ctypes.c_void_p, ctypes.c_int32)))  # fmt: skip
-        self.asked.append((*told, pointer[0] or 0, count[0], extra))
-        return self.code
 
 
 def test_launches_of_one_form_compile_once_and_differ_in_their_values(forms: dict[Any, Any]) -> None:
@@ -81,36 +64,6 @@ def test_a_launcher_that_wants_other_arguments_is_left_to_triton(forms: dict[Any
     kernel, place = Kernel(refuses=True), torch.empty(4, device="meta")
     launching.prepared(kernel, (7,), place, 3, BLOCK=64)(11)
     assert kernel.by_triton == [((7,), (place, 3), {"BLOCK": 64})]
-
-
-@pytest.mark.usefixtures("forms")
-def test_the_driver_is_told_of_arguments_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, driver, place = Kernel(), Driver(), torch.empty(4, device="meta")
-    monkeypatch.setattr(launching, "_driver", lambda: driver)
-    launch = launching.prepared(kernel, (7, 5), place, 3, BLOCK=64, num_warps=4)
-    launch(11)
-    launch(12)
-    assert driver.asked == [(17, 7, 5, 1, 128, 1, 1, 128, stream, place.data_ptr(), 3, None) for stream in (11, 12)]
-    assert (kernel.direct, kernel.by_triton) == ([], [])
-
-
-@pytest.mark.usefixtures("forms")
-def test_what_the_driver_refuses_is_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, place = Kernel(), torch.empty(4, device="meta")
-    monkeypatch.setattr(launching, "_driver", lambda: Driver(code=201))
-    launching.prepared(kernel, (7,), place, 3, BLOCK=64)(11)
-    assert kernel.by_triton == [((7,), (place, 3), {"BLOCK": 64})]
-
-
-@pytest.mark.usefixtures("forms")
-@pytest.mark.parametrize(("special", "count"), [(True, 3), (False, 2**40)], ids=["unlike", "large"])
-def test_the_driver_is_not_asked_for_what_it_cannot_do_alone(
-    monkeypatch: pytest.MonkeyPatch, special: bool, count: int
-) -> None:
-    kernel, driver, place = Kernel(special=special), Driver(), torch.empty(4, device="meta")
-    monkeypatch.setattr(launching, "_driver", lambda: driver)
-    launching.prepared(kernel, (7,), place, count, BLOCK=64)(11)
-    assert (driver.asked, len(kernel.direct)) == ([], 1)
 
 
 def test_numbers_arrive_as_they_were_sent() -> None:
@@ -159,3 +112,16 @@ def test_stops_are_told_only_where_they_change() -> None:
     assert pack._stops is told
     pack.advance(1, [-3.0, -4.0])
     assert pack._limits.cpu().tolist() == [-4.0, -2.0, -3.0]
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "dp", "shares"),
+    [(8192, tiles.DIRECT, 3, 4), (16384, tiles.PRODUCT, 16, 2), (16384, tiles.PRODUCT, 64, 3), (100, tiles.ROOT, 16, 1),
+     (8192, tiles.PRODUCT, 64, 6), (1024, tiles.STORED, 16, 4), (10**6, tiles.DIRECT, 3, 1)],
+)  # fmt: skip
+def test_a_lane_alone_fills_the_device_where_it_can(size: int, kind: int, dp: int, shares: int) -> None:
+    tile = tiles.TILES[kind, dp]
+    found = tiles.splits(size, size, tile["bm"], tile["bn"], tile["least"], tile["resident"])
+    assert found == shares
+    waves = -(-size // tile["bm"]) * found / (tile["resident"] * tiles.MULTIPROCESSORS)
+    assert waves / math.ceil(waves) >= tiles.FILLED or found == max(1, size // tile["bn"] // tile["least"])

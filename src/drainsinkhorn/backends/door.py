@@ -22,6 +22,8 @@ from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 UNEQUAL_MASS = 1e-5
 """Relative difference of total masses above which a problem is unbalanced."""
+TOGETHER = 2**24
+"""Entries on a device that are laid side by side, to be looked at by one call: 64 MB of float32."""
 
 
 def admit(problem: Any, tol: float, margin: float = 1.0, init: str = "auto", *, finite: bool = False) -> Problem[Any]:
@@ -51,9 +53,17 @@ def _admit(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> 
     _same_mass(problem, a, b)
     init = _init(init if problem.init is None else problem.init, cost, n, m)
     _chain(problem.chain)
-    x, y, cost = (_array(value) for value in (problem.x, problem.y, cost))
-    a, b = (w if given is None else w / w.sum() for w, given in ((a, problem.a), (b, problem.b)))
-    return replace(problem, x=x, y=y, eps=eps, tol=margin * tol, cost=cost, a=a, b=b, init=init)
+    return Problem(
+        eps=eps,
+        x=_array(problem.x),
+        y=_array(problem.y),
+        a=a if problem.a is None else a / a.sum(),
+        b=b if problem.b is None else b / b.sum(),
+        tol=margin * tol,
+        init=init,
+        cost=_array(cost),
+        chain=problem.chain,
+    )
 
 
 def normal(problem: Problem[Any]) -> Problem[Any]:
@@ -108,6 +118,8 @@ def _shown(value: Any) -> str:
 def _positive(name: str, value: Any, hint: str) -> float:
     if type(value) is not float and is_array(value) and value.ndim == 0:
         value = value.item()
+    if type(value) is float and 0 < value < math.inf:
+        return value
     if isinstance(value, int) and value.bit_length() > 1024:
         value = math.inf
     if not is_positive(value):
@@ -153,12 +165,46 @@ def _on_device(value: Any) -> bool:
 
 
 def finite_on_device(problems: Sequence[Any]) -> bool:
-    """True if whatever of these problems lies on a device is finite, and something does; the device is asked once."""
+    """True if whatever of these problems lies on a device is finite, and something does.
+
+    A device is asked once, or once for every TOGETHER entries of a dtype where there are more.
+    """
     given = [p for p in problems if isinstance(p, Problem)]
-    values: list[Any] = [value for p in given for value in (p.x, p.y, p.cost) if _on_device(value)]
-    norm = getattr(sys.modules["torch"].nn.utils, "get_total_norm", None) if values else None
-    # Older versions of torch have none, and problems are looked at one by one.
-    return norm is not None and math.isfinite(float(norm([value.detach() for value in values], math.inf)))
+    values = [value for p in given for value in (p.x, p.y, p.cost) if _on_device(value)]
+    if not values:
+        return False
+    torch = sys.modules["torch"]
+    try:
+        with torch.no_grad():
+            largest = [torch.linalg.vector_norm(_side_by_side(block), math.inf) for block in _blocks(values)]
+    except torch.OutOfMemoryError:
+        # There is no room for a copy: problems are looked at one by one.
+        return False
+    return all(math.isfinite(float(norm)) for norm in largest)
+
+
+def _blocks(values: Sequence[Any]) -> list[list[Any]]:
+    """The same, in blocks of one device and dtype: TOGETHER entries in all, or a larger matrix alone."""
+    blocks: list[list[Any]] = []
+    latest: dict[Any, list[Any]] = {}
+    room: dict[Any, int] = {}
+    for value in values:
+        kind, size = (value.device, value.dtype), value.numel()
+        room[kind] = room.get(kind, 0) - size
+        if room[kind] < 0:
+            latest[kind], room[kind] = [], TOGETHER - size
+            blocks.append(latest[kind])
+        latest[kind].append(value)
+    return blocks
+
+
+def _side_by_side(block: list[Any]) -> Any:
+    """All entries in one tensor. A copy costs the device less than a call for each matrix costs the host."""
+    if len(block) == 1:
+        return block[0]
+    width = block[0].shape[1]
+    alike = all(value.shape[1] == width for value in block)
+    return sys.modules["torch"].cat(block if alike else [value.flatten() for value in block])
 
 
 def _fine_on_device(*values: Any, finite: bool) -> bool:

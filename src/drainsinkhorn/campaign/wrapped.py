@@ -94,9 +94,9 @@ class WrappedBackend:
         """See Backend."""
         return self.inner.natural_width(problem)
 
-    def natural_spacing(self, *, refills: bool) -> int:
+    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
         """See Backend."""
-        return self.inner.natural_spacing(refills=refills)
+        return self.inner.natural_spacing(refills=refills, holds=holds)
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """See Backend."""

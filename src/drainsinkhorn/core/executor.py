@@ -40,7 +40,6 @@ class _Window:
         self, backend: Backend[Any], pack: Pack[Any], plan: Plan, observe: Observer, opening: Sequence[Admission]
     ) -> None:
         self.backend, self.pack, self.plan, self.observe = backend, pack, plan, observe
-        self.hold = plan.audit.first_passage and not plan.mode.together
         self.clock, self.on_grid, self.spent = 0, False, Spent(0, 0)
         self._seat(opening, [], [])
         observe(Opened([lane.ticket for lane in opening], plan.width, backend.width_for, self._newly_spent()))
@@ -57,7 +56,7 @@ class _Window:
     def _seat(self, lanes: Sequence[Admission], progress: Sequence[Progress], holds: Sequence[float]) -> None:
         self.live, self.progress = dict(enumerate(lanes)), [*progress, *[FRESH] * (len(lanes) - len(progress))]
         self.stops = [self.plan.stop(lane.problem) for lane in lanes]
-        self.holds = [*holds, *(stop if self.hold else -math.inf for stop in self.stops[len(holds) :])]
+        self.holds = [*holds, *(stop if self.plan.holds else -math.inf for stop in self.stops[len(holds) :])]
 
     def _standings(self) -> Iterator[Standing]:
         for number, (ticket, _) in self.live.items():
@@ -77,7 +76,7 @@ class _Window:
         if cycles < 1:
             raise ContractError(f"backend {self.backend.name!r}: advance({span}) moved no live lane")
         self.clock += cycles if self.plan.mode.lockstep else span
-        self.on_grid = self.hold or self.clock >= audit_at
+        self.on_grid = self.plan.holds or self.clock >= audit_at
         self.observe(Advanced(cycles, self.pack.width, len(self.live), self._newly_spent(), self._standings))
 
     def _audit(self) -> dict[int, Retired]:

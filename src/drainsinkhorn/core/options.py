@@ -112,6 +112,11 @@ class Plan:
     reason: str
     expired: Container[int] = ()
 
+    @property
+    def holds(self) -> bool:
+        """Whether lanes are held at the first state whose screen passes."""
+        return self.audit.first_passage and not self.mode.together
+
     def stop(self, problem: Problem[Any]) -> float:
         """What the residual of an admitted problem must not exceed."""
         assert problem.tol is not None, "the door sets tol"
@@ -237,6 +242,8 @@ class Options:
             )
         if getattr(tol, "shape", None) == ():
             tol = tol.item()
+        if tol is None and not settings:
+            return self
         return replace(self, tol=self.tol if tol is None else tol, **settings)
 
 

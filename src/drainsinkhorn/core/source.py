@@ -176,13 +176,13 @@ class Sorter(Generic[A]):
         # A refusal ends the reading, so that the caller can hand it on.
         while len(self._lines.get(signature, ())) < count and self._may_read() and self._ready() and self._read():
             pass
-        others = [line[0].ticket for other, line in self._lines.items() if other != signature]
+        line = self._lines.get(signature, deque[Admission]())
+        others = [other[0].ticket for other in self._lines.values() if other is not line]
         oldest = min(others, default=self._next)
         if others and self._overdue(oldest):
             # Unless this line has the oldest of all.
-            count = sum(admission.ticket < oldest for admission in list(self._lines.get(signature, ()))[:count])
+            count = sum(admission.ticket < oldest for admission in list(line)[:count])
         horizon = oldest + self._lookahead
-        line = self._lines.get(signature, deque[Admission]())
         taken: list[Admission] = []
         while line and len(taken) < count and line[0].ticket <= horizon:
             taken.append(line.popleft())

@@ -26,8 +26,8 @@ from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 DIRECT_DIM, PACKED = 4, 16
 """Coordinates up to which one product of so many numbers makes scores; direct differences where it is not honest."""
-SPACING = 32
-"""Cycles between audits where no vacancy waits for one."""
+SPACING, HELD_SPACING = 32, 256
+"""Cycles between audits where no vacancy waits for one; and where lanes that are done rest."""
 STREAMED_DIM = 64
 """Above so many coordinates a stored matrix is faster, where it fits."""
 
@@ -55,7 +55,8 @@ class TritonBackend:
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
 
     def __post_init__(self) -> None:
-        if self.device == "auto" and not interpreted() and not torch.cuda.is_available():
+        there = interpreted() or torch.cuda.is_initialized() or torch.cuda.is_available()
+        if self.device == "auto" and not there:
             raise BackendUnavailable("backend 'triton' needs a CUDA device, and torch sees none")
 
     def signature(self, problem: Problem[Any]) -> Hashable:
@@ -72,9 +73,9 @@ class TritonBackend:
         n, m = sizes(problem)
         return max(16, min(2048, 2**30 // (n * m)))
 
-    def natural_spacing(self, *, refills: bool) -> int:
+    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
         """Lanes hold themselves on the device, where waiting costs nothing; asking them makes the device wait."""
-        return EVERY if refills else SPACING
+        return EVERY if refills else HELD_SPACING if holds else SPACING
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Compile the kernels for such problems."""
@@ -158,7 +159,9 @@ def _compile(how: How, momentum: bool, device: Any, precision: str) -> None:
     for tol in (1.0, 1e-12):
         problem = Problem(x=x, y=x, a=weights, b=weights, eps=1.0, tol=tol, cost=cost, init="zero")
         pack = TritonPack([problem], how, device, momentum=momentum, precision=precision)
-        pack.advance(2, [-1.0])
+        for small in (True, False):
+            pack.small = small
+            pack.advance(3, [-1.0])
         pack.advance(1, [-1.0], lockstep=True)
         pack.verify([0])
         pack.verify([0], exact=True)

@@ -4,8 +4,9 @@ Potentials are in bits (f / (eps ln 2)). One of a side is split into h, a multip
 float32, and the rest l, which goes into the weights of the other side and into what is measured (see `leg_kernels`).
 
 A cycle is three launches for all lanes: `apply` (reduces the measured f-leg, holds the lanes that are done, decides the
-stride, updates f), `leg` on the columns (measures and applies), `leg` on the rows (measures). Lanes are found through a
-table of live lanes, so a narrower pack is a narrower grid and nothing moves.
+stride, updates f), `leg` on the columns (measures and applies), `leg` on the rows (measures). Of small lanes the last
+program of a leg on the rows does what `apply` would do next, and a cycle is two. Lanes are found through a table of live
+lanes, so a narrower pack is a narrower grid and nothing moves.
 """
 
 # pyright: basic, reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -103,6 +104,8 @@ ROOMY = _Constant(64)
 
 A point of fewer coordinates has one place, and the low half of its potential is among its low halves.
 """
+AT_A_TIME = _Constant(512)
+"""Rows of a small lane to which the last program of a leg applies it at a time."""
 AT_ONCE = _Constant(16)
 """Coordinates of a sampled row that are loaded together."""
 
@@ -183,7 +186,8 @@ def _total(wide, start, count, BLOCK: tl.constexpr):
     found = tl.zeros((BLOCK,), dtype=tl.float64)
     for first in range(0, count, BLOCK):
         places = first + tl.arange(0, BLOCK)
-        found += tl.load(wide + start + places, mask=places < count, other=0.0)
+        # Programs of the same launch may have written them: the nearer cache does not see that.
+        found += tl.load(wide + start + places, mask=places < count, other=0.0, cache_modifier=".cg")
     return tl.sum(found, axis=0)
 
 
@@ -201,3 +205,84 @@ def _stale(lane_table, numbers, wide, BM: tl.constexpr, WIDE_BM: tl.constexpr, B
     if tl.load(numbers + STARTED) > 0:
         error += 0.0 * _total(wide, tl.load(lane_table + ERRORS + 1), _tiles(lane_table, BM, WIDE_BM, 1), BLOCK)
     return _believed(error + tl.load(numbers + BAND), _leading(lane_table, numbers))
+
+
+@triton.jit
+def _decided(lane_table, numbers, wide, stop, stopped, FIRST: tl.constexpr, MOMENTUM: tl.constexpr, BM: tl.constexpr,
+             WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """What becomes of a lane whose f-leg is measured: whether it rests, else how it is applied; and its numbers then.
+
+    The first cycle of a call always runs, so that a lane whose verify was rejected moves on.
+    """
+    columns = tl.arange(0, NUMBERS)
+    known = tl.load(numbers + columns)
+    frozen, was_held = tl.load(numbers + FROZEN) > 0, tl.load(numbers + HELD) > 0
+    row_tiles, col_tiles = _tiles(lane_table, BM, WIDE_BM, 0), _tiles(lane_table, BM, WIDE_BM, 1)
+    error = _total(wide, tl.load(lane_table + ERRORS), row_tiles, BLOCK)
+    other_error = _total(wide, tl.load(lane_table + ERRORS + 1), col_tiles, BLOCK)
+    along = _total(wide, tl.load(lane_table + ALONG), row_tiles, BLOCK)
+    started = tl.load(numbers + STARTED) > 0
+    # Before the first cycle the columns have not been measured.
+    error += tl.where(started, other_error * 0.0, 0.0)
+    leading = _leading(lane_table, numbers)
+    stale = _believed(error + tl.load(numbers + BAND), leading)
+    leading = tl.where(error > leading, leading, 0.0)
+    held = (was_held | _passes(stale, stop)) & (FIRST == 0)
+    rests = frozen | held | stopped
+    age, best = tl.load(numbers + AGE), tl.load(numbers + BEST)
+    cooldown, backoff = tl.load(numbers + COOLDOWN), tl.load(numbers + BACKOFF)
+    rows_exact = tl.load(numbers + ROWS_EXACT) > 0
+    step, beta = tl.cast(1.0, tl.float64), tl.cast(0.0, tl.float64)
+    if MOMENTUM:
+        bad = started & (age > 0) & ((error <= GROWTH * best) == 0)
+        best = tl.where(started & (error < best), error, best)
+        cooldown = tl.where(bad, tl.exp2(backoff), cooldown)
+        backoff = tl.where(bad, tl.minimum(backoff + 1.0, MAX_BACKOFF), backoff)
+        fast = rows_exact & (error * error < FAST * other_error * other_error)
+        restart = (age > 0) & (along < 0)
+        plain = (started == 0) | bad | (cooldown > 0) | fast | restart
+        cooldown = tl.where(started & (bad == 0) & (cooldown > 0), cooldown - 1.0, cooldown)
+        age = tl.where(plain, 0.0, age + 1.0)
+        step = tl.where(plain, 1.0, STEP)
+        beta = tl.where(plain, 0.0, age / (age + OFFSET))
+        rows_exact = plain
+        # All products may find a larger residual at first, which tells nothing of the momentum.
+        best = tl.where(leading < tl.load(numbers + LEADING), float("inf"), best)
+    after = tl.where(columns == DEPTH, known + 1.0, known)
+    after = tl.where(columns == AGE, age, after)
+    after = tl.where(columns == BEST, best, after)
+    after = tl.where(columns == COOLDOWN, cooldown, after)
+    after = tl.where(columns == BACKOFF, backoff, after)
+    after = tl.where(columns == ROWS_EXACT, rows_exact.to(tl.float64), after)
+    after = tl.where(columns == STARTED, 1.0, after)
+    after = tl.where(columns == LEADING, leading, after)
+    after = tl.where(rests, known, after)
+    after = tl.where(columns == HELD, tl.where(held & (frozen == 0), 1.0, 0.0), after)
+    return rests, error, step, beta, leading, after
+
+
+@triton.jit
+def _passes(stale, stop):
+    """Whether a lane is held at a stale residual: NaN is; under a stop of -inf nobody."""
+    return (stop > -float("inf")) & ((stale > stop) == 0)
+
+
+@triton.jit
+def _moved(half, vectors, wide, lane_table, rows, size, error, step, beta, leading, SLOT: tl.constexpr,
+           PACKED: tl.constexpr):  # fmt: skip
+    """Apply the measured f-leg to some rows, and split their new potentials."""
+    inside = rows < size
+    # Where programs of the same launch have measured it, the nearer cache does not see what they wrote.
+    logs = tl.load(vectors + tl.load(lane_table + LOGS) + rows, mask=inside, other=0.0, cache_modifier=".cg").to(
+        tl.float64
+    )
+    here = tl.load(wide + tl.load(lane_table + POTENTIAL) + rows, mask=inside, other=0.0)
+    before = tl.load(wide + tl.load(lane_table + BEFORE) + rows, mask=inside, other=0.0)
+    x = here - step * logs
+    value = x + beta * (x - before)
+    # Neither is a state that is not finite entered, nor one after it.
+    finite = tl.abs(value) + tl.abs(x) + error < float("inf")
+    value, x = tl.where(finite, value, here), tl.where(finite, x, before)
+    tl.store(wide + tl.load(lane_table + BEFORE) + rows, x, mask=inside)
+    tl.store(wide + tl.load(lane_table + POTENTIAL) + rows, value, mask=inside)
+    _split(half, vectors, wide, lane_table, _folds(lane_table, leading), rows, inside, value, 0, SLOT, PACKED)

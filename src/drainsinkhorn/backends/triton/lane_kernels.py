@@ -10,39 +10,24 @@ import triton
 import triton.language as tl
 
 from drainsinkhorn.backends.triton.kernels import (
-    AGE,
-    ALONG,
-    BACKOFF,
-    BAND,
-    BEFORE,
-    BEST,
     BUDGET,
-    COOLDOWN,
     DEPTH,
     ERRORS,
-    FAST,
     FIELDS,
-    FROZEN,
-    GROWTH,
     HELD,
-    LEADING,
     LOGS,
-    MAX_BACKOFF,
     NUMBERS,
-    OFFSET,
     POTENTIAL,
-    ROWS_EXACT,
     SIZES,
-    STARTED,
-    STEP,
     UNIT,
     WIDE,
-    _believed,
+    _decided,
     _folds,
     _leading,
+    _moved,
+    _passes,
     _split,
     _stale,
-    _tiles,
     _total,
 )
 
@@ -56,89 +41,34 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
     Reads the lane's numbers from `state` and writes them to `after`; every program of a lane decides alike.
     """
     lane = tl.load(live + tl.program_id(1))
-    lane_table, numbers, then = table + lane * FIELDS, state + lane * NUMBERS, after + lane * NUMBERS
+    lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
     size = tl.load(lane_table + SIZES).to(tl.int32)
     if tl.program_id(0) * ROWS >= size:
         return
-    lead = tl.program_id(0) == 0
-    columns = tl.arange(0, NUMBERS)
-    all_numbers = tl.load(numbers + columns)
-    frozen, was_held = tl.load(numbers + FROZEN) > 0, tl.load(numbers + HELD) > 0
-    row_tiles, col_tiles = _tiles(lane_table, BM, WIDE_BM, 0), _tiles(lane_table, BM, WIDE_BM, 1)
-    error = _total(wide, tl.load(lane_table + ERRORS), row_tiles, BLOCK)
-    other_error = _total(wide, tl.load(lane_table + ERRORS + 1), col_tiles, BLOCK)
-    along = _total(wide, tl.load(lane_table + ALONG), row_tiles, BLOCK)
-    started = tl.load(numbers + STARTED) > 0
-    # Before the first cycle the columns have not been measured.
-    error += tl.where(started, other_error * 0.0, 0.0)
-    leading, stop = _leading(lane_table, numbers), tl.load(stops + lane)
-    stale = _believed(error + tl.load(numbers + BAND), leading)
-    leading = tl.where(error > leading, leading, 0.0)
-    # The first cycle of a call always runs, so that a lane whose verify was rejected moves on.
-    passes = (stop > -float("inf")) & ((stale > stop) == 0)
-    held = (was_held | passes) & (FIRST == 0)
     stopped = (tl.load(halted) > 0) | (tl.load(halted + 1) > 0)
     if stopped:
         tl.store(halted, 1)
-    if frozen | held | stopped:
-        if lead:
-            kept = tl.where(columns == HELD, tl.where(held & (frozen == 0), 1.0, 0.0), all_numbers)
-            tl.store(then + columns, kept)
-        return
-    age, best = tl.load(numbers + AGE), tl.load(numbers + BEST)
-    cooldown, backoff = tl.load(numbers + COOLDOWN), tl.load(numbers + BACKOFF)
-    rows_exact = tl.load(numbers + ROWS_EXACT) > 0
-    step, beta = 1.0, 0.0
-    if MOMENTUM:
-        bad = started & (age > 0) & ((error <= GROWTH * best) == 0)
-        best = tl.where(started & (error < best), error, best)
-        cooldown = tl.where(bad, tl.exp2(backoff), cooldown)
-        backoff = tl.where(bad, tl.minimum(backoff + 1.0, MAX_BACKOFF), backoff)
-        fast = rows_exact & (error * error < FAST * other_error * other_error)
-        restart = (age > 0) & (along < 0)
-        plain = (started == 0) | bad | (cooldown > 0) | fast | restart
-        cooldown = tl.where(started & (bad == 0) & (cooldown > 0), cooldown - 1.0, cooldown)
-        age = tl.where(plain, 0.0, age + 1.0)
-        step = tl.where(plain, 1.0, STEP)
-        beta = tl.where(plain, 0.0, age / (age + OFFSET))
-        rows_exact = plain
-        # All products may find a larger residual at first, which tells nothing of the momentum.
-        best = tl.where(leading < tl.load(numbers + LEADING), float("inf"), best)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = rows < size
-    logs = tl.load(vectors + tl.load(lane_table + LOGS) + rows, mask=inside, other=0.0).to(tl.float64)
-    here = tl.load(wide + tl.load(lane_table + POTENTIAL) + rows, mask=inside, other=0.0)
-    before = tl.load(wide + tl.load(lane_table + BEFORE) + rows, mask=inside, other=0.0)
-    x = here - step * logs
-    value = x + beta * (x - before)
-    # Neither is a state that is not finite entered, nor one after it.
-    finite = tl.abs(value) + tl.abs(x) + error < float("inf")
-    value, x = tl.where(finite, value, here), tl.where(finite, x, before)
-    tl.store(wide + tl.load(lane_table + BEFORE) + rows, x, mask=inside)
-    tl.store(wide + tl.load(lane_table + POTENTIAL) + rows, value, mask=inside)
-    folded = _folds(lane_table, leading)
-    _split(half, vectors, wide, lane_table, folded, rows, inside, value, 0, SLOT, PACKED)
-    if lead:
-        kept = tl.where(columns == DEPTH, all_numbers + 1.0, all_numbers)
-        kept = tl.where(columns == AGE, age, kept)
-        kept = tl.where(columns == BEST, best, kept)
-        kept = tl.where(columns == COOLDOWN, cooldown, kept)
-        kept = tl.where(columns == BACKOFF, backoff, kept)
-        kept = tl.where(columns == ROWS_EXACT, rows_exact.to(tl.float64), kept) if MOMENTUM else kept
-        kept = tl.where(columns == STARTED, 1.0, kept)
-        kept = tl.where(columns == LEADING, leading, kept)
-        kept = tl.where(columns == HELD, 0.0, kept)
-        tl.store(then + columns, kept)
+    rests, error, step, beta, leading, numbers_then = _decided(
+        lane_table, numbers, wide, tl.load(stops + lane), stopped, FIRST, MOMENTUM, BM, WIDE_BM, BLOCK
+    )
+    if tl.program_id(0) == 0:
+        tl.store(after + lane * NUMBERS + tl.arange(0, NUMBERS), numbers_then)
+    if rests == 0:
+        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        _moved(half, vectors, wide, lane_table, rows, size, error, step, beta, leading, SLOT, PACKED)
 
 
 @triton.jit
-def look(table, live, state, wide, report, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):
-    """Depth and stale residual of every lane into `report`."""
+def look(table, live, state, wide, stops, report, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):
+    """Depth and stale residual of every lane into `report`, and whether it is held or will be."""
     place = tl.program_id(0)
     lane = tl.load(live + place)
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
-    tl.store(report + 2 * place, tl.load(numbers + DEPTH))
-    tl.store(report + 2 * place + 1, _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK))
+    stale = _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK)
+    held = (tl.load(numbers + HELD) > 0) | _passes(stale, tl.load(stops + lane))
+    tl.store(report + 3 * place, tl.load(numbers + DEPTH))
+    tl.store(report + 3 * place + 1, stale)
+    tl.store(report + 3 * place + 2, tl.where(held, 1.0, 0.0).to(tl.float64))
 
 
 @triton.jit

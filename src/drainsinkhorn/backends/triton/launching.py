@@ -3,17 +3,14 @@
 Triton's own way looks at every argument of every launch, which takes longer than a small kernel runs. Arguments are
 always of one kind here (tensors, integers on which kernels do not specialise), so the kernel, its constants and the
 dtype of its first argument tell which compiled form is meant. That form counts on tensors that begin at multiples of
-sixteen bytes; one that does not, a slice of a caller's perhaps, is launched by Triton itself. CUDA's driver launches
-the form, with arguments that were laid out when the launch was made ready; Triton's launcher does where there is none.
+sixteen bytes; one that does not, a slice of a caller's perhaps, is launched by Triton itself.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Hashable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -31,23 +28,13 @@ class _Form(NamedTuple):
         function: The driver's handle.
         metadata: What the launcher wants to be told.
         constants: What it wants after the arguments.
-        types: C types of the arguments, as the driver reads them; None if the driver alone cannot launch the form.
-        threads: Threads of a program.
-        shared: Bytes of memory that they share.
     """
 
     run: Callable[..., None]
     function: Any
     metadata: Any
     constants: list[Any]
-    types: list[Any] | None
-    threads: int
-    shared: int
 
-
-INTEGERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
-SCRATCH = 4
-"""More pointers than any Triton's kernels have after their arguments."""
 
 _forms: dict[Hashable, _Form | None] = {}
 """By kernel, device, dtype and constants; None where Triton's interpreter runs."""
@@ -68,21 +55,12 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
     form = _forms[key]
     if form is None:
         return by_triton
-    x, y, z = (*grid, 1, 1)[:3]
-    by_driver, function, threads, shared = _driver(), form.function, form.threads, form.shared
-    arguments = _laid_out(values, form.types) if by_driver is not None else None
-    if by_driver is not None and arguments is not None:
-
-        def directly(stream: int) -> None:
-            if by_driver(function, x, y, z, threads, 1, 1, shared, stream, arguments, None):
-                # Triton says what is wrong, if something is.
-                by_triton(stream)
-
-        return directly
+    run, (x, y, z) = form.run, (*grid, 1, 1)[:3]
+    told = (form.function, form.metadata, None, None, None, *values, *form.constants)
 
     def by_launcher(stream: int) -> None:
         try:
-            form.run(x, y, z, stream, function, form.metadata, None, None, None, *values, *form.constants)
+            run(x, y, z, stream, *told)
         except (TypeError, OverflowError):
             # A Triton whose launchers take other arguments, or too large an integer: said before anything runs.
             by_triton(stream)
@@ -93,48 +71,7 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
 def _form(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> _Form:
     compiled = kernel.warmup(*args, grid=grid, **constants)
     last = [constants[name] for name in kernel.arg_names[len(args) :]]
-    told = compiled.metadata
-    return _Form(compiled.run, compiled.function, compiled.packed_metadata, last, _types(compiled, len(args)),
-                 32 * told.num_warps, told.shared)  # fmt: skip
-
-
-def _types(compiled: Any, count: int) -> list[Any] | None:
-    """C types of the first `count` arguments; None if the form wants more than a plain launch."""
-    unlike = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
-    if getattr(compiled.metadata, "num_ctas", 1) != 1 or any(getattr(compiled.metadata, name, 0) for name in unlike):
-        return None
-    names = list(getattr(compiled.src, "signature", {}).values())[:count]
-    found = [ctypes.c_void_p if name.startswith("*") else INTEGERS.get(name) for name in names]
-    return found if len(found) == count and None not in found else None
-
-
-def _laid_out(values: list[int], types: list[Any] | None) -> Any:
-    """An array of places of arguments, as the driver wants it; None if an integer does not fit its type."""
-    if types is None or any(
-        kind is ctypes.c_int32 and not -(2**31) <= v < 2**31 for v, kind in zip(values, types, strict=True)
-    ):
-        return None
-    # After the arguments come places for scratch memory, which our kernels do not use; how many, depends on Triton.
-    held = [
-        *(kind(value) for kind, value in zip(types, values, strict=True)),
-        *(ctypes.c_void_p() for _ in range(SCRATCH)),
-    ]
-    found = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
-    # Places do not keep what lies there.
-    found.held = held
-    return found
-
-
-@cache
-def _driver() -> Any:
-    """`cuLaunchKernel`; None where there is no such thing."""
-    try:
-        found = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
-    except (OSError, AttributeError):
-        return None
-    found.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-    found.restype = ctypes.c_int
-    return found
+    return _Form(compiled.run, compiled.function, compiled.packed_metadata, last)
 
 
 def _values(args: tuple[Any, ...]) -> list[int] | None:

@@ -31,6 +31,7 @@ from drainsinkhorn.backends.triton.kernels import (
     APART,
     APPLIED,
     ARRIVED,
+    AT_A_TIME,
     AT_ONCE,
     BEFORE,
     CHECKED,
@@ -62,10 +63,13 @@ from drainsinkhorn.backends.triton.kernels import (
     STORED,
     WEIGHT,
     WIDE,
+    _decided,
     _folds,
     _halves,
     _leading,
+    _moved,
     _padded,
+    _passes,
     _split,
     _stale,
     _tiles,
@@ -305,10 +309,12 @@ def _sums(half, single, points, own, rows, inside, dim, other_size, size, other_
 @triton.jit
 def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table, numbers, tile, rows, inside, own,
             logs, mass, frozen, SIDE: tl.constexpr, ROLE: tl.constexpr, SLOT: tl.constexpr, PACKED: tl.constexpr,
-            LOCK: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+            LOCK: tl.constexpr, GOES_ON: tl.constexpr, MOMENTUM: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
     """What becomes of a measured tile: its part of the residual, then the leg itself, kept or applied.
 
-    With LOCK the last tile of a lane halts the pack if the lane passes its stop.
+    With LOCK the last tile of a lane halts the pack if the lane passes its stop. With GOES_ON it holds the lane or applies
+    the leg, as `apply` would.
     """
     # Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
     off = tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
@@ -328,22 +334,44 @@ def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table
             before = tl.load(wide + tl.load(lane_table + BEFORE) + rows, mask=inside, other=0.0)
             along = -tl.sum(tl.where(inside, mass * logs * (own - before).to(logs.dtype), 0.0), axis=0)
             tl.store(wide + tl.load(lane_table + ALONG) + tile, along.to(tl.float64))
-            if LOCK:
+            if LOCK | GOES_ON:
                 tl.debug_barrier()
                 count = counts + tl.load(lane_table + ARRIVED)
                 if tl.atomic_add(count, 1) == _tiles(lane_table, BM, WIDE_BM, 0) - 1:
                     tl.store(count, 0)
-                    stale, stop = _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK), tl.load(stops + lane)
-                    if (stop > -float("inf")) & ((stale > stop) == 0):
+                    stop = tl.load(stops + lane)
+                    if GOES_ON:
+                        _go_on(
+                            half, vectors, wide, lane_table, numbers, stop, SLOT, PACKED, MOMENTUM, BM, WIDE_BM, BLOCK
+                        )
+                    elif _passes(_stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK), stop):
                         # Other lanes of this launch read the first flag; `apply` sets it before the next.
                         tl.store(halted + 1, 1)
+
+
+@triton.jit
+def _go_on(half, vectors, wide, lane_table, numbers, stop, SLOT: tl.constexpr, PACKED: tl.constexpr,
+           MOMENTUM: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """What `apply` does in a launch of its own, by one program and in place: nobody else reads the lane any more."""
+    rests, error, step, beta, leading, after = _decided(
+        lane_table, numbers, wide, stop, False, False, MOMENTUM, BM, WIDE_BM, BLOCK
+    )
+    # All threads have read the numbers.
+    tl.debug_barrier()
+    tl.store(numbers + tl.arange(0, NUMBERS), after)
+    if rests == 0:
+        size = tl.load(lane_table + SIZES).to(tl.int32)
+        for first in range(0, size, AT_A_TIME):
+            rows = first + tl.arange(0, AT_A_TIME)
+            _moved(half, vectors, wide, lane_table, rows, size, error, step, beta, leading, SLOT, PACKED)
 
 
 @triton.jit
 def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, halted,
         KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
         BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr, SLOT: tl.constexpr, PACKED: tl.constexpr, FOLD: tl.constexpr,
-        LEADS: tl.constexpr, LOCK: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+        LEADS: tl.constexpr, LOCK: tl.constexpr, GOES_ON: tl.constexpr, MOMENTUM: tl.constexpr, WIDE_BM: tl.constexpr,
+        BLOCK: tl.constexpr):  # fmt: skip
     """Measure one side of every lane that is not WIDE. `vectors` holds h, l and w.
 
     Programs are tiles of BM rows times shares of the columns. Where points have a SLOT, legs of lanes whose potentials
@@ -476,13 +504,14 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
     own = tl.load(wide + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
     frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
     _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table, numbers, tile, rows, inside, own, logs,
-            mass, frozen, SIDE, ROLE, SLOT, PACKED, LOCK, BM, WIDE_BM, BLOCK)  # fmt: skip
+            mass, frozen, SIDE, ROLE, SLOT, PACKED, LOCK, GOES_ON, MOMENTUM, BM, WIDE_BM, BLOCK)  # fmt: skip
 
 
 @triton.jit
 def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, counts, stops, halted, samples,
               count_samples, ROOTED: tl.constexpr, DENSE: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
-              BM: tl.constexpr, BN: tl.constexpr, LOCK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+              BM: tl.constexpr, BN: tl.constexpr, LOCK: tl.constexpr, GOES_ON: tl.constexpr, MOMENTUM: tl.constexpr,
+              BLOCK: tl.constexpr):  # fmt: skip
     """The same in float64 by direct differences, the largest term taken out.
 
     KEPT and APPLIED: legs of WIDE lanes. CHECKED: of given `potentials` (laid out by POTENTIAL). SAMPLED: log ratios of
@@ -559,4 +588,4 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, coun
         mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
         frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
         _finish(vectors, wide, vectors, errors, counts, stops, halted, lane, lane_table, numbers, tl.program_id(0), rows,
-                inside, own, logs, mass, frozen, SIDE, ROLE, 0, ALL, LOCK, BM, BM, BLOCK)  # fmt: skip
+                inside, own, logs, mass, frozen, SIDE, ROLE, 0, ALL, LOCK, GOES_ON, MOMENTUM, BM, BM, BLOCK)  # fmt: skip

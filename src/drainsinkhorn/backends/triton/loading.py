@@ -51,6 +51,7 @@ class How:
         stages: Stages of its pipeline.
         least: Blocks of columns that are worth a program.
         registers: What a thread may have of them; 0 leaves that to the compiler.
+        resident: Programs that fit on a multiprocessor.
     """
 
     kind: int
@@ -66,6 +67,7 @@ class How:
     stages: int
     least: int
     registers: int
+    resident: int
 
     @property
     def program(self) -> dict[str, int]:
@@ -88,7 +90,8 @@ class How:
     def shares(self, size: tuple[int, int]) -> tuple[int, int]:
         """Programs that share a tile of rows, and one of columns."""
         n, m = size
-        tile = (self.bm, self.bn, self.warps, self.least)
+        # Chunks of coordinates take registers.
+        tile = (self.bm, self.bn, self.least, self.resident if self.chunks == 1 else min(2, self.resident))
         return splits(n, m, *tile), splits(m, n, *tile)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import lane_kernels, leg_kernels
 from drainsinkhorn.backends.triton.arena import Arena
 from drainsinkhorn.backends.triton.emission import emissions
-from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of, upload
+from drainsinkhorn.backends.triton.launching import Download, Launch, prepared, stream_of, upload
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress
@@ -31,6 +31,12 @@ ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 32, 3.0
 WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN, SAMPLE_WARPS = 16, 64, 4, 512, 8
 GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
 """Leading halves give way at so many times tol or what they blur: earlier where momentum carries on what they did."""
+WARY, LEEWAY = 1.5, 0.005
+"""By how much the screen doubts more than what was sampled when a lane opened: as a factor, and in units of its tol."""
+SMALL = 2048
+"""Rows of a lane up to which a cycle is two launches: one program applies its f-leg while others finish theirs."""
+GLANCE = 8
+"""Cycles after which it is asked whether lanes still move; the answer is waited for when so many more are launched."""
 SINGLE = 3e-7
 """Rounding of sums, exponentials and logarithms in float32, whatever sampled rows say."""
 
@@ -84,6 +90,16 @@ def _longer(rows: Any, more: int) -> Any:
     return found
 
 
+def _rest(report: Any, free: Sequence[bool], lockstep: bool) -> bool:
+    """Whether a call has ended: no lane that is not frozen moves any more."""
+    held = report[free, 2] > 0
+    return bool(held.any() if lockstep else held.all())
+
+
+def _told(report: Any) -> list[tuple[int, float]]:
+    return [(int(depth), stale) for depth, stale in report[:, :2].tolist()]
+
+
 class TritonPack(Counted):
     """Lanes of one kind of scores on one device. Narrower means: the table of live lanes is shorter."""
 
@@ -104,7 +120,7 @@ class TritonPack(Counted):
         self._halted = torch.zeros(2, dtype=torch.int32, device=device)
         self._stops, self._limits = np.zeros(0), torch.zeros(0, dtype=torch.float64, device=device)
         self._parity = self._slots = self._legs = 0
-        self._ready: dict[tuple[bool, bool, int], list[Launch]] = {}
+        self._ready: dict[tuple[Any, ...], list[Launch]] = {}
         self._given: Any = None
         self._fresh: set[_Lane] = set()
         self.repack([], problems)
@@ -132,7 +148,9 @@ class TritonPack(Counted):
         if len(self._limits) != len(self._table):
             self._stops = np.zeros(len(self._table))
             self._limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
-        self._report = torch.empty((len(self._lanes), 2), dtype=torch.float64, device=self.device)
+        self._report = torch.empty((len(self._lanes), 3), dtype=torch.float64, device=self.device)
+        # Sums are the same in both ways if as many threads make them.
+        self.small = self._most[0][0] <= SMALL and self.how.warps == WIDE_WARPS
 
     def _release(self, lane: _Lane) -> None:
         self._vacant.append(lane.place)
@@ -219,7 +237,8 @@ class TritonPack(Counted):
             self._leg(live, some, 0, k.KEPT)
             off = SAFETY * self._rounding(live, some, folded=folded).clamp(min=SINGLE)
             stops = torch.tensor([float(lane.problem.tol or 0) for lane in some], dtype=torch.float64)
-            self._set_bands(live, some, off)
+            # Later states round otherwise: a screen that passes what verify rejects costs a call more.
+            self._set_bands(live, some, WARY * off + LEEWAY * stops)
             done = {lane for lane, fine in zip(some, (off <= stops / 2).tolist(), strict=True) if fine}
             left = [lane for lane in left if lane not in done]
             for lane in left:
@@ -268,7 +287,7 @@ class TritonPack(Counted):
 
     def _legs_of(
         self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, parity: int, vectors: Any = None,
-        errors: Any = None, *, fold: bool = False, lock: bool = False,
+        errors: Any = None, *, fold: bool = False, lock: bool = False, goes_on: bool = False,
     ) -> list[Launch]:  # fmt: skip
         """One side of lanes that are not wide; lanes whose potentials fold have a launch of their own."""
         arenas = self._arenas
@@ -284,7 +303,8 @@ class TritonPack(Counted):
                 arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
                 arenas["counts"].buffer, self._limits, self._halted,
                 **self.how.scores(folded), SIDE=side, ROLE=role.value, SLOT=self.how.slot, PACKED=self._packed,
-                FOLD=folded, LEADS=leads, LOCK=lock, WIDE_BM=WIDE_BM, BLOCK=BLOCK, **self.how.program,
+                FOLD=folded, LEADS=leads, LOCK=lock, GOES_ON=goes_on, MOMENTUM=goes_on and self._momentum,
+                WIDE_BM=WIDE_BM, BLOCK=BLOCK, **self.how.program,
             )
             for folded in sorted(ways)
         ]  # fmt: skip
@@ -301,7 +321,7 @@ class TritonPack(Counted):
 
     def _exact_of(
         self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, parity: int, potentials: Any = None,
-        vectors: Any = None, errors: Any = None, samples: Any = None, *, lock: bool = False,
+        vectors: Any = None, errors: Any = None, samples: Any = None, *, lock: bool = False, goes_on: bool = False,
     ) -> Launch:  # fmt: skip
         wide, arenas = self._arenas["wide"].buffer, self._arenas
         # Sampled rows are few: one program for each.
@@ -314,7 +334,7 @@ class TritonPack(Counted):
             wide if errors is None else errors, arenas["counts"].buffer, self._limits, self._halted,
             wide if samples is None else samples, SAMPLES,
             ROOTED=self.how.rooted, DENSE=self.how.dense, SIDE=side, ROLE=role.value, BM=bm, BN=bn,
-            LOCK=lock, BLOCK=BLOCK, num_warps=warps,
+            LOCK=lock, GOES_ON=goes_on, MOMENTUM=goes_on and self._momentum, BLOCK=BLOCK, num_warps=warps,
         )  # fmt: skip
 
     def _stage(
@@ -377,37 +397,56 @@ class TritonPack(Counted):
         ))  # fmt: skip
         return found.cpu()
 
-    def _cycle(self, stream: int, *, first: bool, lockstep: bool) -> None:
-        key = (first, lockstep, self._parity)
+    def _cycle(self, stream: int, *, first: bool, last: bool, lockstep: bool) -> None:
+        """Apply, columns, rows. Of small lanes the rows of a cycle apply themselves, unless it is the last one."""
+        alone = self.small and not lockstep
+        if first or not alone:
+            self._again(stream, self._apply_of, first, self._parity)
+            self._parity = 1 - self._parity
+        self._again(stream, self._side_of, 1, k.APPLIED, self._parity, False, False)
+        self._again(stream, self._side_of, 0, k.KEPT, self._parity, lockstep, alone and not last)
+
+    def _again(self, stream: int, made: Callable[..., list[Launch]], *how: Any) -> None:
+        """Launch what `made` makes ready, once until lanes change."""
+        key = (made.__name__, *how)
         if key not in self._ready:
-            self._ready[key] = self._cycle_of(*key)
+            self._ready[key] = made(*how)
         for launch in self._ready[key]:
             launch(stream)
-        self._parity = 1 - self._parity
 
-    def _cycle_of(self, first: bool, lockstep: bool, parity: int) -> list[Launch]:
-        """The launches of a cycle that reads the state at `parity` and leaves it at the other."""
-        live, lanes = self._live, self._lanes
-        before, after = self._states[parity], self._states[1 - parity]
-        found = [prepared(
-            lane_kernels.apply, self._grid(lanes, 0, ROWS),
-            self._table, live, before, after, self._arenas["half"].buffer, self._arenas["vectors"].buffer,
-            self._arenas["wide"].buffer, self._limits, self._halted, FIRST=first, MOMENTUM=self._momentum,
-            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS, SLOT=self.how.slot, PACKED=self._packed,
+    def _apply_of(self, first: bool, parity: int) -> list[Launch]:
+        """Reads the state at `parity`, leaves it at the other."""
+        return [prepared(
+            lane_kernels.apply, self._grid(self._lanes, 0, ROWS),
+            self._table, self._live, self._states[parity], self._states[1 - parity], self._arenas["half"].buffer,
+            self._arenas["vectors"].buffer, self._arenas["wide"].buffer, self._limits, self._halted, FIRST=first,
+            MOMENTUM=self._momentum, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS, SLOT=self.how.slot,
+            PACKED=self._packed,
         )]  # fmt: skip
-        for side, role, lock in ((1, k.APPLIED, False), (0, k.KEPT, lockstep)):
-            found += self._legs_of(live, lanes, side, role, 1 - parity, lock=lock)
-            if any(lane.wide for lane in lanes):
-                found.append(self._exact_of(live, lanes, side, role, 1 - parity, lock=lock))
+
+    def _side_of(self, side: int, role: Any, parity: int, lock: bool, goes_on: bool) -> list[Launch]:
+        """A leg of all lanes, whatever their arithmetic."""
+        live, lanes = self._live, self._lanes
+        found = self._legs_of(live, lanes, side, role, parity, lock=lock, goes_on=goes_on)
+        if any(lane.wide for lane in lanes):
+            found.append(self._exact_of(live, lanes, side, role, parity, lock=lock, goes_on=goes_on))
         return found
 
-    def _look(self, live: Any, report: Any) -> None:
-        """Depth and stale residual of lanes into `report`."""
-        self._run(prepared(
+    def _look_of(self, live: Any, report: Any, parity: int) -> list[Launch]:
+        """Depth and stale residual of lanes into `report`, and whether they are held."""
+        return [prepared(
             lane_kernels.look, (len(live),),
-            self._table, live, self._states[self._parity], self._arenas["wide"].buffer, report,
+            self._table, live, self._states[parity], self._arenas["wide"].buffer, self._limits, report,
             BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
-        ))  # fmt: skip
+        )]  # fmt: skip
+
+    def _glance(self, stream: int) -> Download:
+        """What is known of all lanes when all that was launched has run."""
+        self._again(stream, self._own_look_of, self._parity)
+        return Download(self._report)
+
+    def _own_look_of(self, parity: int) -> list[Launch]:
+        return self._look_of(self._live, self._report, parity)
 
     # The verbs of the contract.
 
@@ -417,13 +456,8 @@ class TritonPack(Counted):
         self._halted.zero_()
         self._fresh = set()
         # Where no lane may be held, none ends a call for the others, and legs need not ask.
-        lockstep = lockstep and max(stops) > -math.inf
-        if not all(lane.frozen for lane in self._lanes):
-            stream = stream_of(self.device)
-            for cycle in range(cycles):
-                self._cycle(stream, first=cycle == 0, lockstep=lockstep)
-        self._look(self._live, self._report)
-        told = [(int(depth), stale) for depth, stale in self._report.cpu().tolist()]
+        held = max(stops) > -math.inf
+        told = self._run_cycles(cycles, lockstep=lockstep and held, held=held)
         ran = [depth - lane.depth for lane, (depth, _) in zip(self._lanes, told, strict=True)]
         for lane, (depth, _) in zip(self._lanes, told, strict=True):
             lane.depth = depth
@@ -432,6 +466,21 @@ class TritonPack(Counted):
         self._slots += executed
         self._legs += 2 * executed
         return [Progress(depth, stale) for depth, stale in told]
+
+    def _run_cycles(self, cycles: int, *, lockstep: bool, held: bool) -> list[tuple[int, float]]:
+        """Launch cycles until all have run or lanes rest (`held`: they may), and say where lanes are then.
+
+        The device is always some cycles behind, so that it never waits for the host; those launched in vain do nothing.
+        """
+        stream, free = stream_of(self.device), [not lane.frozen for lane in self._lanes]
+        last: Download | None = None
+        for cycle in range(cycles if any(free) else 0):
+            self._cycle(stream, first=cycle == 0, last=cycle == cycles - 1, lockstep=lockstep)
+            if held and (cycle + 1) % GLANCE == 0 and cycle < cycles - 1:
+                before, last = last, self._glance(stream)
+                if before is not None and _rest(before.read(), free, lockstep):
+                    return _told(before.read())
+        return _told(self._glance(stream).read())
 
     def _hold_at(self, stops: Sequence[float]) -> None:
         """Tell the device where lanes hold, unless it knows."""
@@ -463,8 +512,8 @@ class TritonPack(Counted):
         return [math.nan if bad else float(v) for v, bad in zip(found[:, 0] + bands, known, strict=True)]
 
     def _poisoned(self, live: Any) -> list[bool]:
-        report = torch.zeros((len(live), 2), dtype=torch.float64, device=self.device)
-        self._look(live, report)
+        report = torch.zeros((len(live), 3), dtype=torch.float64, device=self.device)
+        self._run(*self._look_of(live, report, self._parity))
         return report[:, 1].isnan().tolist()
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:

@@ -7,9 +7,10 @@ read from then on.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -18,6 +19,7 @@ class Tile(TypedDict):
     """Rows and columns of a tile, warps of a program, stages of its pipeline, blocks of columns worth a program.
 
     `registers` bounds those of a thread, so that more programs fit on a multiprocessor; 0 leaves them to the compiler.
+    `resident` are the programs that fit on one.
     """
 
     bm: int
@@ -26,32 +28,48 @@ class Tile(TypedDict):
     stages: int
     least: int
     registers: int
+    resident: int
 
 
 DIRECT, ROOT, PRODUCT, STORED = range(4)
 KINDS = {DIRECT: "direct", ROOT: "root", PRODUCT: "product", STORED: "stored"}
 
+
+def made(bm: int, bn: int, warps: int, stages: int, least: int, registers: int, resident: int) -> Tile:
+    """A tile by its numbers."""
+    return Tile(bm=bm, bn=bn, warps=warps, stages=stages, least=least, registers=registers, resident=resident)
+
+
 TILES: dict[tuple[int, int], Tile] = {
-    **{
-        (DIRECT, dim): {"bm": 64, "bn": 128, "warps": 4, "stages": 3, "least": 8, "registers": 0} for dim in range(1, 5)
-    },
-    (ROOT, 16): {"bm": 32, "bn": 128, "warps": 4, "stages": 2, "least": 4, "registers": 0},
-    (PRODUCT, 16): {"bm": 64, "bn": 128, "warps": 4, "stages": 3, "least": 8, "registers": 128},
-    (PRODUCT, 32): {"bm": 64, "bn": 128, "warps": 4, "stages": 2, "least": 8, "registers": 0},
-    (PRODUCT, 64): {"bm": 128, "bn": 64, "warps": 4, "stages": 2, "least": 8, "registers": 0},
-    (STORED, 16): {"bm": 32, "bn": 64, "warps": 4, "stages": 3, "least": 4, "registers": 0},
+    **{(DIRECT, dim): made(64, 128, 4, 3, 8, 128, 4) for dim in range(1, 5)},
+    (ROOT, 16): made(32, 128, 4, 2, 4, 0, 4),
+    (PRODUCT, 16): made(64, 128, 4, 3, 8, 128, 4),
+    (PRODUCT, 32): made(64, 128, 4, 2, 8, 0, 3),
+    (PRODUCT, 64): made(128, 64, 4, 2, 8, 0, 3),
+    (STORED, 16): made(32, 64, 4, 3, 4, 0, 7),
 }
 
 LARGEST = 128
 """Rows and columns of a tile of stored scores, at most: by so much a stored matrix is padded."""
-LANE_WARPS = 2048
-"""Warps that the programs of one lane should have together, so that a lane that is left alone fills a large GPU."""
+MULTIPROCESSORS = 132
+"""Of the GPU on which tiles were measured. One that has fewer or more computes the same numbers in the same order."""
+FILLED, MOST_SHARES = 0.9, 16
+"""How much of the GPU a lane that is left alone should fill, on average over its time; programs of a tile at most."""
 
 
-def splits(rows: int, cols: int, bm: int, bn: int, warps: int, least: int) -> int:
-    """Among how many programs the columns of a tile of rows are shared: a function of the problem alone."""
+@lru_cache(maxsize=256)
+def splits(rows: int, cols: int, bm: int, bn: int, least: int, resident: int) -> int:
+    """Among how many programs the columns of a tile of rows are shared: a function of the problem alone.
+
+    As few as leave no multiprocessor idle when a lane is alone; programs come in waves, of which the last may be small.
+    """
     tiles, blocks = -(-rows // bm), -(-cols // bn)
-    return max(1, min(LANE_WARPS // (tiles * warps), blocks // least))
+    shares = range(1, max(1, min(MOST_SHARES, blocks // least)) + 1)
+    waves = [tiles * share / (resident * MULTIPROCESSORS) for share in shares]
+    filled = [wave / math.ceil(wave) for wave in waves]
+    return next(
+        (share for share, full in zip(shares, filled, strict=True) if full >= FILLED), 1 + filled.index(max(filled))
+    )
 
 
 def options(warps: int, stages: int, registers: int) -> dict[str, int]:
@@ -92,7 +110,7 @@ def keep(gpu: str, tiles: dict[tuple[int, int], Tile]) -> Path:
 
 
 def _checked(kind: int, raw: dict[str, Any]) -> Tile:
-    names = ("bm", "bn", "warps", "stages", "least", "registers")
+    names = ("bm", "bn", "warps", "stages", "least", "registers", "resident")
     found = Tile(**{name: raw[name] for name in names})  # type: ignore[typeddict-item]
     powers = (found["bm"], found["bn"], found["warps"])
     if not all(type(raw[name]) is int and raw[name] >= (name != "registers") for name in names):

@@ -18,7 +18,7 @@ from drainsinkhorn.backends.triton import TritonBackend
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
-from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED, Tile
+from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED, Tile, made
 from drainsinkhorn.core.errors import BackendUnavailable
 from drainsinkhorn.core.problem import Problem
 
@@ -32,15 +32,21 @@ SHAPES: dict[tuple[int, int], tuple[int, int, int]] = {
 }
 """Rows, coordinates and lanes on which a kind is measured."""
 
-CANDIDATES: dict[int, list[tuple[int, int, int, int, int, int]]] = {
-    DIRECT: [(64, 128, 4, 3, 8, 0), (64, 128, 4, 2, 8, 0), (64, 256, 4, 2, 4, 0), (32, 128, 4, 3, 8, 0),
-             (128, 128, 4, 3, 4, 0)],
-    PRODUCT: [(64, 128, 4, 3, 8, 0), (64, 128, 4, 3, 8, 128), (64, 128, 4, 2, 8, 128), (128, 64, 4, 2, 8, 0),
-              (64, 64, 4, 3, 8, 0), (64, 256, 4, 2, 4, 0)],
-    STORED: [(16, 128, 4, 3, 2, 0), (32, 128, 4, 3, 2, 0), (32, 128, 8, 3, 2, 0), (64, 64, 4, 3, 2, 0),
-             (32, 64, 4, 3, 4, 0)],
+DIRECT_TILES = [(64, 128, 4, 3, 8, 128, 4), (64, 128, 4, 3, 8, 0, 3), (64, 128, 4, 2, 8, 0, 3),
+                (64, 256, 4, 2, 4, 0, 2), (32, 128, 4, 3, 8, 0, 7), (128, 128, 4, 3, 4, 0, 2)]  # fmt: skip
+CANDIDATES: dict[tuple[int, int], list[tuple[int, int, int, int, int, int, int]]] = {
+    (DIRECT, 2): DIRECT_TILES,
+    (DIRECT, 3): DIRECT_TILES,
+    (PRODUCT, 16): [(64, 128, 4, 3, 8, 0, 3), (64, 128, 4, 3, 8, 128, 4), (64, 128, 4, 2, 8, 128, 4),
+                    (128, 64, 4, 2, 8, 0, 3), (64, 64, 4, 3, 8, 0, 5), (64, 256, 4, 2, 4, 0, 2)],
+    (PRODUCT, 32): [(64, 128, 4, 2, 8, 0, 3), (64, 128, 4, 3, 8, 0, 3), (64, 128, 4, 2, 8, 128, 4),
+                    (128, 64, 4, 2, 8, 0, 2), (64, 64, 4, 3, 8, 0, 4), (64, 256, 4, 2, 4, 0, 2)],
+    (PRODUCT, 64): [(128, 64, 4, 2, 8, 0, 3), (64, 128, 4, 3, 8, 0, 2), (64, 128, 4, 2, 8, 128, 2),
+                    (64, 64, 4, 3, 8, 0, 3), (64, 256, 4, 2, 4, 0, 1)],
+    (STORED, 16): [(16, 128, 4, 3, 2, 0, 7), (32, 128, 4, 3, 2, 0, 4), (32, 128, 8, 3, 2, 0, 3),
+                   (64, 64, 4, 3, 2, 0, 5), (32, 64, 4, 3, 4, 0, 7)],
 }  # fmt: skip
-"""Rows, columns, warps, stages, least blocks, registers."""
+"""Rows, columns, warps, stages, least blocks, registers, programs on a multiprocessor of an H200."""
 
 
 class Trial(NamedTuple):
@@ -71,8 +77,8 @@ def trials(kinds: list[tuple[int, int]] | None = None) -> Iterator[Trial]:
         n, d, width = SHAPES[kind, dp]
         problems = clouds(n, d, width)
         how = TritonBackend()._how(problems[0])
-        for bm, bn, warps, stages, least, registers in CANDIDATES[kind]:
-            tile = Tile(bm=bm, bn=bn, warps=warps, stages=stages, least=least, registers=registers)
+        for numbers in CANDIDATES[kind, dp]:
+            tile = made(*numbers)
             try:
                 together, alone = measure(replace(how, **tile), problems)
             except triton.runtime.errors.OutOfResources:
@@ -82,7 +88,8 @@ def trials(kinds: list[tuple[int, int]] | None = None) -> Iterator[Trial]:
 
 def measure(how: How, problems: list[Problem[Any]]) -> tuple[float, float]:
     """Microseconds per lane and leg, the mean of both sides: all lanes, and one alone."""
-    pack = TritonPack(problems, how, torch.device("cuda"), momentum=False, precision="auto")
+    device = torch.device("cuda", torch.cuda.current_device())
+    pack = TritonPack(problems, how, device, momentum=False, precision="auto")
     pack.advance(2, [-1.0] * pack.width)
     found = []
     for lanes in (range(pack.width), [0]):

@@ -1,0 +1,108 @@
+"""How cycles are launched: small lanes apply their own legs, and a call ends when all lanes rest."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.device import CUDA, DEVICE, torch
+
+import drainsinkhorn as ds
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.triton import HELD_SPACING, TritonBackend
+from drainsinkhorn.backends.triton import kernels as k
+from drainsinkhorn.backends.triton.pack import GLANCE, TritonPack
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+SIZES = ((1100, 700), (64, 1030), (513, 40)) if CUDA else ((70, 21), (20, 41))
+"""On a device some lanes are applied in several pieces."""
+INTERPRETED = ((3, "momentum", "auto"), (10, "none", "auto"), (70, "momentum", "auto"), (3, "none", "float64"))
+
+
+def clouds(dim: int, eps: float) -> list[Any]:
+    rng = np.random.default_rng([5, dim])
+    found = []
+    for n, m in SIZES:
+        x, y = (torch.as_tensor(rng.normal(size=(size, dim)), dtype=torch.float32).to(DEVICE) for size in (n, m))
+        found.append(admit(ds.Problem(x=x, y=y + 0.3, eps=eps), 1e-3, init="zero"))
+    return found
+
+
+def state(pack: TritonPack) -> list[Any]:
+    """Potentials, and numbers of all lanes but whether they are held, to the bit."""
+    numbers = pack._states[pack._parity].cpu().numpy()
+    rows = [np.delete(numbers[lane.place], [k.HELD.value]) for lane in pack._lanes]
+    return [*rows, *(part.cpu().numpy() for pair in pack.emit(range(pack.width)) for part in pair.potentials)]
+
+
+@pytest.mark.parametrize("precision", ["auto", "float64"])
+@pytest.mark.parametrize("acceleration", ["momentum", "none"])
+@pytest.mark.parametrize(("dim", "eps"), [(3, 0.05), (10, 1.0), (70, 10.0)])
+def test_lanes_that_apply_their_own_legs_are_the_same_to_the_bit(
+    dim: int, eps: float, acceleration: str, precision: Any
+) -> None:
+    if not CUDA and (dim, acceleration, precision) not in INTERPRETED:
+        pytest.skip("slow in the interpreter; some of its kind are run there, and all on a CUDA device")
+    backend, found = TritonBackend(precision=precision, acceleration=acceleration), []
+    for small in (True, False):
+        pack = backend.pack(clouds(dim, eps))
+        assert pack.small
+        pack.small = small
+        # The stop of the second lane holds it on the way; the others go on.
+        stops = [-math.inf, 0.3, -1.0][: pack.width]
+        told = [pack.advance(4, stops), pack.advance(3, [1e-6] * len(stops)), pack.advance(1, [-math.inf] * len(stops))]
+        found.append((told, state(pack), pack.verify(range(pack.width))))
+    (told, states, residuals), (others, other_states, other_residuals) = found
+    assert told == others
+    assert residuals == other_residuals
+    assert all(np.array_equal(one, other) for one, other in zip(states, other_states, strict=True))
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_call_ends_when_all_lanes_rest(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = 0
+    cycle = TritonPack._cycle
+
+    def counted(self: TritonPack, stream: int, **how: bool) -> None:
+        nonlocal launched
+        launched += 1
+        cycle(self, stream, **how)
+
+    monkeypatch.setattr(TritonPack, "_cycle", counted)
+    packs = [TritonBackend(acceleration="momentum").pack(clouds(3, 1.0)) for _ in range(2)]
+    for pack in packs:
+        pack.small = small
+    stops = [1e-3] * packs[0].width
+    progress = packs[0].advance(10_000, stops)
+    depth = max(lane.depth for lane in progress)
+    assert all(lane.stale <= 1e-3 for lane in progress)
+    assert depth <= launched <= depth + 3 * GLANCE
+    # One cycle a call, to where each lane passes: the same states.
+    told = [None] * packs[1].width
+    for _ in range(depth):
+        for lane, now in enumerate(packs[1].advance(1, stops)):
+            told[lane] = told[lane] or (now if now.stale <= 1e-3 else None)
+    assert told == progress
+    # A lane that was rejected moves on.
+    again = packs[0].advance(GLANCE + 3, [1e-3, *[-math.inf] * (len(stops) - 1)])
+    assert again[0].depth > progress[0].depth
+    assert all(now.depth == then.depth + GLANCE + 3 for now, then in zip(again[1:], progress[1:], strict=True))
+
+
+def test_lanes_that_are_never_held_run_all_cycles() -> None:
+    pack = TritonBackend().pack(clouds(3, 1.0))
+    assert [lane.depth for lane in pack.advance(2 * GLANCE + 1, [-math.inf] * pack.width)] == [
+        2 * GLANCE + 1
+    ] * pack.width
+
+
+def test_audits_are_far_apart_where_lanes_rest() -> None:
+    backend = TritonBackend()
+    assert backend.natural_spacing(refills=False, holds=True) == HELD_SPACING
+    assert backend.natural_spacing(refills=True, holds=True) < backend.natural_spacing(refills=False, holds=False)
+    assert backend.natural_spacing(refills=False, holds=False) < HELD_SPACING
+    found = ds.solve(clouds(3, 1.0), tol=1e-3, backend=backend, mode="compact")
+    assert found.ledger.audits == 1
