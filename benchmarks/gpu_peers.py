@@ -15,6 +15,7 @@ every ten iterations, in the highest matmul precision.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -220,6 +221,9 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path
         except Exception as error:  # noqa: BLE001  an arm that cannot run is said so
             rows[arm] = {"note": f"{type(error).__name__}: {str(error)[:160]}"}
             runs.pop(arm, None)
+    # What arms have loaded is not looked through again and again while they are timed.
+    gc.collect()
+    gc.freeze()
     laps: dict[str, list[Any]] = {arm: [] for arm in runs if repeats}
     for lap in range(repeats):
         for arm, run in runs.items():

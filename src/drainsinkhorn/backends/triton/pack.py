@@ -31,8 +31,8 @@ ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 32, 3.0
 WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN, SAMPLE_WARPS = 16, 64, 4, 512, 8
 GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
 """Leading halves give way at so many times tol or what they blur: earlier where momentum carries on what they did."""
-WARY, LEEWAY = 1.5, 0.005
-"""By how much the screen doubts more than what was sampled when a lane opened: as a factor, and in units of its tol."""
+WARY, LEAST_DOUBT = 1.5, 2.7e-6
+"""By how much the screen doubts more than what was sampled when a lane opened, and what it doubts at least."""
 SMALL = 2048
 """Rows of a lane up to which a cycle is two launches: one program applies its f-leg while others finish theirs."""
 GLANCE = 8
@@ -90,14 +90,14 @@ def _longer(rows: Any, more: int) -> Any:
     return found
 
 
-def _rest(report: Any, free: Sequence[bool], lockstep: bool) -> bool:
+def _rest(seen: list[list[float]], free: Sequence[bool], lockstep: bool) -> bool:
     """Whether a call has ended: no lane that is not frozen moves any more."""
-    held = report[free, 2] > 0
-    return bool(held.any() if lockstep else held.all())
+    held = (row[2] > 0 for row, moves in zip(seen, free, strict=True) if moves)
+    return any(held) if lockstep else all(held)
 
 
-def _told(report: Any) -> list[tuple[int, float]]:
-    return [(int(depth), stale) for depth, stale in report[:, :2].tolist()]
+def _told(seen: list[list[float]]) -> list[tuple[int, float]]:
+    return [(int(depth), stale) for depth, stale, _ in seen]
 
 
 class TritonPack(Counted):
@@ -238,7 +238,7 @@ class TritonPack(Counted):
             off = SAFETY * self._rounding(live, some, folded=folded).clamp(min=SINGLE)
             stops = torch.tensor([float(lane.problem.tol or 0) for lane in some], dtype=torch.float64)
             # Later states round otherwise: a screen that passes what verify rejects costs a call more.
-            self._set_bands(live, some, WARY * off + LEEWAY * stops)
+            self._set_bands(live, some, (WARY * off).clamp(min=LEAST_DOUBT))
             done = {lane for lane, fine in zip(some, (off <= stops / 2).tolist(), strict=True) if fine}
             left = [lane for lane in left if lane not in done]
             for lane in left:
@@ -397,22 +397,24 @@ class TritonPack(Counted):
         ))  # fmt: skip
         return found.cpu()
 
-    def _cycle(self, stream: int, *, first: bool, last: bool, lockstep: bool) -> None:
+    def _cycle(self, *, first: bool, last: bool, lockstep: bool) -> list[Launch]:
         """Apply, columns, rows. Of small lanes the rows of a cycle apply themselves, unless it is the last one."""
         alone = self.small and not lockstep
-        if first or not alone:
-            self._again(stream, self._apply_of, first, self._parity)
+        applies, key = first or not alone, (first, last or not alone, lockstep, self._parity)
+        if applies:
             self._parity = 1 - self._parity
-        self._again(stream, self._side_of, 1, k.APPLIED, self._parity, False, False)
-        self._again(stream, self._side_of, 0, k.KEPT, self._parity, lockstep, alone and not last)
+        if key not in self._ready:
+            legs = (1, k.APPLIED, self._parity, False, False), (0, k.KEPT, self._parity, lockstep, alone and not last)
+            found = self._once(self._apply_of, first, 1 - self._parity) if applies else []
+            self._ready[key] = [*found, *(launch for leg in legs for launch in self._once(self._side_of, *leg))]
+        return self._ready[key]
 
-    def _again(self, stream: int, made: Callable[..., list[Launch]], *how: Any) -> None:
-        """Launch what `made` makes ready, once until lanes change."""
+    def _once(self, made: Callable[..., list[Launch]], *how: Any) -> list[Launch]:
+        """What `made` makes ready, once until lanes change."""
         key = (made.__name__, *how)
         if key not in self._ready:
             self._ready[key] = made(*how)
-        for launch in self._ready[key]:
-            launch(stream)
+        return self._ready[key]
 
     def _apply_of(self, first: bool, parity: int) -> list[Launch]:
         """Reads the state at `parity`, leaves it at the other."""
@@ -442,7 +444,8 @@ class TritonPack(Counted):
 
     def _glance(self, stream: int) -> Download:
         """What is known of all lanes when all that was launched has run."""
-        self._again(stream, self._own_look_of, self._parity)
+        for launch in self._once(self._own_look_of, self._parity):
+            launch(stream)
         return Download(self._report)
 
     def _own_look_of(self, parity: int) -> list[Launch]:
@@ -475,12 +478,14 @@ class TritonPack(Counted):
         stream, free = stream_of(self.device), [not lane.frozen for lane in self._lanes]
         last: Download | None = None
         for cycle in range(cycles if any(free) else 0):
-            self._cycle(stream, first=cycle == 0, last=cycle == cycles - 1, lockstep=lockstep)
+            for launch in self._cycle(first=cycle == 0, last=cycle == cycles - 1, lockstep=lockstep):
+                launch(stream)
             if held and (cycle + 1) % GLANCE == 0 and cycle < cycles - 1:
                 before, last = last, self._glance(stream)
-                if before is not None and _rest(before.read(), free, lockstep):
-                    return _told(before.read())
-        return _told(self._glance(stream).read())
+                seen = [] if before is None else before.read().tolist()
+                if seen and _rest(seen, free, lockstep):
+                    return _told(seen)
+        return _told(self._glance(stream).read().tolist())
 
     def _hold_at(self, stops: Sequence[float]) -> None:
         """Tell the device where lanes hold, unless it knows."""
