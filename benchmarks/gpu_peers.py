@@ -15,7 +15,6 @@ every ten iterations, in the highest matmul precision.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import statistics
@@ -32,7 +31,7 @@ import torch
 
 import drainsinkhorn as ds
 from drainsinkhorn.campaign import gate, peers
-from drainsinkhorn.campaign.meters import energy_reader
+from drainsinkhorn.campaign.meters import energy_reader, heap_at_rest
 from drainsinkhorn.core.problem import Potentials
 
 # What JAX compiles is kept, as Triton keeps its own, so that processes that warm up serve the one that measures.
@@ -221,14 +220,12 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path
         except Exception as error:  # noqa: BLE001  an arm that cannot run is said so
             rows[arm] = {"note": f"{type(error).__name__}: {str(error)[:160]}"}
             runs.pop(arm, None)
-    # What arms have loaded is not looked through again and again while they are timed.
-    gc.collect()
-    gc.freeze()
     laps: dict[str, list[Any]] = {arm: [] for arm in runs if repeats}
-    for lap in range(repeats):
-        for arm, run in runs.items():
-            if lap == 0 or laps[arm][0][0] < LONG:
-                laps[arm].append(timed(run, problems, seconds, meter))
+    with heap_at_rest():
+        for lap in range(repeats):
+            for arm, run in runs.items():
+                if lap == 0 or laps[arm][0][0] < LONG:
+                    laps[arm].append(timed(run, problems, seconds, meter))
     for arm, found in laps.items():
         times = [lap[0] for lap in found]
         results, ledger = found[-1][1], found[-1][2]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 from collections.abc import Callable
@@ -355,3 +356,10 @@ def test_arms_know_what_they_were_given(tmp_path: Path):
     assert len(seen) == 1 + 2 + 1
     assert seen[0].extra == {"labels": [1]}
     assert seen[0].place.device == "cpu"
+
+
+def test_the_heap_rests_only_while_arms_are_timed() -> None:
+    before = gc.get_freeze_count()
+    with meters.heap_at_rest():
+        assert gc.get_freeze_count() > before
+    assert gc.get_freeze_count() <= before

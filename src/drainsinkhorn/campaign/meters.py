@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +54,17 @@ def _cuda() -> Any:
     except ImportError:
         return None
     return torch.cuda if torch.cuda.is_available() else None
+
+
+@contextmanager
+def heap_at_rest() -> Iterator[None]:
+    """While arms are timed, what others have loaded is not looked through by the garbage collector."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def clock_facts(where: Place) -> dict[str, Any]:

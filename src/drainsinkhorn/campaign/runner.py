@@ -212,10 +212,11 @@ class _Runner:
             for arm in attempt.standing():
                 attempt.warm(arm)
         taking_part = attempt.standing()
-        for repeat, order in enumerate(orders(len(taking_part), unit.repeats, turn * unit.repeats)):
-            self._say(f"{unit.name}: repeat {repeat + 1} of {unit.repeats}")
-            for position, which in enumerate(order):
-                attempt.time(taking_part[which], repeat, position)
+        with meters.heap_at_rest():
+            for repeat, order in enumerate(orders(len(taking_part), unit.repeats, turn * unit.repeats)):
+                self._say(f"{unit.name}: repeat {repeat + 1} of {unit.repeats}")
+                for position, which in enumerate(order):
+                    attempt.time(taking_part[which], repeat, position)
         if unit.theory or unit.modal:
             self._say(f"{unit.name}: theory")
         attempt.theory()
