@@ -1,5 +1,7 @@
 """Time of one leg of the Triton backend by tile, against the floor of the special-function units.
 
+Of stored scores also how fast they are read, as a share of what a copy of as many bytes reads and writes.
+
 python benchmarks/gpu_legs.py                  # the tiles in use
 python benchmarks/gpu_legs.py --tune           # a grid of tiles; slow
 """
@@ -22,7 +24,15 @@ from drainsinkhorn.backends.triton import TritonBackend
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.pack import TritonPack
 
-SHAPES = [(16384, 15, 16), (16384, 50, 8), (8192, 3, 8), (4096, 50, 16), (1024, 500, 8), (128, 16, 2048)]
+SHAPES = [
+    (16384, 15, 16),
+    (16384, 50, 8),
+    (8192, 3, 8),
+    (4096, 50, 16),
+    (1024, 500, 8),
+    (4096, 500, 8),
+    (128, 16, 2048),
+]
 EX2_PER_CLOCK = 16
 """Exponentials that a multiprocessor of Hopper finishes per clock."""
 
@@ -47,6 +57,14 @@ def time_leg(pack: TritonPack, side: int, role: Any) -> float:
     """Microseconds per lane."""
     run = lambda: pack._leg(pack._live, pack._lanes, side, role)  # noqa: E731
     return 1000 * triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median") / pack.width
+
+
+def share_of_copy(us: float, pairs: int, width: int) -> float:
+    """Bytes that a leg of so many microseconds a lane reads in a second, over those that a copy moves."""
+    scores = torch.empty(width * pairs, dtype=torch.float32, device="cuda")
+    there = torch.empty_like(scores)
+    ms = triton.testing.do_bench(lambda: there.copy_(scores), warmup=20, rep=60, return_mode="median")
+    return (ms * 1e-3 / 2) / (us * 1e-6 * width)
 
 
 def main() -> None:
@@ -83,6 +101,8 @@ def main() -> None:
         rows.sort()
         for mean, row, col, t in rows[: 4 if args.tune else 1]:
             over = {"floor_us": round(floor_us(n), 2), "over_floor": round(mean / floor_us(n), 2)}
+            if how.kind == k.STORED.value:
+                over["of_copy"] = round(share_of_copy(mean, n * n, width), 2)
             found = {"n": n, "d": d, "W": width, "tile": t, "row_us": round(row, 2), "col_us": round(col, 2), **over}
             print(json.dumps(found), flush=True)
 

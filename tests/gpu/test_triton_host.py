@@ -66,6 +66,13 @@ def test_a_launcher_that_wants_other_arguments_is_left_to_triton(forms: dict[Any
     assert kernel.by_triton == [((7,), (place, 3), {"BLOCK": 64})]
 
 
+def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    active = SimpleNamespace(get_current_stream=lambda index: 100 + index)
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert [launching.stream_of(torch.device(name)) for name in ("cuda", "cuda:1", "cpu")] == [103, 101, 0]
+
+
 def test_numbers_arrive_as_they_were_sent() -> None:
     sent = np.random.default_rng(0).normal(size=(3, 5))
     there = launching.upload(sent, torch.float64, DEVICE)

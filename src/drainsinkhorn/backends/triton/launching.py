@@ -90,7 +90,7 @@ def stream_of(device: Any) -> int:
     if device.type == "cpu":
         return 0
     active: Any = driver.active
-    return active.get_current_stream(device.index)
+    return active.get_current_stream(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:

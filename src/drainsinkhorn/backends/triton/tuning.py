@@ -88,8 +88,7 @@ def trials(kinds: list[tuple[int, int]] | None = None) -> Iterator[Trial]:
 
 def measure(how: How, problems: list[Problem[Any]]) -> tuple[float, float]:
     """Microseconds per lane and leg, the mean of both sides: all lanes, and one alone."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    pack = TritonPack(problems, how, device, momentum=False, precision="auto")
+    pack = TritonPack(problems, how, torch.device("cuda"), momentum=False, precision="auto")
     pack.advance(2, [-1.0] * pack.width)
     found = []
     for lanes in (range(pack.width), [0]):
