@@ -274,6 +274,14 @@ def test_many_checks_at_once_say_what_each_says_alone() -> None:
         )
 
 
+@pytest.mark.parametrize(("dtype", "tol"), [("float16", 1e-4), ("float32", 1e-8)])
+def test_costs_of_narrow_dtypes_are_checked_as_they_were_given(dtype: str, tol: float) -> None:
+    cost = (100 * np.random.default_rng(0).uniform(size=(30, 20))).astype(dtype)
+    result = ds.solve(cost=cost[None], eps=2.7, tol=tol, backend="ott")[0]
+    assert result.converged
+    assert max(marginal_errors(result.problem, result.potentials)) <= tol
+
+
 def test_the_online_path_never_holds_a_matrix() -> None:
     n = 4096
     x, y = cloud(0, n), cloud(1, n, shift=0.2)

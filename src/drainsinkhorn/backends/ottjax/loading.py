@@ -83,7 +83,8 @@ def load(problem: Problem[Any], how: How) -> Loaded:
     support = Support(problem, rows, cols) if len(rows) < n or len(cols) < m else None
     eps, unit, arrays = 1.0, problem.eps, dict[str, Any]()
     if not isinstance(cost, Cost):
-        arrays["cost"] = _filled(to_numpy(cost) / problem.eps, how.n, how.m)
+        # In float64 whatever the caller's dtype: what is rounded here no check would find.
+        arrays["cost"] = _filled(np.divide(to_numpy(cost), problem.eps, dtype=np.float64), how.n, how.m)
     else:
         x, y = (to_numpy(points).astype(np.float64) for points in (problem.x, problem.y))
         if how.unit:
