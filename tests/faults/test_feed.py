@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,14 @@ class Slow(ReferenceBackend):
 
     def pack(self, problems: Sequence[ds.Problem[Any]]) -> ReferencePack:
         return SlowPack(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Resting(ReferenceBackend):
+    """The reference, with audits far apart where lanes that are done rest."""
+
+    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
+        return 1000 if holds and not refills else 8
 
 
 class SlowPack(ReferencePack):
@@ -213,6 +222,16 @@ class TestDeadlines:
         plan = result.plan()
         assert result.residual.row == pytest.approx(np.abs(plan.sum(axis=1) - 1 / 20).sum(), rel=1e-6)
         assert answer.exception().result is result  # type: ignore[union-attr]
+
+    def test_lanes_of_a_feed_are_not_left_alone_for_long(self) -> None:
+        seconds = itertools.count()
+        feed = ds.Feed[Any](clock=lambda: float(next(seconds)))
+        feed.push(problem(eps=HARD), deadline=10)
+        quick = feed.push(problem(), deadline=1e9)
+        feed.close()
+        results = list(ds.stream(feed, backend=Resting(), mode="compact", max_depth=10**6, accelerate="none"))
+        assert quick.result(0).converged
+        assert all(result.depth < 1000 for result in results)
 
     def test_what_still_waits_is_never_run(self) -> None:
         feed = ds.Feed[Any]()
