@@ -61,6 +61,16 @@ def test_lanes_that_apply_their_own_legs_are_the_same_to_the_bit(
     assert all(np.array_equal(one, other) for one, other in zip(states, other_states, strict=True))
 
 
+def test_both_ways_in_one_pack() -> None:
+    packs = [TritonBackend(acceleration="momentum").pack(clouds(3, 1.0)) for _ in range(2)]
+    told: list[Any] = [[], []]
+    for way in (True, False, True):
+        packs[0].small, packs[1].small = way, False
+        for pack, found in zip(packs, told, strict=True):
+            found.append(pack.advance(3, [-1.0] * pack.width))
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("small", [True, False])
 def test_a_call_ends_when_all_lanes_rest(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = 0

@@ -400,7 +400,8 @@ class TritonPack(Counted):
     def _cycle(self, *, first: bool, last: bool, lockstep: bool) -> list[Launch]:
         """Apply, columns, rows. Of small lanes the rows of a cycle apply themselves, unless it is the last one."""
         alone = self.small and not lockstep
-        applies, key = first or not alone, (first, last or not alone, lockstep, self._parity)
+        applies = first or not alone
+        key = (first, applies, last or not alone, lockstep, self._parity)
         if applies:
             self._parity = 1 - self._parity
         if key not in self._ready:
