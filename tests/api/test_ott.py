@@ -292,3 +292,10 @@ def test_the_online_path_never_holds_a_matrix() -> None:
     with careful(pack._device):
         phase = pack._kernels.phase.lower(pack._stack, np.array([True])).compile()
     assert phase.memory_analysis().temp_size_in_bytes < 4 * n * n / 8
+
+
+def test_the_auditor_does_not_take_a_cost_of_ones_own_for_another() -> None:
+    problem = ds.Problem(x=cloud(0, 5), y=cloud(1, 4), eps=1.0, cost=costs.PNormP(1.5))
+    for asked in (problem, admit(problem, 1e-3)):
+        with pytest.raises(ds.ProblemError, match="the auditor knows the costs"):
+            marginal_errors(asked, ds.Potentials(np.zeros(5), np.zeros(4)))

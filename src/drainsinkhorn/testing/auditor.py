@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+KINDS = ("sqeuclidean", "euclidean", "cosine")
 
 
 def cost_row(problem: Problem[Any], i: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Costs from point i of x to every point of y."""
-    if not isinstance(problem.cost, (str, Cost)):
-        return to_numpy(problem.cost)[i].astype(np.float64)
-    cost = Cost(problem.cost) if isinstance(problem.cost, str) else problem.cost
+    cost = problem.cost
+    if not isinstance(cost, (str, Cost)) and to_numpy(cost).ndim == 2:
+        return to_numpy(cost)[i].astype(np.float64)
+    cost = cost if isinstance(cost, Cost) else Cost(cost)
+    if cost.kind not in KINDS:
+        raise ProblemError(f"the auditor knows the costs {list(KINDS)}, not {cost.kind!r}; give it the matrix of costs")
     x, y = to_numpy(problem.x)[i].astype(np.float64), to_numpy(problem.y).astype(np.float64)
     if cost.kind == "cosine":
         # As half a squared distance, since 1 - cos loses what is left of nearly parallel vectors.
