@@ -29,3 +29,14 @@ def test_one_point_far_away() -> None:
 def test_points_that_are_all_one() -> None:
     x = np.zeros((4, 2))
     assert scores(admit(ds.Problem(x=x, y=x, eps=1.0), 1e-3)).largest == 0.0
+
+
+@pytest.mark.parametrize("cost", ["sqeuclidean", "euclidean"])
+def test_points_without_mass_do_not_count(cost: str) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(6, 2)), rng.normal(size=(5, 2))
+    padded = np.r_[x, np.full((2, 2), 1e200)]
+    weights = np.r_[np.full(6, 1 / 6), 0, 0]
+    found = [ds.Problem(x=x, y=y, eps=0.5, cost=cost), ds.Problem(x=padded, y=y, a=weights, eps=0.5, cost=cost)]
+    alone, beside = (scores(admit(problem, 1e-3)) for problem in found)
+    assert beside == pytest.approx(alone)

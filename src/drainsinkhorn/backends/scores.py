@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.costs import point_cost, unit_rows
+from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.problem import Cost, Problem
 
 Vector = NDArray[np.float64]
@@ -30,7 +31,8 @@ class Scores(NamedTuple):
 
 @np.errstate(all="ignore")
 def scores(problem: Problem[Any]) -> Scores:
-    """How large the costs of a problem are; of a caller's own cost, judged by a sample and twice its largest."""
+    """How large costs are where a problem has mass; a caller's own are judged by a sample and twice its largest."""
+    problem, _ = restrict(problem)
     cost = problem.cost
     if not isinstance(cost, Cost):
         found = np.abs(to_numpy(cost))

@@ -87,6 +87,8 @@ def load(problem: Problem[Any], how: How) -> Loaded:
         arrays["cost"] = _filled(np.divide(to_numpy(cost), problem.eps, dtype=np.float64), how.n, how.m)
     else:
         x, y = (to_numpy(points).astype(np.float64) for points in (problem.x, problem.y))
+        # Where points without mass lie must not matter, and may be so far away that costs are no numbers.
+        x[a == 0], y[b == 0] = x[rows[0]], y[cols[0]]
         if how.unit:
             ratio = cost.scale / problem.eps
             if cost.kind == "cosine":
