@@ -299,20 +299,3 @@ def test_the_auditor_does_not_take_a_cost_of_ones_own_for_another() -> None:
     for asked in (problem, admit(problem, 1e-3)):
         with pytest.raises(ds.ProblemError, match="the auditor knows the costs"):
             marginal_errors(asked, ds.Potentials(np.zeros(5), np.zeros(4)))
-
-
-@pytest.mark.parametrize("far", [1e30, 1e200])
-@pytest.mark.parametrize("cost", ["sqeuclidean", "euclidean"])
-def test_where_points_without_mass_lie_does_not_matter(cost: str, far: float) -> None:
-    rng = np.random.default_rng(2)
-    x, y = rng.normal(size=(12, 3)), rng.normal(size=(9, 3))
-    a, b = np.r_[np.full(12, 1 / 12), 0, 0], np.r_[0, np.full(9, 1 / 9)]
-    padded = ds.Problem(
-        x=np.r_[x, np.full((2, 3), far)], y=np.r_[np.full((1, 3), -far), y], a=a, b=b, eps=0.5, cost=cost
-    )
-    alone, beside = ds.solve([ds.Problem(x=x, y=y, eps=0.5, cost=cost), padded], tol=1e-3, backend="ott")
-    assert alone.converged
-    assert beside.converged
-    assert beside.depth == alone.depth
-    assert np.allclose(beside.potentials.f[:12], alone.potentials.f, atol=1e-6)
-    assert np.allclose(beside.potentials.g[1:], alone.potentials.g, atol=1e-6)

@@ -206,3 +206,27 @@ def test_a_widened_result_has_a_wide_plan() -> None:
     x, y = rng.normal(size=(200, 2)).astype("f4"), rng.normal(size=(200, 2)).astype("f4")
     result = ds.solve(x, y, eps=1.0, tol=1e-8)[0]
     assert np.abs(result.plan().sum(1) - 1 / 200).sum() <= 1e-8
+
+
+LIBRARIES = {"ott": "ott", "keops": "pykeops"}
+"""What a backend needs beyond this package."""
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "ott", "keops"])
+@pytest.mark.parametrize("far", [1e30, 1e200])
+@pytest.mark.parametrize("cost", ["sqeuclidean", "euclidean"])
+def test_where_points_without_mass_lie_does_not_matter(backend: str, cost: str, far: float) -> None:
+    if backend in LIBRARIES:
+        needs(LIBRARIES[backend])
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(12, 3)), rng.normal(size=(9, 3))
+    a, b = np.r_[np.full(12, 1 / 12), 0, 0], np.r_[0, np.full(9, 1 / 9)]
+    padded = ds.Problem(
+        x=np.r_[x, np.full((2, 3), far)], y=np.r_[np.full((1, 3), -far), y], a=a, b=b, eps=0.5, cost=cost
+    )
+    alone, beside = ds.solve([ds.Problem(x=x, y=y, eps=0.5, cost=cost), padded], tol=1e-3, backend=backend)
+    assert alone.converged
+    assert beside.converged
+    assert beside.depth == alone.depth
+    assert np.allclose(beside.potentials.f[:12], alone.potentials.f, atol=1e-6)
+    assert np.allclose(beside.potentials.g[1:], alone.potentials.g, atol=1e-6)

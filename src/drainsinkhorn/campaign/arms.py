@@ -101,8 +101,8 @@ def ours(
         answers = answers_of(solution)
         e2, facts = _consumed(work, picked, answers, consumer, begun)
         ran_mode = MODES[mode] if isinstance(mode, str) else mode
-        holds = audit.first_passage and not ran_mode.together
-        every = audit.every or picked.natural_spacing(refills=ran_mode.refill is not None, holds=holds)
+        refills, holds = ran_mode.refill is not None, ran_mode.holds(audit)
+        every = audit.every or picked.natural_spacing(refills=refills, holds=holds)
         return Outcome(
             answers=answers,
             e1=solved - begun,

@@ -51,6 +51,10 @@ class Mode:
         """True where every lane of the kernel runs in every cycle, finished or not (static, mask)."""
         return self.together or (self.freeze and self.min_shrink == math.inf)
 
+    def holds(self, audit: Audit) -> bool:
+        """Whether lanes are held at the first state whose screen passes."""
+        return audit.first_passage and not self.together
+
 
 MODES: dict[str, Mode] = {
     mode.name: mode
@@ -114,8 +118,8 @@ class Plan:
 
     @property
     def holds(self) -> bool:
-        """Whether lanes are held at the first state whose screen passes."""
-        return self.audit.first_passage and not self.mode.together
+        """What the mode says of this audit."""
+        return self.mode.holds(self.audit)
 
     def stop(self, problem: Problem[Any]) -> float:
         """What the residual of an admitted problem must not exceed."""

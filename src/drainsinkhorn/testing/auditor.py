@@ -16,8 +16,9 @@ KINDS = ("sqeuclidean", "euclidean", "cosine")
 def cost_row(problem: Problem[Any], i: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Costs from point i of x to every point of y."""
     cost = problem.cost
-    if not isinstance(cost, (str, Cost)) and to_numpy(cost).ndim == 2:
-        return to_numpy(cost)[i].astype(np.float64)
+    matrix = None if isinstance(cost, (str, Cost)) else to_numpy(cost)
+    if matrix is not None and matrix.ndim == 2:
+        return matrix[i].astype(np.float64)
     cost = cost if isinstance(cost, Cost) else Cost(cost)
     if cost.kind not in KINDS:
         raise ProblemError(f"the auditor knows the costs {list(KINDS)}, not {cost.kind!r}; give it the matrix of costs")

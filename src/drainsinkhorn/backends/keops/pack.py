@@ -328,7 +328,7 @@ class KeopsPack(Counted):
             f, g = (side / eps for side in start(inner))
         some = {side: samples(to_numpy(w), SAMPLES) for side, w in (("rows", inner.a), ("cols", inner.b))}
         momentum = Momentum() if self._momentum else None
-        lane = Lane(problem, inner, support, scores(problem), momentum, some)
+        lane = Lane(problem, inner, support, scores(inner), momentum, some)
         arrays = {
             "x": x, "y": y, "a": to_numpy(inner.a), "b": to_numpy(inner.b), "f": f, "g": g,
             "next": np.zeros(n), "before": f, "scale_x": np.full(n, factor), "scale_y": np.full(m, factor),
