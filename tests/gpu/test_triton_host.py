@@ -14,7 +14,8 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends.door import admit, uniform
 from drainsinkhorn.backends.triton import TritonBackend, launching, tiles
 from drainsinkhorn.backends.triton.arena import Arena, aligned
-from drainsinkhorn.backends.triton.loading import Views, _fill_mass
+from drainsinkhorn.backends.triton.layout import clouds, together
+from drainsinkhorn.backends.triton.loading import Views, _fill_masses
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -80,6 +81,7 @@ def test_numbers_arrive_as_they_were_sent() -> None:
     sent = sent.copy()
     there.zero_()
     assert np.array_equal(found.read(), sent)
+    assert np.array_equal(found.again(there + 2.0).read(), np.full((3, 5), 2.0))
 
 
 def test_fields_are_views_of_their_arenas() -> None:
@@ -96,19 +98,52 @@ def test_fields_are_views_of_their_arenas() -> None:
     assert float(arenas["wide"].buffer.sum()) == 3.0
 
 
+def masses(a: list[Any], b: list[Any]) -> list[Any]:
+    """Weights of both sides of some lanes, as they are written."""
+    arena = Arena(torch, torch.float64, DEVICE)
+    views = Views({"wide": arena}, len(a))
+    for name, weights in (("MASS0", a), ("MASS1", b)):
+        views.place(name, "wide", arena.take(len(a) * aligned(len(weights[0]))), len(weights[0]))
+    problems = [ds.Problem(cost=np.zeros((len(p), len(q))), eps=1.0, a=p, b=q) for p, q in zip(a, b, strict=True)]
+    _fill_masses(problems, views, DEVICE)
+    return [views["MASS0"].cpu().numpy(), views["MASS1"].cpu().numpy()]
+
+
 @pytest.mark.parametrize("size", [1, 3, 41])
-def test_uniform_weights_are_written_as_the_door_made_them(size: int) -> None:
-    masses, others = (torch.zeros((2, size), dtype=torch.float64, device=DEVICE) for _ in range(2))
-    _fill_mass(masses, [uniform(size)] * 2, DEVICE)
-    _fill_mass(others, [uniform(size).copy() for _ in range(2)], DEVICE)
-    assert np.array_equal(masses.cpu().numpy(), np.stack([uniform(size)] * 2))
-    assert torch.equal(masses, others)
+@pytest.mark.parametrize("other_size", [3, 7])
+def test_uniform_weights_are_written_as_the_door_made_them(size: int, other_size: int) -> None:
+    a, b = uniform(size), uniform(other_size)
+    wanted = [np.stack([a, a]), np.stack([b, b])]
+    for found in (masses([a, a], [b, b]), masses([a, a.copy()], [b, b]), masses([a, a], [b, b.copy()])):
+        assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_two_stacks_are_one_only_where_the_second_lies_behind_the_first() -> None:
+    both = torch.arange(24.0, device=DEVICE).reshape(4, 3, 2)
+    whole = together(both[:2], both[2:])
+    assert torch.equal(whole, both)
+    assert whole.data_ptr() == both.data_ptr()
+    assert together(both[:2], both[2:].clone()) is None
+    assert together(both[2:], both[:2]) is None
+    assert together(both[:1], both[2:3]) is None
+    assert together(both[:2], both[2:].double()) is None
+
+
+@pytest.mark.parametrize("size", [8, 9])
+def test_clouds_of_one_kind_are_stacked_one_behind_the_other_if_both_begin_well(size: int) -> None:
+    xs, ys = ([torch.full((size, 3), float(k), device=DEVICE) for k in keys] for keys in ((1, 2, 3), (4, 5, 6)))
+    x, y = clouds(xs, ys, torch.device(DEVICE))
+    assert (together(x, y) is not None) == (size == 8)
+    assert x[:, 0, 0].tolist() == [1, 2, 3]
+    assert y[:, 0, 0].tolist() == [4, 5, 6]
+    shared, _ = clouds([xs[0]] * 3, ys, torch.device(DEVICE))
+    assert shared.stride(0) == 0
 
 
 def test_stops_are_told_only_where_they_change() -> None:
     rng = np.random.default_rng(1)
-    clouds = torch.as_tensor(rng.normal(size=(2, 9, 2)), dtype=torch.float32).to(DEVICE)
-    problem = admit(ds.Problem(x=clouds[0], y=clouds[1], eps=0.5), 1e-3)
+    x, y = torch.as_tensor(rng.normal(size=(2, 9, 2)), dtype=torch.float32).to(DEVICE)
+    problem = admit(ds.Problem(x=x, y=y, eps=0.5), 1e-3)
     pack = TritonBackend().pack([problem] * 3)
     pack.advance(1, [-1.0, -2.0, -3.0])
     told = pack._stops

@@ -81,7 +81,7 @@ def test_a_lane_may_be_led_with_potentials_in_the_product_that_do_not_stay_there
     def doubted(pack: Any, live: Any, lanes: Any, *, folded: bool) -> Any:
         """What is measured; more where potentials of the first of two lanes are in the product of all halves."""
         doubt = [float(folded and len(lane.problem.x) == 40) for lane in lanes]
-        return measured(pack, live, lanes, folded=folded) + torch.tensor(doubt, dtype=torch.float64)
+        return measured(pack, live, lanes, folded=folded) + np.array(doubt)
 
     monkeypatch.setattr(TritonPack, "_rounding", doubted)
     problems = [clouds(40, 33, 40, 8.0), clouds(33, 40, 40, 8.0)]

@@ -26,7 +26,7 @@ from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 DIRECT_DIM, PACKED = 4, 16
 """Coordinates up to which one product of so many numbers makes scores; direct differences where it is not honest."""
-SPACING, HELD_SPACING = 32, 256
+SPACING, HELD_SPACING = 32, 1024
 """Cycles between audits where no vacancy waits for one; and where lanes that are done rest."""
 STREAMED_DIM = 64
 """Above so many coordinates a stored matrix is faster, where it fits."""

@@ -14,10 +14,13 @@ def aligned(count: int) -> int:
 
 
 class Arena:
-    """A buffer of one dtype with a list of free pieces, which are zeros when taken. It grows by a copy; pieces stay."""
+    """A buffer of one dtype with a list of free pieces. It grows by a copy; pieces stay.
 
-    def __init__(self, torch: Any, dtype: Any, device: Any) -> None:
-        self._torch = torch
+    Pieces are zeros when taken, unless those who take them write them whole (`blank` False).
+    """
+
+    def __init__(self, torch: Any, dtype: Any, device: Any, *, blank: bool = True) -> None:
+        self._torch, self._blank = torch, blank
         self.buffer = torch.empty(0, dtype=dtype, device=device)
         self._free: list[tuple[int, int]] = []
         self._end = self._used = 0
@@ -27,7 +30,7 @@ class Arena:
         count = aligned(count)
         start = self._place(count)
         # Beyond what was ever used there are zeros.
-        if start < self._used:
+        if self._blank and start < self._used:
             self.buffer[start : min(start + count, self._used)].zero_()
         self._used = max(self._used, start + count)
         return start
@@ -66,7 +69,8 @@ class Arena:
         self._free, self._end = list(mark[0]), mark[1]
 
     def _grow(self, size: int) -> None:
-        larger = self._torch.zeros(size, dtype=self.buffer.dtype, device=self.buffer.device)
+        made = self._torch.zeros if self._blank else self._torch.empty
+        larger = made(size, dtype=self.buffer.dtype, device=self.buffer.device)
         if self._used:
             larger[: self._used] = self.buffer[: self._used]
         self.buffer = larger

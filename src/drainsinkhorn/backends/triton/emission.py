@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,5 +44,15 @@ def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:
 
 def _both(given: Any, lanes: Sequence[Any], dtype: Any) -> list[Any]:
     """Potentials of both sides of lanes of one size, each a tensor (lanes, size) of its own."""
-    places, size = [lane.potentials for lane in lanes], lanes[0].group.size
-    return [torch.stack([given[at[side] : at[side] + size[side]] for at in places]).to(dtype) for side in (0, 1)]
+    return [
+        _side(given, [lane.potentials[side] for lane in lanes], size).to(dtype, copy=True)
+        for side, size in enumerate(lanes[0].group.size)
+    ]
+
+
+def _side(given: Any, places: Sequence[int], size: int) -> Any:
+    """Pieces of one size that begin at these places: seen where they are if they are equally far from each other."""
+    apart = {later - place for place, later in pairwise(places)} or {size}
+    if len(apart) == 1 and min(apart) >= size:
+        return given.as_strided((len(places), size), (*apart, 1), places[0])
+    return torch.stack([given[at : at + size] for at in places])

@@ -53,6 +53,7 @@ PARTIAL = _Constant(31)
 COUNTS = _Constant(32)
 FOLDED = _Constant(33)
 ARRIVED = _Constant(34)
+NOISE = _Constant(35)
 FIELDS = _Constant(40)
 # Columns of the float64 state of a lane.
 DEPTH = _Constant(0)
@@ -74,6 +75,8 @@ KEPT = _Constant(0)
 APPLIED = _Constant(1)
 CHECKED = _Constant(2)
 SAMPLED = _Constant(3)
+# Both sides in one launch, by the last number of a program; otherwise 0 for rows, 1 for columns.
+BOTH = _Constant(2)
 # Kinds of scores.
 DIRECT = _Constant(0)
 ROOT = _Constant(1)
@@ -106,8 +109,14 @@ A point of fewer coordinates has one place, and the low half of its potential is
 """
 AT_A_TIME = _Constant(512)
 """Rows of a small lane to which the last program of a leg applies it at a time."""
-AT_ONCE = _Constant(16)
-"""Coordinates of a sampled row that are loaded together."""
+SAFETY = _Constant(3.0)
+"""What sampled rows are off is taken so many times."""
+SINGLE = _Constant(3e-7)
+"""Rounding of sums, exponentials and logarithms in float32, whatever sampled rows say."""
+WARY = _Constant(1.5)
+"""By how much the screen doubts more than what was sampled when a lane opened: later states round otherwise."""
+LEAST_DOUBT = _Constant(2.7e-6)
+"""What it doubts at least. A screen that passes what verify rejects costs a call more."""
 
 
 @triton.jit
@@ -142,16 +151,16 @@ def _believed(stale, leading):
 
 
 @triton.jit
-def _split(half, vectors, wide, lane_table, folded, rows, inside, value, SIDE: tl.constexpr, SLOT: tl.constexpr,
+def _split(half, vectors, wide, lane_table, folded, rows, inside, value, side, SLOT: tl.constexpr,
            PACKED: tl.constexpr):  # fmt: skip
     """Store the rounded part of a potential, the rest, and the weight with which it enters sums of the other side.
 
     SLOT: coordinates of a point if it has places for a potential; there the rounded part is stored as well.
     """
-    mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
+    mass = tl.load(wide + tl.load(lane_table + MASS + side) + rows, mask=inside, other=0.0)
     level = value
     if PACKED != NONE:
-        norm = tl.load(wide + tl.load(lane_table + NORM + SIDE) + rows, mask=inside, other=0.0)
+        norm = tl.load(wide + tl.load(lane_table + NORM + side) + rows, mask=inside, other=0.0)
         if PACKED == FOLDING:
             norm = tl.where(folded, norm, 0.0)
         level = value - norm
@@ -162,12 +171,12 @@ def _split(half, vectors, wide, lane_table, folded, rows, inside, value, SIDE: t
             high, low = _halves(tl.minimum(tl.maximum(coarse, -MOST_HALF), MOST_HALF).to(tl.float32))
             coarse = (high.to(tl.float32) + low.to(tl.float32)).to(tl.float64)
             if SLOT > 0:
-                place = half + tl.load(lane_table + SPLIT + SIDE)
+                place = half + tl.load(lane_table + SPLIT + side)
                 if PACKED == FOLDING:
-                    place += rows.to(tl.int64) * 16 + (12 + 2 * SIDE)
+                    place += rows.to(tl.int64) * 16 + (12 + 2 * side)
                     beside = place + 1
                 elif SLOT == ROOMY:
-                    place += rows.to(tl.int64) * (2 * SLOT) + (SLOT - 4 + 2 * SIDE)
+                    place += rows.to(tl.int64) * (2 * SLOT) + (SLOT - 4 + 2 * side)
                     beside = place + 1
                 else:
                     place += rows.to(tl.int64) * (2 * SLOT) + (SLOT - 1)
@@ -175,9 +184,9 @@ def _split(half, vectors, wide, lane_table, folded, rows, inside, value, SIDE: t
                 tl.store(place, high, mask=inside)
                 tl.store(beside, low, mask=inside)
     fine = (level - coarse).to(tl.float32)
-    tl.store(vectors + tl.load(lane_table + COARSE + SIDE) + rows, coarse.to(tl.float32), mask=inside)
-    tl.store(vectors + tl.load(lane_table + FINE + SIDE) + rows, fine, mask=inside)
-    tl.store(vectors + tl.load(lane_table + WEIGHT + SIDE) + rows, mass.to(tl.float32) * tl.exp2(fine), mask=inside)
+    tl.store(vectors + tl.load(lane_table + COARSE + side) + rows, coarse.to(tl.float32), mask=inside)
+    tl.store(vectors + tl.load(lane_table + FINE + side) + rows, fine, mask=inside)
+    tl.store(vectors + tl.load(lane_table + WEIGHT + side) + rows, mass.to(tl.float32) * tl.exp2(fine), mask=inside)
 
 
 @triton.jit

@@ -10,16 +10,22 @@ import triton
 import triton.language as tl
 
 from drainsinkhorn.backends.triton.kernels import (
+    BAND,
     BUDGET,
     DEPTH,
     ERRORS,
     FIELDS,
     HELD,
+    LEAST_DOUBT,
     LOGS,
+    NOISE,
     NUMBERS,
     POTENTIAL,
+    SAFETY,
+    SINGLE,
     SIZES,
     UNIT,
+    WARY,
     WIDE,
     _decided,
     _folds,
@@ -60,39 +66,40 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
 
 @triton.jit
 def look(table, live, state, wide, stops, report, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):
-    """Depth and stale residual of every lane into `report`, and whether it is held or will be."""
+    """Depth and stale residual of every lane into `report`, whether it is held or will be, and its band."""
     place = tl.program_id(0)
     lane = tl.load(live + place)
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
     stale = _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK)
     held = (tl.load(numbers + HELD) > 0) | _passes(stale, tl.load(stops + lane))
-    tl.store(report + 3 * place, tl.load(numbers + DEPTH))
-    tl.store(report + 3 * place + 1, stale)
-    tl.store(report + 3 * place + 2, tl.where(held, 1.0, 0.0).to(tl.float64))
+    tl.store(report + 4 * place, tl.load(numbers + DEPTH))
+    tl.store(report + 4 * place + 1, stale)
+    tl.store(report + 4 * place + 2, tl.where(held, 1.0, 0.0).to(tl.float64))
+    tl.store(report + 4 * place + 3, tl.load(numbers + BAND))
 
 
 @triton.jit
-def stage(table, live, state, potentials, half, vectors, wide, legs, out, SIDE: tl.constexpr, ROWS: tl.constexpr,
+def stage(table, live, state, potentials, half, vectors, wide, legs, out, ROWS: tl.constexpr,
           SLOT: tl.constexpr, PACKED: tl.constexpr, AFTER: tl.constexpr):  # fmt: skip
-    """Split given potentials (float64, laid out by POTENTIAL) into h, l and w.
+    """Split given potentials (float64, laid out by POTENTIAL) of both sides into h, l and w.
 
     With AFTER those after the f-leg in `legs`, which are kept in `out`.
     """
     lane = tl.load(live + tl.program_id(1))
-    lane_table = table + lane * FIELDS
-    size = tl.load(lane_table + SIZES + SIDE).to(tl.int32)
+    lane_table, side = table + lane * FIELDS, tl.program_id(2)
+    size = tl.load(lane_table + SIZES + side).to(tl.int32)
     first = tl.program_id(0) * ROWS
     if first >= size:
         return
     rows = first + tl.arange(0, ROWS)
     inside = rows < size
-    value = tl.load(potentials + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
+    value = tl.load(potentials + tl.load(lane_table + POTENTIAL + side) + rows, mask=inside, other=0.0)
     if AFTER:
-        if SIDE == 0:
+        if side == 0:
             value -= tl.load(legs + tl.load(lane_table + LOGS) + rows, mask=inside, other=0.0).to(tl.float64)
-        tl.store(out + tl.load(lane_table + POTENTIAL + SIDE) + rows, value, mask=inside)
+        tl.store(out + tl.load(lane_table + POTENTIAL + side) + rows, value, mask=inside)
     folded = _folds(lane_table, _leading(lane_table, state + lane * NUMBERS))
-    _split(half, vectors, wide, lane_table, folded, rows, inside, value, SIDE, SLOT, PACKED)
+    _split(half, vectors, wide, lane_table, folded, rows, inside, value, side, SLOT, PACKED)
 
 
 @triton.jit
@@ -131,14 +138,17 @@ def settle(table, live, state, wide, potentials, given, found,
 
 
 @triton.jit
-def checked(table, live, errors, vectors, samples, found, count_samples, DOUBLE: tl.constexpr,
-            BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
+def checked(table, live, state, wide, errors, vectors, samples, found, count_samples, DOUBLE: tl.constexpr,
+            OPENS: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr,
+            COUNT: tl.constexpr):  # fmt: skip
     """Both residuals of checked lanes, and by how much sampled rows of each side are off in the mean.
 
-    The mean over rows bounds what their errors do to the residual.
+    The mean over rows bounds what their errors do to the residual. When a lane OPENS only rows are sampled, and what they
+    are off makes the lane's BAND, by which its screen doubts.
     """
     place = tl.program_id(0)
-    lane_table = table + tl.load(live + place) * FIELDS
+    lane = tl.load(live + place)
+    lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
     double = (tl.load(lane_table + WIDE) > 0) | DOUBLE
     for side in tl.static_range(2):
         size = tl.load(lane_table + SIZES + side).to(tl.int32)
@@ -149,7 +159,13 @@ def checked(table, live, errors, vectors, samples, found, count_samples, DOUBLE:
         places = tl.arange(0, COUNT)
         rows = (places.to(tl.int64) * size // count).to(tl.int32)
         inside = places < count
-        truth = tl.load(samples + (side * tl.num_programs(0) + place) * count_samples + places, mask=inside, other=0.0)
-        said = tl.load(vectors + tl.load(lane_table + LOGS + side) + rows, mask=inside, other=0.0).to(tl.float64)
-        off = tl.abs(tl.exp2(said - truth) - 1.0)
-        tl.store(found + 6 * place + 2 + side, tl.sum(tl.where(inside, off, 0.0), axis=0) / count)
+        if (OPENS == 0) | (side == 0):
+            at = (side * tl.num_programs(0) + place) * count_samples
+            truth = tl.load(samples + at + places, mask=inside, other=0.0)
+            said = tl.load(vectors + tl.load(lane_table + LOGS + side) + rows, mask=inside, other=0.0).to(tl.float64)
+            off = tl.sum(tl.where(inside, tl.abs(tl.exp2(said - truth) - 1.0), 0.0), axis=0) / count
+            tl.store(found + 6 * place + 2 + side, off)
+            if OPENS:
+                doubt = WARY * SAFETY * tl.where(off < SINGLE, SINGLE, off)
+                doubt = tl.where(doubt < LEAST_DOUBT, LEAST_DOUBT, doubt)
+                tl.store(numbers + BAND, tl.load(wide + tl.load(lane_table + NOISE)) + doubt)

@@ -110,10 +110,16 @@ class Download:
     """Numbers of the device on their way to the host, which waits for them when it reads them."""
 
     def __init__(self, values: Any) -> None:
-        self._values = values.to("cpu", non_blocking=True)
         self._there = torch.cuda.Event() if values.device.type == "cuda" else None
+        self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._there is not None)
+        self.again(values)
+
+    def again(self, values: Any) -> Download:
+        """Other numbers, of the same shape, in place of these, which have been read."""
+        self._values.copy_(values, non_blocking=True)
         if self._there is not None:
             self._there.record(torch.cuda.current_stream(values.device))
+        return self
 
     def read(self) -> Any:
         """A NumPy array."""

@@ -44,6 +44,28 @@ def _native(array: Any) -> Any:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def together(first: Any, second: Any) -> Any:
+    """Two stacks as one of twice the lanes, where the second lies behind the first; None elsewhere."""
+    distance = len(first) * first.stride(0) * first.element_size()
+    alike = first.shape == second.shape and first.stride() == second.stride() and first.dtype == second.dtype
+    if not alike or second.data_ptr() - first.data_ptr() != distance:
+        return None
+    if second.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+        return None
+    return first.as_strided((2 * len(first), *first.shape[1:]), first.stride())
+
+
+def clouds(xs: Sequence[Any], ys: Sequence[Any], device: Any) -> tuple[Any, Any]:
+    """Both clouds of lanes as stacks, one behind the other where they are of one kind."""
+    kinds = {(tuple(value.shape), value.dtype) for value in (*xs, *ys)}
+    shared = len(xs) > 1 and (xs[0] is xs[1] or ys[0] is ys[1])
+    # What begins in the middle of such a stack begins well.
+    if len(kinds) > 1 or shared or len(xs) * len(xs[0]) % 4:
+        return stack(xs, device), stack(ys, device)
+    both = stack([*xs, *ys], device)
+    return both[: len(xs)], both[len(xs) :]
+
+
 def stack(values: Sequence[Any], device: Any) -> Any:
     """Arrays of one shape as one tensor of float32 or float64; one that all share is there once."""
     first = values[0]
@@ -80,15 +102,16 @@ def _chunks(size: int) -> tuple[int, int]:
 def framed(x: Any, y: Any, scales: Any) -> tuple[Any, Any]:
     """Middles of the boxes around both clouds and around each, (lanes, 3, dim); scaled diagonals of the first."""
     lanes, _, dim = x.shape
-    boxes, counts = [], []
-    for points in (x, y):
+    boxes, counts, both = [], [], together(x, y)
+    for points in (x, y) if both is None else (both,):
         rows, chunks = _chunks(points.shape[1])
-        boxes.append(torch.empty((lanes, chunks, 2, dim), dtype=torch.float64, device=x.device))
-        counts.append(chunks)
+        found = torch.empty((len(points), chunks, 2, dim), dtype=torch.float64, device=x.device)
         launch(
-            lay.bounds, (chunks, lanes, -(-dim // BOX_BLOCK)),
-            points, boxes[-1], points.shape[1], dim, rows, points.stride(0), ROWS=BOX_ROWS, BLOCK=BOX_BLOCK,
+            lay.bounds, (chunks, len(points), -(-dim // BOX_BLOCK)),
+            points, found, points.shape[1], dim, rows, points.stride(0), ROWS=BOX_ROWS, BLOCK=BOX_BLOCK,
         )  # fmt: skip
+        boxes += found.split(lanes)
+        counts += [chunks] * (len(points) // lanes)
     middles = torch.empty((lanes, 3, dim), dtype=torch.float64, device=x.device)
     far = torch.empty(lanes, dtype=torch.float64, device=x.device)
     launch(lay.frame, (lanes,), *boxes, scales, middles, far, *counts, dim, BLOCK=BOX_BLOCK)
@@ -103,17 +126,19 @@ def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts:
     count = (padded + 1 if full else 2) * padded
     # Tiles such that nothing has to leave registers.
     tile, warps = (min(32, 1024 // padded), max(4, padded // 8)) if full else (min(16, max(1, SUMMED // padded)), 16)
-    sums = []
-    for side, (points, weights) in enumerate(((x, a), (y, b))):
+    sums, both, masses = [], together(x, y), together(a, b)
+    sides = ((x, a), (y, b)) if both is None or masses is None else ((both, masses),)
+    for side, (points, weights) in enumerate(sides):
         rows, chunks = _chunks(points.shape[1])
-        parts = torch.empty((lanes, chunks, count), dtype=torch.float64, device=device)
+        parts = torch.empty((len(points), chunks, count), dtype=torch.float64, device=device)
         launch(
-            lay.moments, (chunks, lanes),
-            points, weights, middles, parts, points.shape[1], dim, rows, points.stride(0), weights.stride(0),
+            lay.moments, (chunks, len(points)),
+            points, weights, middles, parts, lanes, points.shape[1], dim, rows, points.stride(0), weights.stride(0),
             SIDE=side, DP=padded, FULL=full, ROWS=tile, num_warps=warps,
         )  # fmt: skip
-        sums.append(torch.empty((lanes, count), dtype=torch.float64, device=device))
-        launch(lay.added, (-(-count // ADDED), lanes), parts, sums[-1], chunks, count, ROWS=8, BLOCK=ADDED)
+        found = torch.empty((len(points), count), dtype=torch.float64, device=device)
+        launch(lay.added, (-(-count // ADDED), len(points)), parts, found, chunks, count, ROWS=8, BLOCK=ADDED)
+        sums += found.split(lanes)
     mean, slope = (torch.empty((lanes, dim), dtype=torch.float64, device=device) for _ in range(2))
     matrix = torch.empty((lanes, dim, dim) if full else (lanes, dim), dtype=torch.float64, device=device)
     scratch = torch.empty((lanes, 4 * padded * padded if full else 1), dtype=torch.float64, device=device)
@@ -131,23 +156,57 @@ def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts:
     launch(lay.judged, (lanes,), starts, b, size, starts.stride(0), b.stride(0), ALWAYS=always, BLOCK=JUDGED)
 
 
-def placed(points: Any, middles: Any, scales: Any, side: int, how: Any, views: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Write a cloud where legs read it; of stored scores the scaled cloud and its squared norms are returned."""
-    lanes, size, dim = points.shape
-    exact = views[f"EXACT{side}"]
-    # What a kind of scores does not have is not written; a kernel wants a pointer all the same.
-    half = views.get(f"SPLIT{side}", exact)
-    if how.kind == k.STORED.value:
-        out, norms = exact.new_empty(lanes, size * dim), exact.new_empty(lanes, size)
+def placed(
+    x: Any, y: Any, middles: Any, scales: Any, how: Any, views: Mapping[str, Any]
+) -> tuple[list[Any], list[Any]]:
+    """Write clouds where legs read them; of stored scores the scaled clouds and their squared norms are returned."""
+    both = together(x, y)
+    if both is not None:
+        parts = [_placed(both, middles, scales, 0, how, views, "", len(x))]
     else:
-        out, norms = views.get(f"COORDS{side}", exact), views[f"NORM{side}"]
+        parts = [
+            _placed(points, middles, scales, side, how, views, str(side), len(x)) for side, points in enumerate((x, y))
+        ]
+    return [cloud for clouds, _ in parts for cloud in clouds], [norm for _, norms in parts for norm in norms]
+
+
+def _placed(
+    points: Any, middles: Any, scales: Any, side: int, how: Any, views: Mapping[str, Any], which: str, lanes: int
+) -> tuple[Any, Any]:
+    """Write clouds from this side on to fields `which`: those of the side, or of both if it is empty."""
+    count, size, dim = points.shape
+    exact = views[f"EXACT{which}"]
+    # What a kind of scores does not have is not written; a kernel wants a pointer all the same.
+    half = views.get(f"SPLIT{which}", exact)
+    if how.kind == k.STORED.value:
+        out, norms = exact.new_empty(count, size * dim), exact.new_empty(count, size)
+    else:
+        out, norms = views.get(f"COORDS{which}", exact), views[f"NORM{which}"]
     rows, block = (32, 16) if dim <= 16 else (16, 64)
     launch(
-        lay.place, (-(-size // rows), lanes),
-        points, middles, scales, exact, out, half, norms, size, dim, points.stride(0), exact.stride(0), out.stride(0),
-        half.stride(0), norms.stride(0), KIND=how.kind, SLOT=how.slot, SIDE=side, WIDTH=how.dp, ROWS=rows, BLOCK=block,
+        lay.place, (-(-size // rows), count),
+        points, middles, scales, exact, out, half, norms, lanes, size, dim, points.stride(0), exact.stride(0),
+        out.stride(0), half.stride(0), norms.stride(0), KIND=how.kind, SLOT=how.slot, SIDE=side, WIDTH=how.dp,
+        ROWS=rows, BLOCK=block,
     )  # fmt: skip
-    return out.view(lanes, size, dim) if how.kind == k.STORED.value else out, norms
+    if how.kind != k.STORED.value:
+        return (), ()
+    return out.view(count, size, dim).split(lanes), norms.split(lanes)
+
+
+def extents(far: Any, dim: int, views: Mapping[str, Any], *, rooted: bool) -> Any:
+    """(5, lanes): rounding of what float64 measures, largest norms of rows and of columns, and largest starts of both.
+
+    The first also goes to where lanes read it. What bounds the scores of a lane is `far`; its square, unless `rooted`.
+    """
+    fields = [views[name] for name in ("NOISE0", "NORM0", "NORM1", "POTENTIAL0", "POTENTIAL1")]
+    found = torch.empty((5, len(far)), dtype=torch.float64, device=far.device)
+    sizes, strides = [field.shape[1] for field in fields[3:]], [field.stride(0) for field in fields]
+    launch(
+        lay.extents, (len(far),),
+        far, *fields, found, dim, *sizes, *strides, ROOTED=rooted, BLOCK=JUDGED, num_warps=8,
+    )  # fmt: skip
+    return found
 
 
 def absorbed(scores: Any, views: Mapping[str, Any], lanes: slice, norms: tuple[Any, Any] | None = None) -> None:

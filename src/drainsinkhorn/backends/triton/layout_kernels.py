@@ -24,6 +24,7 @@ ROOT_TWO = _Constant(2.0**0.5)
 LN2 = _Constant(0.6931471805599453)
 CLOSE = _Constant(1e-10)
 """How near the identity the iteration for a square root ends."""
+UNIT = _Constant(2.0**-53)
 STEPS = _Constant(40)
 """Its steps at most; directions that would need more hardly move a point."""
 
@@ -83,14 +84,15 @@ def frame(found, other_found, scales, middles, far, chunks, other_chunks, dim, B
     tl.store(far + lane, tl.sqrt(tl.sum(square, axis=0)))
 
 
-@triton.jit(do_not_specialize=["size", "dim", "chunk", "lane_stride", "weight_stride"])
-def moments(points, weights, middles, found, size, dim, chunk, lane_stride, weight_stride,
+@triton.jit(do_not_specialize=["lanes", "size", "dim", "chunk", "lane_stride", "weight_stride"])
+def moments(points, weights, middles, found, lanes, size, dim, chunk, lane_stride, weight_stride,
             SIDE: tl.constexpr, DP: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     """Weighted sums over a chunk of rows, of coordinates around the cloud's middle and of their products or squares."""
     lane = tl.program_id(1).to(tl.int64)
     ks = tl.arange(0, DP)
     inside = ks < dim
-    middle = tl.load(middles + (lane * 3 + 1 + SIDE) * dim + ks, mask=inside, other=0.0)
+    side = SIDE + lane // lanes
+    middle = tl.load(middles + (lane % lanes * 3 + 1 + side) * dim + ks, mask=inside, other=0.0)
     # A tile keeps its rows apart until the end, so that no sum is waited for.
     total = tl.zeros((ROWS, DP), dtype=tl.float64)
     if FULL:
@@ -292,9 +294,11 @@ def _ones(place, inside, ROWS: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["size", "dim", "lane_stride", "exact_stride", "out_stride", "norm_stride", "half_stride"]
-)
-def place(points, middles, scales, exact, out, half, norms, size, dim, lane_stride, exact_stride, out_stride,
+    do_not_specialize=[
+        "lanes", "size", "dim", "lane_stride", "exact_stride", "out_stride", "norm_stride", "half_stride"
+    ]
+)  # fmt: skip
+def place(points, middles, scales, exact, out, half, norms, lanes, size, dim, lane_stride, exact_stride, out_stride,
           half_stride, norm_stride, KIND: tl.constexpr, SLOT: tl.constexpr, SIDE: tl.constexpr, WIDTH: tl.constexpr,
           ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A cloud as legs read it: centred and scaled so that minus a squared distance (or its root) is a score in bits.
@@ -302,16 +306,18 @@ def place(points, middles, scales, exact, out, half, norms, size, dim, lane_stri
     `exact` gets it coordinate by coordinate in float64. PRODUCT: `half` gets float16 pairs, (size, chunks, 2, WIDTH),
     and `norms` half the squares of what they hold. DIRECT and ROOT: `out` gets float32 coordinates; with a SLOT `half`
     gets one row of sixteen for a point (see `_packed`). STORED: `out` gets float64 rows, `norms` their squares.
+    Clouds of lanes past the first `lanes` are those of the other side, and of the same lanes.
     """
     lane = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside, wide = rows < size, rows.to(tl.int64)
-    scale = tl.load(scales + lane)
+    side, middle = SIDE + lane // lanes, middles + lane % lanes * 3 * dim
+    scale = tl.load(scales + lane % lanes)
     norm = tl.zeros((ROWS,), dtype=tl.float64)
     for first in range(0, dim, BLOCK):
         ks = first + tl.arange(0, BLOCK)
         seen = inside[:, None] & (ks < dim)[None, :]
-        x = _coordinates(points + lane * lane_stride, middles + lane * 3 * dim, scale, rows, inside, ks, dim)
+        x = _coordinates(points + lane * lane_stride, middle, scale, rows, inside, ks, dim)
         tl.store(exact + lane * exact_stride + ks[None, :].to(tl.int64) * size + rows[:, None], x, mask=seen)
         if (KIND == PRODUCT) | (SLOT > 0):
             # -|x - y|^2 = 2 x.y - |x|^2 - |y|^2, of the points as float16 pairs hold them.
@@ -325,13 +331,13 @@ def place(points, middles, scales, exact, out, half, norms, size, dim, lane_stri
                 tl.store(there, high, mask=seen)
                 tl.store(there + WIDTH, low, mask=seen)
                 if SLOT == ROOMY:
-                    _ones(half + lane * half_stride + wide * (2 * WIDTH) + (WIDTH - 2 - 2 * SIDE), inside, ROWS)
+                    _ones(half + lane * half_stride + wide * (2 * WIDTH) + (WIDTH - 2 - 2 * side), inside, ROWS)
             else:
                 there = half + lane * half_stride + wide[:, None] * 16 + ks[None, :]
                 tl.store(there, high, mask=seen)
-                tl.store(there + 4, low if SIDE == 0 else high, mask=seen)
-                tl.store(there + 8, high if SIDE == 0 else low, mask=seen)
-                _ones(half + lane * half_stride + wide * 16 + (14 - 2 * SIDE), inside, ROWS)
+                tl.store(there + 4, tl.where(side == 0, low, high), mask=seen)
+                tl.store(there + 8, tl.where(side == 0, high, low), mask=seen)
+                _ones(half + lane * half_stride + wide * 16 + (14 - 2 * side), inside, ROWS)
         if (KIND == DIRECT) | (KIND == ROOT):
             tl.store(out + lane * out_stride + ks[None, :].to(tl.int64) * _padded(size) + rows[:, None], x, mask=seen)
         if KIND == STORED:
@@ -339,6 +345,40 @@ def place(points, middles, scales, exact, out, half, norms, size, dim, lane_stri
             tl.store(out + lane * out_stride + wide[:, None] * dim + ks[None, :], x, mask=seen)
     if (KIND == PRODUCT) | (KIND == STORED) | (SLOT > 0):
         tl.store(norms + lane * norm_stride + rows, norm, mask=inside)
+
+
+@triton.jit
+def _farthest(values, count, BLOCK: tl.constexpr):
+    """The largest size of some numbers; not a number if one of them is not finite."""
+    largest, total = tl.zeros((BLOCK,), dtype=tl.float64), tl.zeros((BLOCK,), dtype=tl.float64)
+    for first in range(0, count, BLOCK):
+        places = first + tl.arange(0, BLOCK)
+        here = tl.abs(tl.load(values + places, mask=places < count, other=0.0))
+        largest, total = tl.maximum(largest, here), total + 0.0 * here
+    return tl.max(largest, axis=0) + tl.sum(total, axis=0)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "dim", "size", "other_size", "noise_stride", "norm_stride", "other_norm_stride", "stride", "other_stride"
+    ]
+)  # fmt: skip
+def extents(far, noise, norms, other_norms, starts, other_starts, found, dim, size, other_size, noise_stride,
+            norm_stride, other_norm_stride, stride, other_stride, ROOTED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """(5, lanes): rounding of what float64 measures of a lane, its largest norms of rows and columns, largest starts."""
+    lane, lanes = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    # What bounds all scores: the largest, or the diagonal of the box around both clouds.
+    across = tl.load(far + lane)
+    across = across if ROOTED else across * across
+    # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
+    off = (2 * UNIT * LN2) * (dim + 40) * across + (8 * UNIT) * (size + other_size)
+    off = tl.where(off < float("inf"), off, float("nan"))
+    tl.store(noise + lane * noise_stride, off)
+    tl.store(found + lane, off)
+    tl.store(found + lanes + lane, _farthest(norms + lane * norm_stride, size, BLOCK))
+    tl.store(found + 2 * lanes + lane, _farthest(other_norms + lane * other_norm_stride, other_size, BLOCK))
+    tl.store(found + 3 * lanes + lane, _farthest(starts + lane * stride, size, BLOCK))
+    tl.store(found + 4 * lanes + lane, _farthest(other_starts + lane * other_stride, other_size, BLOCK))
 
 
 @triton.jit

@@ -32,8 +32,8 @@ from drainsinkhorn.backends.triton.kernels import (
     APPLIED,
     ARRIVED,
     AT_A_TIME,
-    AT_ONCE,
     BEFORE,
+    BOTH,
     CHECKED,
     COARSE,
     COORDS,
@@ -510,18 +510,19 @@ def leg(table, live, state, half, single, wide, vectors, errors, counts, stops, 
 @triton.jit
 def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, counts, stops, halted, samples,
               count_samples, ROOTED: tl.constexpr, DENSE: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
-              BM: tl.constexpr, BN: tl.constexpr, LOCK: tl.constexpr, GOES_ON: tl.constexpr, MOMENTUM: tl.constexpr,
-              BLOCK: tl.constexpr):  # fmt: skip
+              BM: tl.constexpr, BN: tl.constexpr, AT_ONCE: tl.constexpr, LOCK: tl.constexpr, GOES_ON: tl.constexpr,
+              MOMENTUM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The same in float64 by direct differences, the largest term taken out.
 
     KEPT and APPLIED: legs of WIDE lanes. CHECKED: of given `potentials` (laid out by POTENTIAL). SAMPLED: log ratios of
-    `count_samples` rows spread over the side, by place in `live`.
+    `count_samples` rows spread over the side, or over BOTH, by place in `live`; AT_ONCE coordinates are loaded together.
     """
     lane = tl.load(live + tl.program_id(1))
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
+    side = tl.program_id(2) if SIDE == BOTH else SIDE
     size, other_size = (
-        tl.load(lane_table + SIZES + SIDE).to(tl.int32),
-        tl.load(lane_table + SIZES + 1 - SIDE).to(tl.int32),
+        tl.load(lane_table + SIZES + side).to(tl.int32),
+        tl.load(lane_table + SIZES + 1 - side).to(tl.int32),
     )
     count = size
     if ROLE == SAMPLED:
@@ -537,11 +538,11 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, coun
     rows = places
     if ROLE == SAMPLED:
         rows = (places.to(tl.int64) * size // count).to(tl.int32)
-    own = tl.load(potentials + tl.load(lane_table + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
-    other_potential = potentials + tl.load(lane_table + POTENTIAL + 1 - SIDE)
-    other_mass = wide + tl.load(lane_table + MASS + 1 - SIDE)
+    own = tl.load(potentials + tl.load(lane_table + POTENTIAL + side) + rows, mask=inside, other=0.0)
+    other_potential = potentials + tl.load(lane_table + POTENTIAL + 1 - side)
+    other_mass = wide + tl.load(lane_table + MASS + 1 - side)
     dim = tl.load(lane_table + DIM).to(tl.int32)
-    mine, theirs = exact + tl.load(lane_table + EXACT + SIDE), exact + tl.load(lane_table + EXACT + 1 - SIDE)
+    mine, theirs = exact + tl.load(lane_table + EXACT + side), exact + tl.load(lane_table + EXACT + 1 - side)
     largest = tl.full((BM,), -float("inf"), dtype=tl.float64)
     total = tl.zeros((BM,), dtype=tl.float64)
     for start in range(0, other_size, BN):
@@ -549,7 +550,7 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, coun
         near = others < other_size
         acc = tl.zeros((BM, BN), dtype=tl.float64)
         if DENSE:
-            if SIDE == 0:
+            if side == 0:
                 place = rows[:, None].to(tl.int64) * other_size + others[None, :]
             else:
                 place = others[None, :].to(tl.int64) * size + rows[:, None]
@@ -583,7 +584,8 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, coun
         largest = new
     logs = tl.log2(total) + (largest + own)
     if ROLE == SAMPLED:
-        tl.store(samples + tl.program_id(1) * count_samples + places, logs, mask=inside)
+        at = (side * tl.num_programs(1) + tl.program_id(1)) * count_samples
+        tl.store(samples + at + places, logs, mask=inside)
     else:
         mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=0.0)
         frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)

@@ -17,12 +17,21 @@ import torch
 from drainsinkhorn.backends.door import sizes, uniform
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena, aligned
-from drainsinkhorn.backends.triton.launching import Download, upload
-from drainsinkhorn.backends.triton.layout import absorbed, framed, gaussian, placed, stack, stored, unit_rows
+from drainsinkhorn.backends.triton.launching import upload
+from drainsinkhorn.backends.triton.layout import (
+    absorbed,
+    clouds,
+    extents,
+    framed,
+    gaussian,
+    placed,
+    stack,
+    stored,
+    unit_rows,
+)
 from drainsinkhorn.backends.triton.tiles import LARGEST, options, splits
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
-UNIT = 2.0**-53
 NARROW = {k.DIRECT.value: 16, k.ROOT.value: 16, k.PRODUCT.value: 32, k.STORED.value: 32, k.PACK.value: 32}
 """Columns of a tile where the largest term is taken out: few, so that registers stay free, by kind of scores."""
 DIRECT_COLUMNS = 64
@@ -102,7 +111,7 @@ class Loaded:
     Attributes:
         pieces: Their piece of every arena: start and size.
         table: Their rows of the table.
-        bounds: What bounds the scores of each in bits, then, where that decides anything, its norms and its starts.
+        found: What `layout.extents` found of each, on the device.
         size: Rows and columns.
         programs: Programs of a leg of either side.
         blur: The residual that leading halves leave where rounding errors of points average out, by lane; NaN where
@@ -112,19 +121,21 @@ class Loaded:
 
     pieces: dict[str, tuple[int, int]]
     table: Any
-    bounds: Download
+    found: Any
     size: tuple[int, int]
     programs: tuple[int, int]
     blur: list[float]
     lanes: int = field(default=0)
 
     @cached_property
+    def extents(self) -> Any:
+        """What was found of each lane, for which the device is waited for once."""
+        return self.found.cpu().numpy()
+
+    @cached_property
     def band(self) -> list[float]:
         """Rounding of what float64 measures, by lane."""
-        # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
-        scores = 2 * (self.table[:, k.DIM.value] + 40) * UNIT * math.log(2) * self.bounds.read()[0]
-        band = scores + 8 * UNIT * sum(self.size)
-        return np.where(np.isfinite(band), band, math.nan).tolist()
+        return self.extents[0].tolist()
 
     @cached_property
     def potentials(self) -> list[list[int]]:
@@ -133,7 +144,10 @@ class Loaded:
 
 
 class Views(Mapping[str, Any]):
-    """Fields of lanes that were laid out together, each a tensor (lanes, size), made when it is asked for."""
+    """Fields of lanes that were laid out together, each a tensor (lanes, size), made when it is asked for.
+
+    Without its side a field is that of both, (2 lanes, size), if both have one size.
+    """
 
     def __init__(self, arenas: dict[str, Arena], lanes: int) -> None:
         self._arenas, self._lanes = arenas, lanes
@@ -144,8 +158,9 @@ class Views(Mapping[str, Any]):
         self._places[name] = (arena, start, size)
 
     def __getitem__(self, name: str) -> Any:
-        arena, start, size = self._places[name]
-        return self._arenas[arena].buffer.as_strided((self._lanes, size), (aligned(size), 1), start)
+        both = not name[-1].isdigit()
+        arena, start, size = self._places[f"{name}0" if both else name]
+        return self._arenas[arena].buffer.as_strided(((1 + both) * self._lanes, size), (aligned(size), 1), start)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -173,7 +188,7 @@ def _fields(how: How, n: int, m: int, dim: int) -> dict[str, list[tuple[str, int
     shares, whole = how.shares((n, m)), [-(-size // how.bm) for size in (n, m)]
     fields = {
         "wide": [("POTENTIAL", (n, m)), ("NORM", (n, m)), ("MASS", (n, m)), ("BEFORE", (n,)),
-                 ("ERRORS", tiles), ("ALONG", (tiles[0],))],
+                 ("ERRORS", tiles), ("ALONG", (tiles[0],)), ("NOISE", (1,))],
         "vectors": [("COARSE", (n, m)), ("FINE", (n, m)), ("WEIGHT", (n, m)), ("LOGS", (n, m)),
                     ("PARTIAL", (max(shares[0] * aligned(n), shares[1] * aligned(m)),))],
         "counts": [("COUNTS", (max(whole),)), ("ARRIVED", (1,))],
@@ -212,20 +227,17 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
             views.place(name, arena, start, size)
             start += aligned(size) * lanes
     table = np.array(first, dtype=np.int64) + np.multiply.outer(np.arange(lanes), np.array(step, dtype=np.int64))
-    _fill_mass(views["MASS0"], [p.a for p in problems], device)
-    _fill_mass(views["MASS1"], [p.b for p in problems], device)
-    largest = (_fill_dense if how.dense else _fill_points)(problems, how, views, device)
-    bounds = [largest]
-    if how.slot or how.leads:
-        bounds += [views[f"NORM{side}"].amax(1) for side in (0, 1)]
-        bounds += [torch.linalg.vector_norm(views[f"POTENTIAL{side}"], math.inf, dim=1) for side in (0, 1)]
-    bounds, blur = Download(torch.stack(bounds)), np.full(lanes, math.nan)
-    if how.slot or how.leads:
-        table[:, k.FOLDED.value], led = _room(how, (n, m), dim, *bounds.read()[1:])
-        # A start that is given may be near the end, from where blurred scores would lead away.
-        blur = blur if isinstance(problems[0].init, Potentials) else led
+    _fill_masses(problems, views, device)
+    far = (_fill_dense if how.dense else _fill_points)(problems, how, views, device)
+    found = extents(far, dim, views, rooted=how.rooted or how.dense)
     programs = (-(-n // how.bm) * shares[0], -(-m // how.bm) * shares[1])
-    return Loaded(pieces, table, bounds, (n, m), programs, blur.tolist())
+    loaded = Loaded(pieces, table, found, (n, m), programs, [math.nan] * lanes)
+    if how.slot or how.leads:
+        table[:, k.FOLDED.value], led = _room(how, (n, m), dim, *loaded.extents[1:])
+        # A start that is given may be near the end, from where blurred scores would lead away.
+        if not isinstance(problems[0].init, Potentials):
+            loaded.blur = led.tolist()
+    return loaded
 
 
 @np.errstate(all="ignore")
@@ -246,13 +258,17 @@ def _matrix(rows: int, cols: int) -> int:
     return -(-rows // LARGEST) * LARGEST * aligned(cols) + LARGEST
 
 
-def _fill_mass(masses: Any, weights: Sequence[Any], device: Any) -> None:
+def _fill_masses(problems: Sequence[Problem[Any]], views: Views, device: Any) -> None:
     """Write weights; those that are uniform are one number, which needs no copy."""
-    equal = uniform(masses.shape[1])
-    if all(own is equal for own in weights):
-        masses.fill_(float(equal[0]))
-    else:
-        masses[:] = stack(weights, device)
+    equal = [uniform(size) for size in sizes(problems[0])]
+    if equal[0] is equal[1] and all(p.a is equal[0] and p.b is equal[0] for p in problems):
+        views["MASS"].fill_(float(equal[0][0]))
+        return
+    for side, weights in enumerate(([p.a for p in problems], [p.b for p in problems])):
+        if all(own is equal[side] for own in weights):
+            views[f"MASS{side}"].fill_(float(equal[side][0]))
+        else:
+            views[f"MASS{side}"][:] = stack(weights, device)
 
 
 def _bits(problems: Sequence[Problem[Any]], device: Any) -> Any:
@@ -283,10 +299,13 @@ def _fill_dense(problems: Sequence[Problem[Any]], how: How, views: Views, device
 
 
 def _fill_points(problems: Sequence[Problem[Any]], how: How, views: Views, device: Any) -> Any:
-    """Coordinates centred and scaled so that minus their squared distance (or its root) is the score in bits."""
+    """Coordinates centred and scaled so that minus their squared distance (or its root) is the score in bits.
+
+    Returns the diagonal of the box around both clouds of each lane.
+    """
     cost = problems[0].cost
     assert isinstance(cost, Cost)
-    x, y = stack([p.x for p in problems], device), stack([p.y for p in problems], device)
+    x, y = clouds([p.x for p in problems], [p.y for p in problems], device)
     factor = np.array([p.cost.scale / (p.eps * math.log(2)) for p in problems])  # type: ignore[union-attr]
     if cost.kind == "cosine":
         x, y, factor = unit_rows(x), unit_rows(y), factor / 2
@@ -298,9 +317,8 @@ def _fill_points(problems: Sequence[Problem[Any]], how: How, views: Views, devic
     if not _starts(problems, views, device) and problems[0].init != "zero":
         always = problems[0].init != "auto"
         gaussian(x, y, views["MASS0"], views["MASS1"], middles, factors, views["POTENTIAL1"], always=always)
-    clouds, norms = zip(*(placed(p, middles, scales, side, how, views) for side, p in enumerate((x, y))), strict=True)
+    scaled, norms = placed(x, y, middles, scales, how, views)
     if how.kind == k.STORED.value:
         views["NORM1"][:] = views["POTENTIAL1"]
-        stored(*clouds, norms, views, rooted=how.rooted)
-    # A bound on all scores: the diagonal of the box.
-    return far if how.rooted else far.square()
+        stored(*scaled, norms, views, rooted=how.rooted)
+    return far

@@ -26,19 +26,16 @@ from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress
 from drainsinkhorn.core.result import Residual
 
-ROWS, BLOCK, SAMPLES, SAFETY = 1024, 256, 32, 3.0
-"""Rows of a program of `apply`, partial sums added at once, rows compared with float64, and the factor on that."""
-WIDE_BM, WIDE_BN, WIDE_WARPS, SAMPLE_BN, SAMPLE_WARPS = 16, 64, 4, 512, 8
+ROWS, BLOCK, SAMPLES = 1024, 256, 32
+"""Rows of a program of `apply`, partial sums added at once, and rows compared with float64."""
+WIDE_BM, WIDE_BN, WIDE_WARPS = 16, 64, 4
+SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS = 1, 512, 8
 GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
 """Leading halves give way at so many times tol or what they blur: earlier where momentum carries on what they did."""
-WARY, LEAST_DOUBT = 1.5, 2.7e-6
-"""By how much the screen doubts more than what was sampled when a lane opened, and what it doubts at least."""
 SMALL = 2048
 """Rows of a lane up to which a cycle is two launches: one program applies its f-leg while others finish theirs."""
 GLANCE = 8
 """Cycles after which it is asked whether lanes still move; the answer is waited for when so many more are launched."""
-SINGLE = 3e-7
-"""Rounding of sums, exponentials and logarithms in float32, whatever sampled rows say."""
 
 
 class _Lane:
@@ -85,8 +82,7 @@ def _largest(lanes: Sequence[_Lane], side: int) -> tuple[int, int]:
 def _longer(rows: Any, more: int) -> Any:
     """The same rows, and zeros after them."""
     found = rows.new_zeros((len(rows) + more, rows.shape[1]))
-    if len(rows):
-        found[: len(rows)] = rows
+    found[: len(rows)] = rows
     return found
 
 
@@ -97,7 +93,7 @@ def _rest(seen: list[list[float]], free: Sequence[bool], lockstep: bool) -> bool
 
 
 def _told(seen: list[list[float]]) -> list[tuple[int, float]]:
-    return [(int(depth), stale) for depth, stale, _ in seen]
+    return [(int(depth), stale) for depth, stale, *_ in seen]
 
 
 class TritonPack(Counted):
@@ -112,14 +108,16 @@ class TritonPack(Counted):
         self._lanes: list[_Lane] = []
         dtypes = {"half": torch.float16, "single": torch.float32, "exact": torch.float64}
         dtypes |= {"wide": torch.float64, "vectors": torch.float32, "counts": torch.int32}
-        self._arenas = {name: Arena(torch, dtype, device) for name, dtype in dtypes.items()}
-        self._table = torch.zeros((0, k.FIELDS.value), dtype=torch.int64, device=device)
-        self._states = [torch.zeros((0, k.NUMBERS.value), dtype=torch.float64, device=device) for _ in range(2)]
+        self._arenas = {name: Arena(torch, dtype, device, blank=name != "exact") for name, dtype in dtypes.items()}
+        self._table = torch.empty((0, k.FIELDS.value), dtype=torch.int64, device=device)
+        self._states = [torch.empty((0, k.NUMBERS.value), dtype=torch.float64, device=device)] * 2
         self._most = [(0, 0), (0, 0)]
         self._vacant: list[int] = []
         self._halted = torch.zeros(2, dtype=torch.int32, device=device)
-        self._stops, self._limits = np.zeros(0), torch.zeros(0, dtype=torch.float64, device=device)
+        self._stops, self._limits = np.zeros(0), torch.empty(0, dtype=torch.float64, device=device)
         self._parity = self._slots = self._legs = 0
+        self._may_be_halted = False
+        self._seated: dict[tuple[int, ...], Any] = {}
         self._ready: dict[tuple[Any, ...], list[Launch]] = {}
         self._given: Any = None
         self._fresh: set[_Lane] = set()
@@ -128,6 +126,7 @@ class TritonPack(Counted):
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted; only the table of live lanes changes."""
         kept, full = [self._lanes[i] for i in keep], dict[int, bool]()
+        self._seated.clear()
         try:
             admitted = self._open([_Lane(problem, full) for problem in admit])
         except torch.OutOfMemoryError as error:
@@ -148,7 +147,8 @@ class TritonPack(Counted):
         if len(self._limits) != len(self._table):
             self._stops = np.zeros(len(self._table))
             self._limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
-        self._report = torch.empty((len(self._lanes), 3), dtype=torch.float64, device=self.device)
+        self._report = torch.empty((len(self._lanes), 4), dtype=torch.float64, device=self.device)
+        self._glances: list[Download] = []
         # Sums are the same in both ways if as many threads make them.
         self.small = self._most[0][0] <= SMALL and self.how.warps == WIDE_WARPS
 
@@ -161,18 +161,30 @@ class TritonPack(Counted):
 
     def _seats(self, lanes: Sequence[_Lane]) -> Any:
         """Their rows of the table, on the device."""
-        return upload([lane.place for lane in lanes], torch.int64, self.device)
+        places = tuple([lane.place for lane in lanes])
+        if places not in self._seated:
+            self._seated[places] = upload(places, torch.int64, self.device)
+        return self._seated[places]
 
-    def _seat(self, lanes: list[_Lane]) -> None:
-        """Rows of the table for new lanes; those that fell vacant first."""
-        short = len(lanes) - len(self._vacant)
+    def _seat(self, lanes: list[_Lane], table: Any, numbers: Any) -> None:
+        """Give new lanes rows of the table, those that fell vacant first, and fill them."""
+        table, numbers = upload(table, torch.int64, self.device), upload(numbers, torch.float64, self.device)
+        rows, short = len(self._table), len(lanes) - len(self._vacant)
+        if rows == 0:
+            # The first of all: the table is theirs.
+            self._table, self._states = table, [torch.empty_like(numbers), torch.empty_like(numbers)]
+            self._states[self._parity] = numbers
+            for place, lane in enumerate(lanes):
+                lane.place = place
+            return
         if short > 0:
-            rows = len(self._table)
             more = max(short, rows)
             self._table, *self._states = (_longer(rows, more) for rows in (self._table, *self._states))
             self._vacant += range(rows + more - 1, rows - 1, -1)
         for lane in lanes:
             lane.place = self._vacant.pop()
+        places = self._seats(lanes)
+        self._table[places], self._states[self._parity][places] = table, numbers
 
     def _open(self, lanes: list[_Lane]) -> list[_Lane]:
         """New lanes at depth zero, their first f-leg measured."""
@@ -196,7 +208,6 @@ class TritonPack(Counted):
 
     def _settle_in(self, lanes: list[_Lane], loaded: list[tuple[list[_Lane], Loaded]]) -> None:
         """Rows of the table for lanes that are loaded, and their first f-leg."""
-        self._seat(lanes)
         seated = [lane for group, _ in loaded for lane in group]
         for group, part in loaded:
             part.lanes = len(group)
@@ -206,9 +217,7 @@ class TritonPack(Counted):
         numbers[:, k.BEST.value] = math.inf
         numbers[:, k.LEADING.value] = [self._leading(lane) for lane in seated]
         numbers[:, k.UNIT.value : k.BUDGET.value + 1] = [(lane.unit, lane.budget) for lane in seated]
-        places, table = self._seats(seated), np.concatenate([part.table for _, part in loaded])
-        self._table[places] = upload(table, torch.int64, self.device)
-        self._states[self._parity][places] = upload(numbers, torch.float64, self.device)
+        self._seat(seated, np.concatenate([part.table for _, part in loaded]), numbers)
         self._measure_first(lanes)
 
     def _leading(self, lane: _Lane) -> float:
@@ -224,7 +233,7 @@ class TritonPack(Counted):
         far more time.
         """
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
-        self._halted.zero_()
+        self._go()
         left = lanes
         for folded in (True, False) if self._precision == "auto" else ():
             some = [lane for lane in left if lane.folded or not folded]
@@ -235,11 +244,9 @@ class TritonPack(Counted):
                 self._table[live, k.FOLDED.value] = 0
             self._stage(live, some, wide, vectors, slot=self.how.slot, state=True)
             self._leg(live, some, 0, k.KEPT)
-            off = SAFETY * self._rounding(live, some, folded=folded).clamp(min=SINGLE)
-            stops = torch.tensor([float(lane.problem.tol or 0) for lane in some], dtype=torch.float64)
-            # Later states round otherwise: a screen that passes what verify rejects costs a call more.
-            self._set_bands(live, some, (WARY * off).clamp(min=LEAST_DOUBT))
-            done = {lane for lane, fine in zip(some, (off <= stops / 2).tolist(), strict=True) if fine}
+            off = k.SAFETY.value * np.maximum(self._rounding(live, some, folded=folded), k.SINGLE.value)
+            fine = off <= np.array([float(lane.problem.tol or 0) / 2 for lane in some])
+            done = {lane for lane, enough in zip(some, fine.tolist(), strict=True) if enough}
             left = [lane for lane in left if lane not in done]
             for lane in left:
                 lane.folded = False
@@ -248,24 +255,24 @@ class TritonPack(Counted):
             for lane in left:
                 lane.wide = True
             self._table[live, k.WIDE.value] = 1
-            self._set_bands(live, left, 0.0)
+            bands = upload([lane.band for lane in left], torch.float64, self.device)
+            self._states[self._parity][live, k.BAND.value] = bands
             self._stage(live, left, wide, vectors)
             self._exact(live, left, 0, k.KEPT)
 
-    def _set_bands(self, live: Any, lanes: Sequence[_Lane], off: Any) -> None:
-        """What float64 rounds, and by how much the lane's own arithmetic is off."""
-        bands = torch.tensor([lane.band for lane in lanes], dtype=torch.float64) + off
-        self._states[self._parity][live, k.BAND.value] = upload(bands, torch.float64, self.device)
-
     def _rounding(self, live: Any, lanes: Sequence[_Lane], *, folded: bool) -> Any:
-        """By how much float32 is off on rows of the state after the first f-leg, where ratios are near one."""
+        """By how much float32 is off on rows of the state after the first f-leg, where ratios are near one.
+
+        The device makes bands of it.
+        """
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
         potentials, scratch, errors = torch.empty_like(wide), torch.empty_like(vectors), torch.empty_like(wide)
         self._stage(live, lanes, wide, scratch, state=True, after=(vectors, potentials))
         # Of the slots only those of columns are read, where the state is still the one in them.
         self._run(*self._legs_of(live, lanes, 0, k.CHECKED, self._parity, scratch, errors, fold=folded))
         samples = self._sample(live, lanes, 0, potentials)
-        return self._checked(live, lanes, errors, scratch, samples, False, self._findings(lanes))[:, 2]
+        found = self._checked(live, lanes, errors, scratch, samples, self._findings(lanes), opens=True)
+        return found[:, 2].numpy()
 
     # Launches. `lanes` are those of `live`, for the grid.
 
@@ -325,8 +332,11 @@ class TritonPack(Counted):
     ) -> Launch:  # fmt: skip
         wide, arenas = self._arenas["wide"].buffer, self._arenas
         # Sampled rows are few: one program for each.
-        bm, bn, warps = (WIDE_BM, WIDE_BN, WIDE_WARPS) if samples is None else (1, SAMPLE_BN, SAMPLE_WARPS)
-        grid = self._grid(lanes, side, bm) if samples is None else (SAMPLES, len(lanes))
+        if samples is None:
+            bm, bn, warps, grid = WIDE_BM, WIDE_BN, WIDE_WARPS, self._grid(lanes, side, WIDE_BM)
+        else:
+            bm, bn, warps = SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS
+            grid = (-(-SAMPLES // bm), len(lanes), 2 if side == k.BOTH.value else 1)
         return prepared(
             leg_kernels.exact_leg, grid,
             self._table, live, self._states[parity], arenas["exact"].buffer, wide,
@@ -334,7 +344,8 @@ class TritonPack(Counted):
             wide if errors is None else errors, arenas["counts"].buffer, self._limits, self._halted,
             wide if samples is None else samples, SAMPLES,
             ROOTED=self.how.rooted, DENSE=self.how.dense, SIDE=side, ROLE=role.value, BM=bm, BN=bn,
-            LOCK=lock, GOES_ON=goes_on, MOMENTUM=goes_on and self._momentum, BLOCK=BLOCK, num_warps=warps,
+            AT_ONCE=4 if self.how.packed else 16, LOCK=lock, GOES_ON=goes_on, MOMENTUM=goes_on and self._momentum,
+            BLOCK=BLOCK, num_warps=warps,
         )  # fmt: skip
 
     def _stage(
@@ -344,20 +355,18 @@ class TritonPack(Counted):
         """Split potentials into what legs read: as legs of the `state` read them, or as checks do."""
         packed = self._packed if state or not self.how.packed else k.NONE.value
         legs, out = (vectors, potentials) if after is None else after
-        for side in (0, 1):
-            self._run(prepared(
-                lane_kernels.stage, self._grid(lanes, side, ROWS),
-                self._table, live, self._states[self._parity], potentials, self._arenas["half"].buffer, vectors,
-                self._arenas["wide"].buffer, legs, out,
-                SIDE=side, ROWS=ROWS, SLOT=slot, PACKED=packed, AFTER=after is not None,
-            ))  # fmt: skip
+        most = max(self._grid(lanes, side, ROWS)[0] for side in (0, 1))
+        self._run(prepared(
+            lane_kernels.stage, (most, len(lanes), 2),
+            self._table, live, self._states[self._parity], potentials, self._arenas["half"].buffer, vectors,
+            self._arenas["wide"].buffer, legs, out,
+            ROWS=ROWS, SLOT=slot, PACKED=packed, AFTER=after is not None,
+        ))  # fmt: skip
 
-    def _sample(self, live: Any, lanes: Sequence[_Lane], sides: int | None, potentials: Any) -> Any:
-        """Log ratios of some rows (sides 0) or of some rows and columns (None) in float64."""
-        # What is not sampled is not off.
-        samples = torch.zeros((2, len(lanes), SAMPLES), dtype=torch.float64, device=self.device)
-        for side in (0, 1) if sides is None else (sides,):
-            self._run(self._exact_of(live, lanes, side, k.SAMPLED, self._parity, potentials, samples=samples[side]))
+    def _sample(self, live: Any, lanes: Sequence[_Lane], side: int, potentials: Any) -> Any:
+        """Log ratios of some rows (side 0) or of some rows and columns (BOTH) in float64."""
+        samples = torch.empty((2, len(lanes), SAMPLES), dtype=torch.float64, device=self.device)
+        self._run(self._exact_of(live, lanes, side, k.SAMPLED, self._parity, potentials, samples=samples))
         return samples
 
     def _settle(self, live: Any, lanes: Sequence[_Lane]) -> tuple[Any, Any]:
@@ -374,7 +383,7 @@ class TritonPack(Counted):
 
     def _findings(self, lanes: Sequence[_Lane]) -> Any:
         """For each lane both residuals, how far sampled rows and columns are off, rounded or not, poisoned or not."""
-        return torch.zeros((len(lanes), 6), dtype=torch.float64, device=self.device)
+        return torch.empty((len(lanes), 6), dtype=torch.float64, device=self.device)
 
     def given(self, lanes: Sequence[_Lane]) -> Any:
         """What will be emitted of lanes, in units of the cost and at the places of their potentials."""
@@ -388,12 +397,14 @@ class TritonPack(Counted):
             lane.single = single > 0
 
     def _checked(
-        self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, exact: bool, found: Any
-    ) -> Any:
+        self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, found: Any, *,
+        exact: bool = False, opens: bool = False,
+    ) -> Any:  # fmt: skip
         self._run(prepared(
             lane_kernels.checked, (len(lanes),),
-            self._table, live, errors, vectors, samples, found, SAMPLES, DOUBLE=exact,
-            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
+            self._table, live, self._states[self._parity], self._arenas["wide"].buffer, errors, vectors, samples,
+            found, SAMPLES, DOUBLE=exact,
+            OPENS=opens, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
         ))  # fmt: skip
         return found.cpu()
 
@@ -436,7 +447,7 @@ class TritonPack(Counted):
         return found
 
     def _look_of(self, live: Any, report: Any, parity: int) -> list[Launch]:
-        """Depth and stale residual of lanes into `report`, and whether they are held."""
+        """Depth and stale residual of lanes into `report`, whether they are held, and their bands."""
         return [prepared(
             lane_kernels.look, (len(live),),
             self._table, live, self._states[parity], self._arenas["wide"].buffer, self._limits, report,
@@ -447,7 +458,12 @@ class TritonPack(Counted):
         """What is known of all lanes when all that was launched has run."""
         for launch in self._once(self._own_look_of, self._parity):
             launch(stream)
-        return Download(self._report)
+        # Two are under way at a time, at most.
+        if len(self._glances) < 2:
+            self._glances.append(Download(self._report))
+        else:
+            self._glances.append(self._glances.pop(0).again(self._report))
+        return self._glances[-1]
 
     def _own_look_of(self, parity: int) -> list[Launch]:
         return self._look_of(self._live, self._report, parity)
@@ -457,10 +473,11 @@ class TritonPack(Counted):
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         """Launch all cycles without waiting for any: lanes that are done hold themselves on the device."""
         self._hold_at(stops)
-        self._halted.zero_()
+        self._go()
         self._fresh = set()
         # Where no lane may be held, none ends a call for the others, and legs need not ask.
         held = max(stops) > -math.inf
+        self._may_be_halted = lockstep and held
         told = self._run_cycles(cycles, lockstep=lockstep and held, held=held)
         ran = [depth - lane.depth for lane, (depth, _) in zip(self._lanes, told, strict=True)]
         for lane, (depth, _) in zip(self._lanes, told, strict=True):
@@ -470,6 +487,12 @@ class TritonPack(Counted):
         self._slots += executed
         self._legs += 2 * executed
         return [Progress(depth, stale) for depth, stale in told]
+
+    def _go(self) -> None:
+        """Lanes run again that were halted by one of them."""
+        if self._may_be_halted:
+            self._halted.zero_()
+            self._may_be_halted = False
 
     def _run_cycles(self, cycles: int, *, lockstep: bool, held: bool) -> list[tuple[int, float]]:
         """Launch cycles until all have run or lanes rest (`held`: they may), and say where lanes are then.
@@ -504,23 +527,20 @@ class TritonPack(Counted):
         some = [self._lanes[i] for i in lanes]
         live = self._seats(some)
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
-        errors, scratch = torch.zeros_like(wide), vectors.clone()
+        errors, scratch = torch.empty_like(wide), vectors.clone()
         if self.how.packed:
             self._stage(live, some, wide, scratch)
         self._leg(live, some, 0, k.CHECKED, vectors=scratch, errors=errors)
         double = [lane for lane in some if lane.wide]
         if double:
             self._exact(self._seats(double), double, 0, k.CHECKED, vectors=scratch, errors=errors)
-        samples = torch.zeros((2, len(some), SAMPLES), dtype=torch.float64, device=self.device)
-        found = self._checked(live, some, errors, scratch, samples, False, self._findings(some))
-        bands = self._states[self._parity][live, k.BAND.value].cpu()
-        known = self._poisoned(live)
-        return [math.nan if bad else float(v) for v, bad in zip(found[:, 0] + bands, known, strict=True)]
-
-    def _poisoned(self, live: Any) -> list[bool]:
-        report = torch.zeros((len(live), 3), dtype=torch.float64, device=self.device)
+        report = torch.empty((len(some), 4), dtype=torch.float64, device=self.device)
         self._run(*self._look_of(live, report, self._parity))
-        return report[:, 1].isnan().tolist()
+        # Nothing was sampled, so nothing is off.
+        samples = torch.zeros((2, len(some), SAMPLES), dtype=torch.float64, device=self.device)
+        found = self._checked(live, some, errors, scratch, samples, self._findings(some)).tolist()
+        seen = zip(found, report.tolist(), strict=True)
+        return [math.nan if math.isnan(stale) else row[0] + band for row, (_, stale, _, band) in seen]
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
         """Both sides of the states as they will be emitted, some rows and columns of each compared with float64."""
@@ -538,8 +558,8 @@ class TritonPack(Counted):
         for part, measure in ((single, self._check), (double, self._check_exactly)):
             if part:
                 measure(self._seats(part) if mixed else live, part, potentials, scratch, errors)
-        samples = self._sample(live, some, None, potentials)
-        found = self._checked(live, some, errors, scratch, samples, exact, found)
+        samples = self._sample(live, some, k.BOTH.value, potentials)
+        found = self._checked(live, some, errors, scratch, samples, found, exact=exact)
         self._note(some, found)
         return [self._residual(lane, *row, exact=exact) for lane, row in zip(some, found.tolist(), strict=True)]
 
@@ -567,8 +587,8 @@ class TritonPack(Counted):
             return Residual(math.nan, math.nan, math.nan)
         # A maximum that keeps what is not a number.
         off = off_rows if off_rows >= off_cols or math.isnan(off_rows) else off_cols
-        off = off if off > SINGLE or math.isnan(off) else SINGLE
-        return Residual(row, col, lane.band if exact or lane.wide else lane.band + SAFETY * off)
+        off = off if off > k.SINGLE.value or math.isnan(off) else k.SINGLE.value
+        return Residual(row, col, lane.band if exact or lane.wide else lane.band + k.SAFETY.value * off)
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """Copies for the caller."""
