@@ -5,11 +5,13 @@
     python benchmarks/gpu_peers.py --warm ...        # first compile all that will be run, in processes side by side
     python benchmarks/gpu_peers.py --json out.json --workloads --markdown out.md    # a table of what stands in the file
 
-Arms are warm and interleaved; times are medians of repeats. A peer is given the problems of a window one after another
-until its seconds are over, and its time is then scaled by their number (marked ~): a poor guess where depths differ. A
-peer whose audited residual misses tol by more than 1 % is marked failed. FlashSinkhorn alternates, with a two-sided
-check every four cycles, as in the paper and in the campaigns (`flash-8`: every eight); OTT-JAX stops by its own error
-every ten iterations, in the highest matmul precision.
+Arms are warm and interleaved, each lap beginning with another one; times are medians of repeats. An arm of less than
+half a second runs untimed right before it is timed, so that nobody pays for what the arm before left in the host's
+caches. A peer is given the problems of a window one after another until its seconds are over, and its time is then
+scaled by their number (marked ~): a poor guess where depths differ. A peer whose audited residual misses tol by more
+than 1 % is marked failed. FlashSinkhorn alternates, with a two-sided check every four cycles, as in the paper and in
+the campaigns (`flash-8`: every eight); OTT-JAX stops by its own error every ten iterations, in the highest matmul
+precision.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 TOL = 1e-3
 MOST = 20_000
-LONG = 2.0
-"""Seconds from which an arm runs only once."""
+LONG, SHORT = 2.0, 0.5
+"""Seconds from which an arm runs only once, and up to which it is run once more, untimed, right before it is timed."""
 Found = dict[int, Callable[[], list[Any]]]
 """Potentials by problem, converted when asked for."""
 
@@ -223,9 +225,13 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path
     laps: dict[str, list[Any]] = {arm: [] for arm in runs if repeats}
     with heap_at_rest():
         for lap in range(repeats):
-            for arm, run in runs.items():
-                if lap == 0 or laps[arm][0][0] < LONG:
-                    laps[arm].append(timed(run, problems, seconds, meter))
+            order = list(runs)
+            for arm in order[lap % len(order) :] + order[: lap % len(order)]:
+                if lap and laps[arm][0][0] >= LONG:
+                    continue
+                if lap and laps[arm][-1][0] < SHORT:
+                    runs[arm](problems, seconds)
+                laps[arm].append(timed(runs[arm], problems, seconds, meter))
     for arm, found in laps.items():
         times = [lap[0] for lap in found]
         results, ledger = found[-1][1], found[-1][2]
