@@ -171,13 +171,13 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
     return x
 
 
-def carry(retired: Retired, problem: Problem[Any]) -> Problem[Any]:
+def carry(retired: Retired, problem: Problem[Any], backend: Backend[Any]) -> Problem[Any]:
     """A problem that starts from the potentials of its predecessor in the chain, where those are of use."""
     if isinstance(problem.init, Potentials) or retired.potentials is None or math.isnan(retired.residual.worst):
         return problem
     try:
-        return replace(problem, init=extend(retired.problem, retired.potentials, problem))
-    except ProblemError:
+        return replace(problem, init=extend(retired.problem, retired.potentials, problem, backend))
+    except (ProblemError, MemoryError):
         return problem
 
 
@@ -259,7 +259,7 @@ class _Run:
         self._sorter = Sorter(
             () if self._ready else self._noted(given),
             admit=lambda problem: admit(problem, options.tol, options.audit.margin, options.init, finite=finite),
-            carry=carry,
+            carry=lambda retired, problem: carry(retired, problem, self._backend),
             signature=self._backend.signature,
             refuse=self._refuse,
             lookahead=self._lookahead,

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.spatial.distance import cdist
+from scipy.special import logsumexp
 
 import drainsinkhorn as ds
+from drainsinkhorn.backends import load, support
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.moments import gaussian_starts
 from drainsinkhorn.testing.auditor import marginal_errors
@@ -139,6 +142,24 @@ class TestExtend:
         assert np.array_equal(start.f, solved.potentials.f)
         assert start.g.shape == (9,)
 
+    @pytest.mark.parametrize("cost", ["sqeuclidean", "euclidean", "cosine"])
+    @pytest.mark.parametrize("backend", [None, *BACKENDS])
+    def test_a_new_point_gets_its_soft_c_transform(self, backend: str | None, cost: str) -> None:
+        a, b = np.linspace(1, 2, 40), np.linspace(2, 1, 30)
+        b[3] = 0.0
+        old = ds.Problem(x=cloud(0, 40), y=cloud(1, 30, shift=1), a=a / a.sum(), b=b / b.sum(), eps=0.05, cost=cost)
+        given = ds.Potentials(np.sin(np.arange(40.0)), np.cos(np.arange(30.0)))
+        new = ds.Problem(x=cloud(2, 17) + 0.5, y=cloud(3, 19) - 0.5, eps=0.3, cost=cost)
+        found = ds.extend(old, given, new, None if backend is None else load(backend))
+        for points, others, weights, known, mine in (
+            (new.x, old.y, old.b, given.g, found.f),
+            (new.y, old.x, old.a, given.f, found.g),
+        ):
+            distance = cdist(points, others, cost)
+            with np.errstate(divide="ignore"):
+                wanted = -old.eps * logsumexp((known - distance) / old.eps + np.log(weights), axis=1)
+            assert np.allclose(mine, wanted, atol=1e-6 * old.eps)
+
     def test_what_does_not_fit_is_refused(self) -> None:
         old = ds.Problem(x=cloud(0), y=cloud(1), eps=0.5)
         found = ds.solve([old])[0].potentials
@@ -146,6 +167,15 @@ class TestExtend:
             ds.extend(old, found, ds.Problem(x=cloud(0, d=2), y=cloud(1, d=2), eps=0.5))
         with pytest.raises(ds.ProblemError, match="cannot start one of shape"):
             ds.extend(old, found, ds.Problem(cost=np.ones((3, 4)), eps=0.5))
+
+    def test_points_without_weight_get_theirs_some_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        a = np.where(np.arange(50) % 3, 1.0, 0.0)
+        problem = ds.Problem(x=cloud(0, 50), y=cloud(1, 40), a=a / a.sum(), eps=0.5)
+        whole = ds.solve([problem])[0].potentials
+        monkeypatch.setattr(support, "CHUNK_PAIRS", 100)
+        parts = ds.solve([problem])[0].potentials
+        assert np.array_equal(whole.f, parts.f)
+        assert np.array_equal(whole.g, parts.g)
 
 
 class TestChains:

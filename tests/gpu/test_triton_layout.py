@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tests.device import DEVICE, torch
 import drainsinkhorn as ds
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.starts import FLOOR, FULL_DIM, between, start
-from drainsinkhorn.backends.triton import launching
+from drainsinkhorn.backends.triton import TritonBackend, launching
 from drainsinkhorn.backends.triton.layout import framed, gaussian
 
 
@@ -108,3 +109,24 @@ def test_frames_hold_both_clouds() -> None:
     assert np.array_equal(middles[:, 0].cpu().numpy(), low / 2 + high / 2)
     assert np.array_equal(middles[:, 1].cpu().numpy(), x.min(1) / 2 + x.max(1) / 2)
     assert np.allclose(far.cpu().numpy(), np.linalg.norm(high - low, axis=1) * [1.0, 0.5], rtol=1e-14)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("d", [2, 15, 70])
+def test_potentials_reach_new_points_on_the_device(d: int) -> None:
+    rng = np.random.default_rng(d)
+    old, new = (
+        ds.Problem(
+            x=torch.tensor(rng.normal(size=(n, d))).to(DEVICE),
+            y=torch.tensor(rng.normal(size=(m, d))).to(DEVICE) + 2,
+            eps=0.05 * d,
+        )
+        for n, m in ((30, 41), (25, 33))
+    )
+    given = ds.Potentials(*(torch.tensor(rng.normal(size=size)).to(DEVICE) for size in (30, 41)))
+    found = ds.extend(old, given, new, TritonBackend())
+    assert found.f.device == new.x.device
+    host = [replace(p, x=p.x.cpu().numpy(), y=p.y.cpu().numpy()) for p in (old, new)]
+    wanted = ds.extend(host[0], ds.Potentials(given.f.cpu().numpy(), given.g.cpu().numpy()), host[1])
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert np.allclose(mine.cpu().numpy(), theirs, atol=1e-5 * old.eps)

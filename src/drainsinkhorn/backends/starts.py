@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from drainsinkhorn.backends import choose
 from drainsinkhorn.backends.arrays import to_caller, to_numpy
-from drainsinkhorn.backends.costs import cost_matrix, turned
-from drainsinkhorn.backends.door import admit, caller_array, sizes
-from drainsinkhorn.backends.support import c_transform
+from drainsinkhorn.backends.costs import turned
+from drainsinkhorn.backends.door import admit, caller_array, sizes, uniform
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.core.protocol import Backend
 
 Array = NDArray[np.float64]
 
@@ -34,7 +35,6 @@ FLOOR = 1e-6
 WORTH = 3.0
 """A Gaussian start whose potentials spread less than this over y, in nats, is left for zero when init is "auto": there
 it saves a cycle or two at best, and where clusters are shifted differently it can cost several (docs/adr/0008)."""
-CHUNK_PAIRS = 2**22
 
 
 class Quadratic(NamedTuple):
@@ -130,7 +130,9 @@ def _gaussian(problem: Problem[Any]) -> Array:
     return found if np.isfinite(found).all() else np.zeros(len(found))
 
 
-def extend(known: Problem[Any], potentials: Potentials[Any], problem: Problem[Any]) -> Potentials[Any]:
+def extend(
+    known: Problem[Any], potentials: Potentials[Any], problem: Problem[Any], backend: Backend[Any] | None = None
+) -> Potentials[Any]:
     """Potentials for a problem from those of another one, over other points or weights: the paper's proposals.
 
     Where the points are the same they are taken over; a new point gets its soft c-transform against the other side of
@@ -140,6 +142,7 @@ def extend(known: Problem[Any], potentials: Potentials[Any], problem: Problem[An
         known: The problem whose potentials are known, as given.
         potentials: Its potentials.
         problem: The problem to start, as given.
+        backend: Who computes c-transforms; by default the one that "auto" would take for the problem.
 
     Returns:
         A start to pass as `Problem(init=...)`.
@@ -155,10 +158,10 @@ def extend(known: Problem[Any], potentials: Potentials[Any], problem: Problem[An
     if old.cost.kind != new.cost.kind or to_numpy(old.x).shape[1] != to_numpy(new.x).shape[1]:
         raise ProblemError("potentials can be extended only within one cost and one dimension")
     f, g = (to_numpy(p).astype(np.float64) for p in potentials)
-    like = caller_array(new)
-    fresh_f = f if _same(old.x, new.x) else _by_chunks(replace(old, x=new.x, cost=new.cost), to_numpy(old.b), g)
-    other = replace(old, x=new.y, y=old.x, cost=turned(new.cost))
-    fresh_g = g if _same(old.y, new.y) else _by_chunks(other, to_numpy(old.a), f)
+    like, backend = caller_array(new), choose(new)[0] if backend is None else backend
+    fresh_f = f if _same(old.x, new.x) else _transformed(replace(old, x=new.x, cost=new.cost), g, backend)
+    other = replace(old, x=new.y, y=old.x, b=old.a, cost=turned(new.cost))
+    fresh_g = g if _same(old.y, new.y) else _transformed(other, f, backend)
     return Potentials(to_caller(fresh_f, like), to_caller(fresh_g, like))
 
 
@@ -166,8 +169,11 @@ def _same(p: Any, q: Any) -> bool:
     return p is q or np.array_equal(to_numpy(p), to_numpy(q))
 
 
-def _by_chunks(problem: Problem[Any], weights: Array, potentials: Array) -> Array:
-    """The soft c-transform for every point x of a problem, some of them at a time."""
-    x, rows = to_numpy(problem.x), max(1, CHUNK_PAIRS // weights.size)
-    parts = [replace(problem, x=x[first : first + rows]) for first in range(0, len(x), rows)]
-    return np.concatenate([c_transform(cost_matrix(part)[0], weights, potentials, problem.eps) for part in parts])
+def _transformed(problem: Problem[Any], potentials: Array, backend: Backend[Any]) -> Array:
+    """The soft c-transform of potentials over y for every point x of a problem; 0 where that is not finite."""
+    like, size = caller_array(problem), len(to_numpy(problem.x))
+    given = Potentials(to_caller(np.zeros(size), like), to_caller(potentials, like))
+    # With f zero, `log (P 1)_i / a_i` is minus the transform over eps, whatever a is.
+    (logs,) = backend.couple([replace(problem, a=uniform(size))], [given]).log_ratios("row")
+    found = -problem.eps * to_numpy(logs).astype(np.float64)
+    return np.where(np.isfinite(found), found, 0.0)

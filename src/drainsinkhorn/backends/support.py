@@ -13,6 +13,10 @@ from drainsinkhorn.backends.costs import cost_matrix
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 Vector = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+CHUNK_PAIRS = 2**22
+"""Costs that are held at once where points without weight get their potentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,8 @@ class Support:
     """
 
     problem: Problem[Any]
-    rows: NDArray[np.intp]
-    cols: NDArray[np.intp]
+    rows: Places
+    cols: Places
 
     def extend(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
         """Potentials for all points: a point without weight gets its soft c-transform, 0 where that is not finite."""
@@ -38,11 +42,17 @@ class Support:
             np.setdiff1d(np.arange(v.size), s) for v, s in ((full_f, self.rows), (full_g, self.cols))
         )
         a, b = to_numpy(whole.a)[self.rows], to_numpy(whole.b)[self.cols]
-        if idle_rows.size:
-            full_f[idle_rows] = c_transform(cost_matrix(part(whole, idle_rows, self.cols))[0], b, g, whole.eps)
-        if idle_cols.size:
-            full_g[idle_cols] = c_transform(cost_matrix(part(whole, self.rows, idle_cols))[0].T, a, f, whole.eps)
+        for some in _chunks(idle_rows, b.size):
+            full_f[some] = c_transform(cost_matrix(part(whole, some, self.cols))[0], b, g, whole.eps)
+        for some in _chunks(idle_cols, a.size):
+            full_g[some] = c_transform(cost_matrix(part(whole, self.rows, some))[0].T, a, f, whole.eps)
         return full_f, full_g
+
+
+def _chunks(places: Places, others: int) -> list[Places]:
+    """The same, some at a time, each of which meets so many others."""
+    step = max(1, CHUNK_PAIRS // others)
+    return [places[first : first + step] for first in range(0, len(places), step)]
 
 
 def restrict(problem: Problem[Any], full: dict[int, bool] | None = None) -> tuple[Problem[Any], Support | None]:
@@ -61,7 +71,7 @@ def restrict(problem: Problem[Any], full: dict[int, bool] | None = None) -> tupl
     return part(problem, support.rows, support.cols), support
 
 
-def part(problem: Problem[Any], rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Problem[Any]:
+def part(problem: Problem[Any], rows: Places, cols: Places) -> Problem[Any]:
     """The problem on some of its rows and columns."""
     init = problem.init
     if isinstance(init, Potentials):

@@ -380,7 +380,7 @@ class Dispatch:
 
     def _start(self, ticket: int, before: Retired | None) -> None:
         if before is not None:
-            self._sent[ticket] = carry(before, self._sent[ticket])
+            self._sent[ticket] = carry(before, self._sent[ticket], self._backend)
         self._fresh.append(ticket)
         self._fresh_work += self._weights[ticket]
 
