@@ -5,13 +5,13 @@
     python benchmarks/gpu_peers.py --warm ...        # first compile all that will be run, in processes side by side
     python benchmarks/gpu_peers.py --json out.json --workloads --markdown out.md    # a table of what stands in the file
 
-Arms are warm and interleaved, each lap beginning with another one; times are medians of repeats. An arm of less than
-half a second runs untimed right before it is timed, so that nobody pays for what the arm before left in the host's
-caches. A peer is given the problems of a window one after another until its seconds are over, and its time is then
-scaled by their number (marked ~): a poor guess where depths differ. A peer whose audited residual misses tol by more
-than 1 % is marked failed. FlashSinkhorn alternates, with a two-sided check every four cycles, as in the paper and in
-the campaigns (`flash-8`: every eight); OTT-JAX stops by its own error every ten iterations, in the highest matmul
-precision.
+Arms are warm and interleaved, in orders in which each follows every other as often; times are medians of repeats. An
+arm of less than half a second runs untimed right before it is timed, so that nobody pays for what the arm before left
+in the host's caches. A peer is given the problems of a window one after another until its seconds are over, and its
+time is then scaled by their number (marked ~): a poor guess where depths differ. A peer whose audited residual misses
+tol by more than 1 % is marked failed. FlashSinkhorn alternates, with a two-sided check every four cycles, as in the
+paper and in the campaigns (`flash-8`: every eight); OTT-JAX stops by its own error every ten iterations, in the
+highest matmul precision.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import torch
 import drainsinkhorn as ds
 from drainsinkhorn.campaign import gate, peers
 from drainsinkhorn.campaign.meters import energy_reader, heap_at_rest
+from drainsinkhorn.campaign.runner import orders
 from drainsinkhorn.core.problem import Potentials
 
 # What JAX compiles is kept, as Triton keeps its own, so that processes that warm up serve the one that measures.
@@ -224,9 +225,8 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path
             runs.pop(arm, None)
     laps: dict[str, list[Any]] = {arm: [] for arm in runs if repeats}
     with heap_at_rest():
-        for lap in range(repeats):
-            order = list(runs)
-            for arm in order[lap % len(order) :] + order[: lap % len(order)]:
+        for lap, order in enumerate(orders(len(runs), repeats)):
+            for arm in (list(runs)[place] for place in order):
                 if lap and laps[arm][0][0] >= LONG:
                     continue
                 if lap and laps[arm][-1][0] < SHORT:
@@ -240,6 +240,7 @@ def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path
         rows[arm] = {
             "seconds": statistics.median(times),
             "spread": max(times) / min(times),
+            "laps": times,
             "ran": len(results),
             "of": len(problems),
             "worst_residual": worst,
