@@ -342,7 +342,7 @@ class _Run:
         plan = self._options.plan(count, self._backend.natural_width(problem))
         # Callers of a feed wait for each answer, and not past its deadline: lanes that rest are not left alone.
         refills, holds = plan.mode.refill is not None, plan.holds and self.feed is None
-        every = plan.audit.every or self._backend.natural_spacing(refills=refills, holds=holds)
+        every = plan.audit.every or self._backend.natural_spacing(problem, refills=refills, holds=holds)
         chosen = Chosen("mode", plan.mode.name, plan.reason)
         if chosen not in self.ledger.choices:
             self._observe(chosen)

@@ -47,7 +47,7 @@ class Slow(ReferenceBackend):
 class Resting(ReferenceBackend):
     """The reference, with audits far apart where lanes that are done rest."""
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, problem: Any, *, refills: bool, holds: bool) -> int:
         return 1000 if holds and not refills else 8
 
 

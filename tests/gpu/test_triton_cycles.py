@@ -111,8 +111,22 @@ def test_lanes_that_are_never_held_run_all_cycles() -> None:
 
 def test_audits_are_far_apart_where_lanes_rest() -> None:
     backend = TritonBackend()
-    assert backend.natural_spacing(refills=False, holds=True) == HELD_SPACING
-    assert backend.natural_spacing(refills=True, holds=True) < backend.natural_spacing(refills=False, holds=False)
-    assert backend.natural_spacing(refills=False, holds=False) < HELD_SPACING
+    problem = clouds(3, 1.0)[0]
+    spacing = {
+        (refills, holds): backend.natural_spacing(problem, refills=refills, holds=holds)
+        for refills in (True, False)
+        for holds in (True, False)
+    }
+    assert spacing[False, True] == HELD_SPACING
+    assert spacing[True, True] == spacing[True, False] < spacing[False, False] < HELD_SPACING
     found = ds.solve(clouds(3, 1.0), tol=1e-3, backend=backend, mode="compact")
     assert found.ledger.audits == 1
+
+
+def test_audits_of_large_problems_are_never_far_apart_in_time() -> None:
+    spacing = []
+    for n in (1 << 10, 1 << 14, 1 << 16, 1 << 20):
+        points = torch.empty((1, 3)).expand(n, 3)
+        problem = ds.Problem(x=points, y=points, eps=1.0, cost=ds.Cost())
+        spacing.append(TritonBackend().natural_spacing(problem, refills=False, holds=True))
+    assert spacing == [HELD_SPACING, 512, 32, 8]

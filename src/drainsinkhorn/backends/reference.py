@@ -72,7 +72,7 @@ class ReferenceBackend:
         """Sixteen."""
         return 16
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little."""
         return EVERY
 

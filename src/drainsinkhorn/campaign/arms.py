@@ -14,6 +14,7 @@ import numpy as np
 
 from drainsinkhorn.api import solve
 from drainsinkhorn.backends import load
+from drainsinkhorn.backends.door import normal
 from drainsinkhorn.campaign import peers
 from drainsinkhorn.campaign.loaders import Array, Source
 from drainsinkhorn.campaign.plan import Arm, Contrast, Outcome, Ran, Work
@@ -102,7 +103,8 @@ def ours(
         e2, facts = _consumed(work, picked, answers, consumer, begun)
         ran_mode = MODES[mode] if isinstance(mode, str) else mode
         refills, holds = ran_mode.refill is not None, ran_mode.holds(audit)
-        every = audit.every or picked.natural_spacing(refills=refills, holds=holds)
+        like = normal(work.problems[0])
+        every = audit.every or picked.natural_spacing(like, refills=refills, holds=holds)
         return Outcome(
             answers=answers,
             e1=solved - begun,

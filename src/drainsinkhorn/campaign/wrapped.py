@@ -94,9 +94,9 @@ class WrappedBackend:
         """See Backend."""
         return self.inner.natural_width(problem)
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
         """See Backend."""
-        return self.inner.natural_spacing(refills=refills, holds=holds)
+        return self.inner.natural_spacing(problem, refills=refills, holds=holds)
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """See Backend."""

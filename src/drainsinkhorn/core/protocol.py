@@ -175,8 +175,8 @@ class Backend(Protocol[A]):
         """Lanes of a pack of such problems, if the caller names no width."""
         ...
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
-        """Cycles between audits, if the caller names none.
+    def natural_spacing(self, problem: Problem[A], *, refills: bool, holds: bool) -> int:
+        """Cycles between audits of such problems, if the caller names none.
 
         Where lanes are refilled, a vacancy waits for an audit. Where they are held, an audit may come late: lanes rest
         at the states that passed, and a call ends when all of them do.

@@ -36,8 +36,8 @@ class Timed(Generic[A]):
     def natural_width(self, problem: Problem[A]) -> int:
         return self._backend.natural_width(problem)
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
-        return self._backend.natural_spacing(refills=refills, holds=holds)
+    def natural_spacing(self, problem: Problem[A], *, refills: bool, holds: bool) -> int:
+        return self._backend.natural_spacing(problem, refills=refills, holds=holds)
 
     def prepare(self, problems: Sequence[Problem[A]]) -> None:
         with _Lap(self._seconds, "prepare"):

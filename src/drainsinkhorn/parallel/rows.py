@@ -250,7 +250,7 @@ class RowShardedBackend:
         """One: these problems are huge."""
         return 1
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little beside a cycle."""
         return EVERY
 

@@ -109,7 +109,7 @@ class _ReplayBackend:
     def natural_width(self, problem: Problem[Any]) -> int:
         return 16
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little."""
         return EVERY
 

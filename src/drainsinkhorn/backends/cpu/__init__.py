@@ -84,7 +84,7 @@ class CpuBackend:
         n, m = sizes(problem)
         return max(16, min(512, 2**26 // (n * m)))
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little."""
         return EVERY
 

@@ -60,7 +60,7 @@ class KeopsBackend:
         n, m = sizes(problem)
         return max(16, min(256, 2**24 // (n * m)))
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little beside a reduction."""
         return EVERY
 

@@ -72,7 +72,7 @@ class OttBackend:
         (n, m), cpu = sizes(problem), self._device(problem).platform == "cpu"
         return max(1, min(16, rung((2**18 if cpu else 2**28) // (n * m) or 1)))
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
         """A phase."""
         return self.stride
 

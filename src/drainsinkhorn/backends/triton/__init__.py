@@ -27,7 +27,9 @@ from drainsinkhorn.core.problem import Cost, Potentials, Problem
 DIRECT_DIM, PACKED = 4, 16
 """Coordinates up to which one product of so many numbers makes scores; direct differences where it is not honest."""
 SPACING, HELD_SPACING = 32, 1024
-"""Cycles between audits where no vacancy waits for one; and where lanes that are done rest."""
+"""Cycles between audits where no vacancy waits for one; and, at most, where lanes that are done rest."""
+PATIENCE = 2**42
+"""Pairs between audits, about a second and a half: after that somebody wants to know how far it is."""
 STREAMED_DIM = 64
 """Above so many coordinates a stored matrix is faster, where it fits."""
 
@@ -73,9 +75,12 @@ class TritonBackend:
         n, m = sizes(problem)
         return max(16, min(2048, 2**30 // (n * m)))
 
-    def natural_spacing(self, *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
         """Lanes hold themselves on the device, where waiting costs nothing; asking them makes the device wait."""
-        return EVERY if refills else HELD_SPACING if holds else SPACING
+        if refills or not holds:
+            return EVERY if refills else SPACING
+        n, m = sizes(problem)
+        return max(EVERY, min(HELD_SPACING, PATIENCE // (2 * n * m * self.natural_width(problem))))
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Compile the kernels for such problems."""
