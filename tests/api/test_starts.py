@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,11 @@ class TestExtend:
 
     @pytest.mark.parametrize("cost", ["sqeuclidean", "euclidean", "cosine"])
     @pytest.mark.parametrize("backend", [None, *BACKENDS])
-    def test_a_new_point_gets_its_soft_c_transform(self, backend: str | None, cost: str) -> None:
+    @pytest.mark.parametrize("few", [0, support.FEW_PAIRS])
+    def test_a_new_point_gets_its_soft_c_transform(
+        self, backend: str | None, cost: str, few: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(support, "FEW_PAIRS", few)
         a, b = np.linspace(1, 2, 40), np.linspace(2, 1, 30)
         b[3] = 0.0
         old = ds.Problem(x=cloud(0, 40), y=cloud(1, 30, shift=1), a=a / a.sum(), b=b / b.sum(), eps=0.05, cost=cost)
@@ -168,14 +173,32 @@ class TestExtend:
         with pytest.raises(ds.ProblemError, match="cannot start one of shape"):
             ds.extend(old, found, ds.Problem(cost=np.ones((3, 4)), eps=0.5))
 
-    def test_points_without_weight_get_theirs_some_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        a = np.where(np.arange(50) % 3, 1.0, 0.0)
-        problem = ds.Problem(x=cloud(0, 50), y=cloud(1, 40), a=a / a.sum(), eps=0.5)
-        whole = ds.solve([problem])[0].potentials
-        monkeypatch.setattr(support, "CHUNK_PAIRS", 100)
-        parts = ds.solve([problem])[0].potentials
-        assert np.array_equal(whole.f, parts.f)
-        assert np.array_equal(whole.g, parts.g)
+    @pytest.mark.parametrize("dense", [False, True])
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_points_without_weight_get_theirs_as_well(
+        self, backend: str, dense: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        a, b = (np.where(np.arange(size) % 3, 1.0, 0.0) for size in (50, 40))
+        given = {"cost": cdist(cloud(0, 50), cloud(1, 40))} if dense else {"x": cloud(0, 50), "y": cloud(1, 40)}
+        problem = ds.Problem(a=a / a.sum(), b=b / b.sum(), eps=0.5, **given)
+        settings = {"FEW_PAIRS": (support.FEW_PAIRS, 0, support.FEW_PAIRS), "CHUNK_PAIRS": (2**22, 2**22, 100)}
+        found = []
+        for turn in range(3):
+            for name, values in settings.items():
+                monkeypatch.setattr(support, name, values[turn])
+            # A neighbour with other points that have weight changes nothing.
+            found.append(ds.solve([problem, replace(problem, a=None)], backend=backend)[0].potentials)
+        cost = given["cost"] if dense else cdist(given["x"], given["y"], "sqeuclidean")
+        whole = found[0]
+        with np.errstate(divide="ignore"):
+            f = -0.5 * logsumexp((whole.g - cost) / 0.5 + np.log(problem.b), axis=1)
+            g = -0.5 * logsumexp((whole.f[:, None] - cost) / 0.5 + np.log(problem.a)[:, None], axis=0)
+        assert np.allclose(whole.f[a == 0], f[a == 0], atol=1e-12)
+        assert np.allclose(whole.g[b == 0], g[b == 0], atol=1e-12)
+        for other in found[1:]:
+            assert np.allclose(whole.f, other.f, atol=1e-12)
+            assert np.allclose(whole.g, other.g, atol=1e-12)
+        assert np.array_equal(whole.f, found[2].f)
 
 
 class TestChains:

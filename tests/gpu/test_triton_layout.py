@@ -10,6 +10,7 @@ import pytest
 from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
+from drainsinkhorn.backends import support
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.starts import FLOOR, FULL_DIM, between, start
 from drainsinkhorn.backends.triton import TritonBackend, launching
@@ -130,3 +131,24 @@ def test_potentials_reach_new_points_on_the_device(d: int) -> None:
     wanted = ds.extend(host[0], ds.Potentials(given.f.cpu().numpy(), given.g.cpu().numpy()), host[1])
     for mine, theirs in zip(found, wanted, strict=True):
         assert np.allclose(mine.cpu().numpy(), theirs, atol=1e-5 * old.eps)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("d", [3, 15, 0])
+def test_points_without_weight_get_their_potentials_on_the_device(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "FEW_PAIRS", 0)
+    rng = np.random.default_rng(d)
+    a, b = (np.where(np.arange(size) % 4, 1.0, 0.0) for size in (30, 41))
+    given = {"x": rng.normal(size=(30, d)), "y": rng.normal(size=(41, d))} if d else {"cost": rng.random((30, 41))}
+    weights = {"a": a / a.sum(), "b": b / b.sum(), "eps": 0.5 * max(d, 1)}
+    there = {name: torch.tensor(value).to(DEVICE) for name, value in given.items()}
+    # A neighbour whose idle points lie anywhere.
+    wild = {"cost": there["cost"]} if d == 0 else {"x": there["x"].clone(), "y": there["y"]}
+    if d:
+        wild["x"][0] = 1e30
+    found = ds.solve([ds.Problem(**there, **weights), ds.Problem(**wild, **weights)], tol=1e-6, backend="triton")
+    wanted = ds.solve([ds.Problem(**given, **weights)], tol=1e-6, backend="reference")[0].potentials
+    assert found.converged
+    mine = found[0].potentials
+    for one, other in ((mine.f.cpu().numpy(), wanted.f), (mine.g.cpu().numpy(), wanted.g)):
+        assert np.ptp(one - other) < 1e-4

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import float_dtype, is_single, to_caller
 from drainsinkhorn.backends.door import caller_array
-from drainsinkhorn.backends.support import Support
+from drainsinkhorn.backends.support import Couple, Support, extended
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Emission
 
@@ -44,12 +44,36 @@ def rounded(problem: Problem[Any], f: Vector, g: Vector) -> Rounded:
     return Rounded(f, g, np.dtype(np.float64))
 
 
-def emission(problem: Problem[Any], state: Rounded, support: Support | None = None) -> Emission:
+def emission(
+    problem: Problem[Any], state: Rounded, support: Support | None = None, couple: Couple | None = None
+) -> Emission:
     """Copies of a rounded state in the caller's library and on the caller's device, for all points."""
+    return emissions([problem], [state], [support], couple)[0]
+
+
+def emissions(
+    problems: Sequence[Problem[Any]],
+    states: Sequence[Rounded],
+    supports: Sequence[Support | None],
+    couple: Couple | None = None,
+) -> list[Emission]:
+    """Of many lanes together. `couple` computes potentials of points without weight, where those are many."""
+    some = {place: support for place, support in enumerate(supports) if support is not None}
+    whole = extended(list(some.values()), [(states[place].f, states[place].g) for place in some], couple)
+    known = dict(zip(some, whole, strict=True))
+    return [
+        _emission(problem, Rounded(*known[place], state.dtype), idle=True)
+        if place in known
+        else _emission(problem, state)
+        for place, (problem, state) in enumerate(zip(problems, states, strict=True))
+    ]
+
+
+def _emission(problem: Problem[Any], state: Rounded, *, idle: bool = False) -> Emission:
     like, dtype = caller_array(problem), state.dtype
     own = float_dtype(like)
-    f, g = (state.f, state.g) if support is None else support.extend(state.f, state.g)
-    if support is not None and dtype.itemsize < 8:
+    f, g = state.f, state.g
+    if idle and dtype.itemsize < 8:
         # A point without weight may lie beyond the range of the dtype; its potential is of no account.
         largest = float(np.finfo(dtype).max)
         f, g = np.clip(f, -largest, largest), np.clip(g, -largest, largest)
@@ -88,11 +112,12 @@ class States:
                 short = np.repeat(self.single, np.diff(at))
                 vector[short] = vector[short].astype(np.float32)
 
-    def emissions(self, supports: Sequence[Support | None]) -> list[Emission]:
+    def emissions(self, supports: Sequence[Support | None], couple: Couple | None = None) -> list[Emission]:
         """Copies of all lanes' states for their callers."""
         short = (self.f.astype(np.float32), self.g.astype(np.float32)) if self.single.any() else (self.f, self.g)
         f_at, g_at = self.f_at.tolist(), self.g_at.tolist()
-        emitted: list[Emission] = []
+        emitted: list[Any] = []
+        others: dict[int, Rounded] = {}
         for place, (problem, single, support) in enumerate(zip(self.problems, self.single, supports, strict=True)):
             rows, cols = slice(f_at[place], f_at[place + 1]), slice(g_at[place], g_at[place + 1])
             like = caller_array(problem)
@@ -101,8 +126,11 @@ class States:
                 potentials = Potentials(f[rows].copy(), g[cols].copy())
                 emitted.append(Emission(potentials, potentials.f.dtype != like.dtype))
             else:
-                state = Rounded(self.f[rows], self.g[cols], _SINGLE if single else _DOUBLE)
-                emitted.append(emission(problem, state, support))
+                others[place] = Rounded(self.f[rows], self.g[cols], _SINGLE if single else _DOUBLE)
+                emitted.append(None)
+        given, idle = [self.problems[place] for place in others], [supports[place] for place in others]
+        for place, found in zip(others, emissions(given, list(others.values()), idle, couple), strict=True):
+            emitted[place] = found
         return emitted
 
 

@@ -22,6 +22,7 @@ from drainsinkhorn.backends import choose
 from drainsinkhorn.backends.arrays import to_caller, to_numpy
 from drainsinkhorn.backends.costs import turned
 from drainsinkhorn.backends.door import admit, caller_array, sizes, uniform
+from drainsinkhorn.backends.support import c_transforms
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Backend
@@ -170,10 +171,5 @@ def _same(p: Any, q: Any) -> bool:
 
 
 def _transformed(problem: Problem[Any], potentials: Array, backend: Backend[Any]) -> Array:
-    """The soft c-transform of potentials over y for every point x of a problem; 0 where that is not finite."""
-    like, size = caller_array(problem), len(to_numpy(problem.x))
-    given = Potentials(to_caller(np.zeros(size), like), to_caller(potentials, like))
-    # With f zero, `log (P 1)_i / a_i` is minus the transform over eps, whatever a is.
-    (logs,) = backend.couple([replace(problem, a=uniform(size))], [given]).log_ratios("row")
-    found = -problem.eps * to_numpy(logs).astype(np.float64)
-    return np.where(np.isfinite(found), found, 0.0)
+    """The soft c-transform of potentials over y for every point x of a problem."""
+    return c_transforms([replace(problem, a=uniform(sizes(problem)[0]))], [potentials], backend.couple)[0]

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import cost_matrix
+from drainsinkhorn.backends.costs import cost_matrix, turned
+from drainsinkhorn.backends.door import sizes, uniform
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.core.protocol import Couplings
 
 Vector = NDArray[np.float64]
 Places = NDArray[np.intp]
+Couple = Callable[[Sequence[Problem[Any]], Sequence[Potentials[Any]]], Couplings[Any]]
+"""What a backend's `couple` does."""
 
-CHUNK_PAIRS = 2**22
-"""Costs that are held at once where points without weight get their potentials."""
+FEW_PAIRS, CHUNK_PAIRS = 2**15, 2**22
+"""Pairs of points up to which NumPy computes c-transforms as fast as anybody, and costs that it holds at once."""
+
+
+class _Idle(NamedTuple):
+    """Points of one side without weight.
+
+    Attributes:
+        into: Potentials of the whole side, to be completed.
+        places: Where those of these points belong.
+        problem: They as x, points of the other side that have weight as y.
+        known: Potentials over y.
+    """
+
+    into: Vector
+    places: Places
+    problem: Problem[Any]
+    known: Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +55,82 @@ class Support:
     rows: Places
     cols: Places
 
-    def extend(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
-        """Potentials for all points: a point without weight gets its soft c-transform, 0 where that is not finite."""
-        whole = self.problem
-        full_f, full_g = np.zeros(to_numpy(whole.a).size), np.zeros(to_numpy(whole.b).size)
+    def idle(self, f: Vector, g: Vector) -> tuple[Vector, Vector, list[_Idle]]:
+        """Potentials with room for all points, and the points that have none yet."""
+        n, m = sizes(self.problem)
+        full_f, full_g = np.zeros(n), np.zeros(m)
         full_f[self.rows], full_g[self.cols] = f, g
-        idle_rows, idle_cols = (
-            np.setdiff1d(np.arange(v.size), s) for v, s in ((full_f, self.rows), (full_g, self.cols))
-        )
-        a, b = to_numpy(whole.a)[self.rows], to_numpy(whole.b)[self.cols]
-        for some in _chunks(idle_rows, b.size):
-            full_f[some] = c_transform(cost_matrix(part(whole, some, self.cols))[0], b, g, whole.eps)
-        for some in _chunks(idle_cols, a.size):
-            full_g[some] = c_transform(cost_matrix(part(whole, self.rows, some))[0].T, a, f, whole.eps)
-        return full_f, full_g
+        rows, cols = np.setdiff1d(np.arange(n), self.rows), np.setdiff1d(np.arange(m), self.cols)
+        found = list[_Idle]()
+        if rows.size:
+            found.append(_Idle(full_f, rows, _given_weight(part(self.problem, rows, self.cols)), g))
+        if cols.size:
+            found.append(_Idle(full_g, cols, _given_weight(_turned(part(self.problem, self.rows, cols))), f))
+        return full_f, full_g, found
 
 
-def _chunks(places: Places, others: int) -> list[Places]:
-    """The same, some at a time, each of which meets so many others."""
-    step = max(1, CHUNK_PAIRS // others)
-    return [places[first : first + step] for first in range(0, len(places), step)]
+def _turned(problem: Problem[Any]) -> Problem[Any]:
+    """The problem from y to x."""
+    cost: Any = problem.cost
+    other = turned(cost) if isinstance(cost, Cost) else cost.T
+    return replace(problem, x=problem.y, y=problem.x, a=problem.b, b=problem.a, cost=other, init=None)
+
+
+def _given_weight(problem: Problem[Any]) -> Problem[Any]:
+    """The same with equal weights on its rows, which have none."""
+    return replace(problem, a=uniform(sizes(problem)[0]), init=None)
+
+
+def extended(
+    supports: Sequence[Support], states: Sequence[tuple[Vector, Vector]], couple: Couple | None = None
+) -> list[tuple[Vector, Vector]]:
+    """Potentials for all points of problems: a point without weight gets its soft c-transform, 0 if that is not finite.
+
+    Args:
+        supports: Of each problem.
+        states: Potentials of the points that have weight.
+        couple: See `c_transforms`.
+    """
+    found, idle = list[tuple[Vector, Vector]](), list[_Idle]()
+    for support, state in zip(supports, states, strict=True):
+        f, g, more = support.idle(*state)
+        found.append((f, g))
+        idle += more
+    values = c_transforms([one.problem for one in idle], [one.known for one in idle], couple)
+    for one, value in zip(idle, values, strict=True):
+        one.into[one.places] = value
+    return found
+
+
+def c_transforms(
+    problems: Sequence[Problem[Any]], potentials: Sequence[Vector], couple: Couple | None = None
+) -> list[Vector]:
+    """Soft c-transforms of potentials over y for every point x of problems; 0 where they are not finite.
+
+    Args:
+        problems: Admitted, every point with weight; weights of x are of no account.
+        potentials: Over the y of each.
+        couple: Computes those of many pairs, for all problems together. NumPy computes the others, or all.
+    """
+    # Judged one by one: what a problem gets must not depend on its neighbours.
+    many = [k for k, p in enumerate(problems) if couple is not None and math.prod(sizes(p)) > FEW_PAIRS]
+    found = {k: _by_chunks(p, potentials[k]) for k, p in enumerate(problems) if k not in set(many)}
+    if many and couple is not None:
+        given = [Potentials(np.zeros(sizes(problems[k])[0]), potentials[k]) for k in many]
+        logs = couple([problems[k] for k in many], given).log_ratios("row")
+        # With f zero, `log (P 1)_i / a_i` is minus the transform over eps, whatever a is.
+        values = [-problems[k].eps * to_numpy(log).astype(np.float64) for k, log in zip(many, logs, strict=True)]
+        found |= {k: np.where(np.isfinite(v), v, 0.0) for k, v in zip(many, values, strict=True)}
+    return [found[k] for k in range(len(problems))]
+
+
+def _by_chunks(problem: Problem[Any], potentials: Vector) -> Vector:
+    """The same by NumPy for one problem, some points at a time."""
+    rows, cols = (np.arange(size) for size in sizes(problem))
+    step = max(1, CHUNK_PAIRS // cols.size)
+    chunks = [part(problem, rows[first : first + step], cols) for first in range(0, rows.size, step)]
+    weights = to_numpy(problem.b)
+    return np.concatenate([c_transform(cost_matrix(some)[0], weights, potentials, problem.eps) for some in chunks])
 
 
 def restrict(problem: Problem[Any], full: dict[int, bool] | None = None) -> tuple[Problem[Any], Support | None]:

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu import momentum_kernels as mk
+from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import groups, load_group
 from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
@@ -98,7 +99,8 @@ class CpuPack(Counted):
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """Copies for the caller."""
-        return self._states(lanes).emissions([self._lanes[i].support for i in lanes]) if lanes else []
+        couple = partial(compiled_couplings, threads=self._threads)
+        return self._states(lanes).emissions([self._lanes[i].support for i in lanes], couple) if lanes else []
 
     def _states(self, lanes: Sequence[int]) -> States:
         """The states of lanes as they will be emitted, one after another in flat vectors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.costs import COSTS, UNIT, unit_rows
 from drainsinkhorn.backends.cpu import streaming_kernels as s
+from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.layout import extent
 from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
@@ -191,7 +193,8 @@ class StreamingLane:
 
     def emit(self) -> Emission:
         """Copies for the caller."""
-        return emission(self.problem, self.rounded(), self.support)
+        couple = partial(compiled_couplings, threads=self.threads)
+        return emission(self.problem, self.rounded(), self.support, couple)
 
     def verify(self, *, exact: bool) -> Residual:
         """Both residuals of the state as it will be emitted; `exact` in float64 throughout."""

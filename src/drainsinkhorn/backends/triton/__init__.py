@@ -88,8 +88,10 @@ class TritonBackend:
 
     def pack(self, problems: Sequence[Problem[Any]]) -> TritonPack:
         """Lay the lanes out on the device and measure their first f-leg."""
-        momentum = self.acceleration == "momentum"
-        return TritonPack(problems, self._how(problems[0]), self._device(), momentum=momentum, precision=self.precision)
+        how, momentum = self._how(problems[0]), self.acceleration == "momentum"
+        return TritonPack(
+            problems, how, self._device(), momentum=momentum, precision=self.precision, couple=self.couple
+        )
 
     def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> TritonCouplings:
         """Plans on the device: streamed, or with stored exponents where a pack would have them."""

@@ -14,7 +14,8 @@ import torch
 
 from drainsinkhorn.backends.arrays import library
 from drainsinkhorn.backends.door import caller_array
-from drainsinkhorn.backends.emission import Rounded, emission
+from drainsinkhorn.backends.emission import Rounded
+from drainsinkhorn.backends.emission import emissions as rounded_emissions
 from drainsinkhorn.core.problem import Potentials
 from drainsinkhorn.core.protocol import Emission
 
@@ -24,16 +25,22 @@ def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:
     found: list[Any] = [None] * len(lanes)
     given = pack.given(lanes)
     alike: dict[Any, list[int]] = {}
+    by_host: dict[int, Rounded] = {}
     for number, lane in enumerate(lanes):
         like = caller_array(lane.problem)
         kind = library(like)
         if lane.support is not None or kind == "jax":
             f, g = (part[0].cpu().numpy() for part in _both(given, [lane], torch.float64))
-            state = Rounded(f, g, np.dtype(np.float32 if lane.single else np.float64))
-            found[number] = emission(lane.problem, state, lane.support)
+            by_host[number] = Rounded(f, g, np.dtype(np.float32 if lane.single else np.float64))
         else:
             where = like.device if kind == "torch" else None
             alike.setdefault((lane.group.size, where, lane.single), []).append(number)
+    some = [lanes[number] for number in by_host]
+    problems, supports = [lane.problem for lane in some], [lane.support for lane in some]
+    for number, one in zip(
+        by_host, rounded_emissions(problems, list(by_host.values()), supports, pack.couple), strict=True
+    ):
+        found[number] = one
     for (_, where, single), numbers in alike.items():
         both = _both(given, [lanes[number] for number in numbers], torch.float32 if single else torch.float64)
         both = [part.cpu().numpy() if where is None else part.to(where) for part in both]

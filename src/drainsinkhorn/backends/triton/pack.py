@@ -15,7 +15,7 @@ import torch
 from drainsinkhorn.backends.arrays import is_single
 from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.lanes import Counted
-from drainsinkhorn.backends.support import restrict
+from drainsinkhorn.backends.support import Couple, restrict
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import lane_kernels, leg_kernels
 from drainsinkhorn.backends.triton.arena import Arena
@@ -100,9 +100,10 @@ class TritonPack(Counted):
     """Lanes of one kind of scores on one device. Narrower means: the table of live lanes is shorter."""
 
     def __init__(
-        self, problems: Sequence[Problem[Any]], how: How, device: Any, *, momentum: bool, precision: str
-    ) -> None:
-        self.how, self.device = how, device
+        self, problems: Sequence[Problem[Any]], how: How, device: Any, *, momentum: bool, precision: str,
+        couple: Couple | None = None,
+    ) -> None:  # fmt: skip
+        self.how, self.device, self.couple = how, device, couple
         self._packed = (k.FOLDING if how.packed else k.ALL).value
         self._momentum, self._precision = momentum, precision
         self._lanes: list[_Lane] = []
