@@ -74,3 +74,24 @@ def test_lanes_go_on_after_a_repack_without_memory(where: str, monkeypatch: pyte
     assert packs[0].advance(4, [-math.inf]) == packs[1].advance(4, [-math.inf])
     packs[0].repack([0], [second])
     assert packs[0].verify([0]) == packs[1].verify([0])
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", [(12, 12, 3), (9, 10, 70)])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_points_that_lie_coordinate_by_coordinate_are_the_same_points(
+    lanes: int, shape: tuple[int, int, int], library: str
+) -> None:
+    n, m, dim = shape
+    clouds = [RNG.normal(size=(size, dim)) for size in [n, m] * lanes]
+    turned = [cloud.T.copy().T for cloud in clouds]
+    if library == "torch":
+        clouds = [torch.from_numpy(cloud).to(DEVICE) for cloud in clouds]
+        turned = [cloud.T.contiguous().T for cloud in clouds]
+    plain, other = (
+        ds.solve([ds.Problem(x=x, y=y, eps=dim) for x, y in zip(some[::2], some[1::2], strict=True)], backend="triton")
+        for some in (clouds, turned)
+    )
+    for one, two in zip(plain, other, strict=True):
+        assert one.depth == two.depth
+        assert all(map(torch.equal, *(map(torch.as_tensor, result.potentials) for result in (one, two))))

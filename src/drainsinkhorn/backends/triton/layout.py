@@ -72,7 +72,9 @@ def stack(values: Sequence[Any], device: Any) -> Any:
     if all(value is first for value in values):
         found = on_device(first, device)[None].contiguous().expand(len(values), *first.shape)
     elif all(library(value) == "numpy" for value in values):
-        found = torch.from_numpy(_native(np.stack([to_numpy(value) for value in values]))).to(device)
+        # NumPy would stack arrays that lie column by column as such a stack; kernels want row after row.
+        stacked = np.ascontiguousarray(np.stack([to_numpy(value) for value in values]))
+        found = torch.from_numpy(_native(stacked)).to(device)
     else:
         # One by one: torch would stack integers and float32 as float32, which does not hold them all.
         found = torch.stack([_floats(on_device(value, device)) for value in values])
