@@ -129,6 +129,12 @@ def test_two_stacks_are_one_only_where_the_second_lies_behind_the_first() -> Non
     assert together(both[:2], both[2:].double()) is None
 
 
+def test_stacks_are_not_one_that_has_more_lanes_than_a_launch() -> None:
+    both = torch.zeros((2**16, 1, 1), device=DEVICE)
+    assert together(both[: 2**15], both[2**15 :]) is None
+    assert len(together(both[2 : 2**15], both[2**15 : -2])) == 2**16 - 4
+
+
 @pytest.mark.parametrize("size", [8, 9])
 def test_clouds_of_one_kind_are_stacked_one_behind_the_other_if_both_begin_well(size: int) -> None:
     xs, ys = ([torch.full((size, 3), float(k), device=DEVICE) for k in keys] for keys in ((1, 2, 3), (4, 5, 6)))

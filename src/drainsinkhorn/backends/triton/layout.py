@@ -23,6 +23,8 @@ BOX_ROWS, BOX_BLOCK, ADDED, JUDGED = 16, 64, 256, 1024
 """Rows and coordinates of a tile of a cloud, sums that a program adds up, starts that it looks at together."""
 DEPTH, SUMMED = 16, 8192
 """Columns of a matrix that a product takes at once, and coordinates of a tile of a cloud whose squares are summed."""
+MOST_LANES = 2**16 - 1
+"""Lanes of a launch: CUDA's grids have no more programs along their second number."""
 STORED_ROWS, STORED_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
 """Rows of a program that fills stored matrices, columns it takes at once, and products kept at once."""
 
@@ -45,10 +47,10 @@ def _native(array: Any) -> Any:
 
 
 def together(first: Any, second: Any) -> Any:
-    """Two stacks as one of twice the lanes, where the second lies behind the first; None elsewhere."""
+    """Two stacks as one of twice the lanes, where the second lies behind the first and a launch takes both; or None."""
     distance = len(first) * first.stride(0) * first.element_size()
     alike = first.shape == second.shape and first.stride() == second.stride() and first.dtype == second.dtype
-    if not alike or second.data_ptr() - first.data_ptr() != distance:
+    if not alike or second.data_ptr() - first.data_ptr() != distance or 2 * len(first) > MOST_LANES:
         return None
     if second.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
         return None
