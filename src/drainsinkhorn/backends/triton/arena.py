@@ -29,7 +29,7 @@ class Arena:
         """The place of a piece of `count` elements."""
         count = aligned(count)
         start = self._place(count)
-        # Beyond what was ever used there are zeros.
+        # Beyond what was ever used a blank arena is zeros.
         if self._blank and start < self._used:
             self.buffer[start : min(start + count, self._used)].zero_()
         self._used = max(self._used, start + count)

@@ -115,7 +115,7 @@ class Download:
         self.again(values)
 
     def again(self, values: Any) -> Download:
-        """Other numbers, of the same shape, in place of these, which have been read."""
+        """Other numbers, of the same shape, in place of these, which nobody will read any more."""
         self._values.copy_(values, non_blocking=True)
         if self._there is not None:
             self._there.record(torch.cuda.current_stream(values.device))

@@ -137,8 +137,8 @@ def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts:
         parts = torch.empty((len(points), chunks, count), dtype=torch.float64, device=device)
         launch(
             lay.moments, (chunks, len(points)),
-            points, weights, middles, parts, lanes, points.shape[1], dim, rows, points.stride(0), weights.stride(0),
-            SIDE=side, DP=padded, FULL=full, ROWS=tile, num_warps=warps,
+            points, weights, middles, parts, side, lanes, points.shape[1], dim, rows, points.stride(0),
+            weights.stride(0), DP=padded, FULL=full, ROWS=tile, num_warps=warps,
         )  # fmt: skip
         found = torch.empty((len(points), count), dtype=torch.float64, device=device)
         launch(lay.added, (-(-count // ADDED), len(points)), parts, found, chunks, count, ROWS=8, BLOCK=ADDED)
@@ -165,19 +165,20 @@ def placed(
 ) -> tuple[list[Any], list[Any]]:
     """Write clouds where legs read them; of stored scores the scaled clouds and their squared norms are returned."""
     both = together(x, y)
-    if both is not None:
-        parts = [_placed(both, middles, scales, 0, how, views, "", len(x))]
-    else:
-        parts = [
-            _placed(points, middles, scales, side, how, views, str(side), len(x)) for side, points in enumerate((x, y))
-        ]
-    return [cloud for clouds, _ in parts for cloud in clouds], [norm for _, norms in parts for norm in norms]
+    found, norms = list[Any](), list[Any]()
+    for side, points in enumerate((x, y) if both is None else (both,)):
+        # Fields of one side, or of both.
+        out, squares = _placed(points, side, len(x), middles, scales, how, views, str(side) if both is None else "")
+        if how.kind == k.STORED.value:
+            found += out.view(points.shape).split(len(x))
+            norms += squares.split(len(x))
+    return found, norms
 
 
 def _placed(
-    points: Any, middles: Any, scales: Any, side: int, how: Any, views: Mapping[str, Any], which: str, lanes: int
+    points: Any, side: int, lanes: int, middles: Any, scales: Any, how: Any, views: Mapping[str, Any], which: str
 ) -> tuple[Any, Any]:
-    """Write clouds from this side on to fields `which`: those of the side, or of both if it is empty."""
+    """Write clouds of so many lanes, of this side and perhaps of the next, to their fields, which have this suffix."""
     count, size, dim = points.shape
     exact = views[f"EXACT{which}"]
     # What a kind of scores does not have is not written; a kernel wants a pointer all the same.
@@ -189,13 +190,11 @@ def _placed(
     rows, block = (32, 16) if dim <= 16 else (16, 64)
     launch(
         lay.place, (-(-size // rows), count),
-        points, middles, scales, exact, out, half, norms, lanes, size, dim, points.stride(0), exact.stride(0),
-        out.stride(0), half.stride(0), norms.stride(0), KIND=how.kind, SLOT=how.slot, SIDE=side, WIDTH=how.dp,
-        ROWS=rows, BLOCK=block,
+        points, middles, scales, exact, out, half, norms, side, lanes, size, dim, points.stride(0), exact.stride(0),
+        out.stride(0), half.stride(0), norms.stride(0),
+        KIND=how.kind, SLOT=how.slot, WIDTH=how.dp, ROWS=rows, BLOCK=block,
     )  # fmt: skip
-    if how.kind != k.STORED.value:
-        return (), ()
-    return out.view(count, size, dim).split(lanes), norms.split(lanes)
+    return out, norms
 
 
 def extents(far: Any, dim: int, views: Mapping[str, Any], *, rooted: bool) -> Any:

@@ -24,7 +24,7 @@ ROOT_TWO = _Constant(2.0**0.5)
 LN2 = _Constant(0.6931471805599453)
 CLOSE = _Constant(1e-10)
 """How near the identity the iteration for a square root ends."""
-UNIT = _Constant(2.0**-53)
+ROUNDING = _Constant(2.0**-53)
 STEPS = _Constant(40)
 """Its steps at most; directions that would need more hardly move a point."""
 
@@ -84,14 +84,14 @@ def frame(found, other_found, scales, middles, far, chunks, other_chunks, dim, B
     tl.store(far + lane, tl.sqrt(tl.sum(square, axis=0)))
 
 
-@triton.jit(do_not_specialize=["lanes", "size", "dim", "chunk", "lane_stride", "weight_stride"])
-def moments(points, weights, middles, found, lanes, size, dim, chunk, lane_stride, weight_stride,
-            SIDE: tl.constexpr, DP: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["first_side", "lanes", "size", "dim", "chunk", "lane_stride", "weight_stride"])
+def moments(points, weights, middles, found, first_side, lanes, size, dim, chunk, lane_stride, weight_stride,
+            DP: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     """Weighted sums over a chunk of rows, of coordinates around the cloud's middle and of their products or squares."""
     lane = tl.program_id(1).to(tl.int64)
     ks = tl.arange(0, DP)
     inside = ks < dim
-    side = SIDE + lane // lanes
+    side = first_side + lane // lanes
     middle = tl.load(middles + (lane % lanes * 3 + 1 + side) * dim + ks, mask=inside, other=0.0)
     # A tile keeps its rows apart until the end, so that no sum is waited for.
     total = tl.zeros((ROWS, DP), dtype=tl.float64)
@@ -295,11 +295,11 @@ def _ones(place, inside, ROWS: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "lanes", "size", "dim", "lane_stride", "exact_stride", "out_stride", "norm_stride", "half_stride"
+        "first_side", "lanes", "size", "dim", "lane_stride", "exact_stride", "out_stride", "norm_stride", "half_stride"
     ]
 )  # fmt: skip
-def place(points, middles, scales, exact, out, half, norms, lanes, size, dim, lane_stride, exact_stride, out_stride,
-          half_stride, norm_stride, KIND: tl.constexpr, SLOT: tl.constexpr, SIDE: tl.constexpr, WIDTH: tl.constexpr,
+def place(points, middles, scales, exact, out, half, norms, first_side, lanes, size, dim, lane_stride, exact_stride,
+          out_stride, half_stride, norm_stride, KIND: tl.constexpr, SLOT: tl.constexpr, WIDTH: tl.constexpr,
           ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A cloud as legs read it: centred and scaled so that minus a squared distance (or its root) is a score in bits.
 
@@ -311,7 +311,7 @@ def place(points, middles, scales, exact, out, half, norms, lanes, size, dim, la
     lane = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside, wide = rows < size, rows.to(tl.int64)
-    side, middle = SIDE + lane // lanes, middles + lane % lanes * 3 * dim
+    side, middle = first_side + lane // lanes, middles + lane % lanes * 3 * dim
     scale = tl.load(scales + lane % lanes)
     norm = tl.zeros((ROWS,), dtype=tl.float64)
     for first in range(0, dim, BLOCK):
@@ -371,7 +371,7 @@ def extents(far, noise, norms, other_norms, starts, other_starts, found, dim, si
     across = tl.load(far + lane)
     across = across if ROOTED else across * across
     # Scores are off by (dim + 24) units of the largest one, potentials by a few; in nats, twice for safety.
-    off = (2 * UNIT * LN2) * (dim + 40) * across + (8 * UNIT) * (size + other_size)
+    off = (2 * ROUNDING * LN2) * (dim + 40) * across + (8 * ROUNDING) * (size + other_size)
     off = tl.where(off < float("inf"), off, float("nan"))
     tl.store(noise + lane * noise_stride, off)
     tl.store(found + lane, off)

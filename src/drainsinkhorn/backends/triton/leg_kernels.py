@@ -560,9 +560,8 @@ def exact_leg(table, live, state, exact, wide, potentials, vectors, errors, coun
                 # One row: several coordinates at once, since a program waits for every load.
                 for first_k in range(0, dim, AT_ONCE):
                     ks = first_k + tl.arange(0, AT_ONCE)
-                    x = tl.load(
-                        mine + ks[None, :].to(tl.int64) * size + rows[:, None], mask=ks[None, :] < dim, other=0.0
-                    )
+                    x = tl.load(mine + ks[None, :].to(tl.int64) * size + rows[:, None],
+                                mask=(ks[None, :] < dim) & inside[:, None], other=0.0)  # fmt: skip
                     y = tl.load(theirs + ks[:, None].to(tl.int64) * other_size + others[None, :],
                                 mask=(ks[:, None] < dim) & near[None, :], other=0.0)  # fmt: skip
                     apart = x[:, :, None] - y[None, :, :]

@@ -383,7 +383,7 @@ class TritonPack(Counted):
         return potentials, found
 
     def _findings(self, lanes: Sequence[_Lane]) -> Any:
-        """For each lane both residuals, how far sampled rows and columns are off, rounded or not, poisoned or not."""
+        """Room for each lane's residuals, how far sampled rows and columns are off, rounded or not, poisoned or not."""
         return torch.empty((len(lanes), 6), dtype=torch.float64, device=self.device)
 
     def given(self, lanes: Sequence[_Lane]) -> Any:
@@ -490,7 +490,7 @@ class TritonPack(Counted):
         return [Progress(depth, stale) for depth, stale in told]
 
     def _go(self) -> None:
-        """Lanes run again that were halted by one of them."""
+        """Let lanes run again that one of them has halted."""
         if self._may_be_halted:
             self._halted.zero_()
             self._may_be_halted = False
