@@ -220,8 +220,8 @@ def test_lanes_climb_to_the_arithmetic_that_is_honest_for_them() -> None:
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(24, 5)), rng.normal(size=(19, 5))
     near = ds.Problem(x=on_device(x), y=on_device(y), eps=1.0, tol=1e-3)
-    # Scores of 2^17 bits do not fit the halves that carry potentials; tol 0.2 is wide enough for float32.
-    far = ds.Problem(x=on_device(100 * x), y=on_device(100 * y), eps=1.0, tol=0.2)
+    # Scores of 2^17 bits do not fit the halves that carry potentials; tol 0.4 is wide enough for float32, and soon met.
+    far = ds.Problem(x=on_device(100 * x), y=on_device(100 * y), eps=1.0, tol=0.4)
     tight = ds.Problem(x=on_device(x), y=on_device(y), eps=1.0, tol=1e-9)
     problems = [near, far, tight]
     backend = TritonBackend(acceleration="momentum")

@@ -12,7 +12,8 @@ from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.door import admit, uniform
-from drainsinkhorn.backends.triton import TritonBackend, launching, tiles
+from drainsinkhorn.backends.triton import TritonBackend, _compile, launching, tiles
+from drainsinkhorn.backends.triton import pack as module
 from drainsinkhorn.backends.triton.arena import Arena, aligned
 from drainsinkhorn.backends.triton.layout import clouds, together
 from drainsinkhorn.backends.triton.loading import Views, _fill_masses
@@ -173,3 +174,19 @@ def test_a_lane_alone_fills_the_device_where_it_can(size: int, kind: int, dp: in
     assert found == shares
     waves = -(-size // tile["bm"]) * found / (tile["resident"] * tiles.MULTIPROCESSORS)
     assert waves / math.ceil(waves) >= tiles.FILLED or found == max(1, size // tile["bn"] // tile["least"])
+
+
+def test_what_is_compiled_beforehand_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny problems of `prepare` run every verb of a pack."""
+    ran: set[str] = set()
+    for name in ("advance", "verify", "screen"):
+        verb = getattr(module.TritonPack, name)
+
+        def noted(pack: Any, *args: Any, name: str = name, verb: Any = verb, **settings: Any) -> Any:
+            ran.add(name + "".join(sorted(settings)))
+            return verb(pack, *args, **settings)
+
+        monkeypatch.setattr(module.TritonPack, name, noted)
+    how = TritonBackend()._how(admit(ds.Problem(x=np.ones((3, 2)), y=np.zeros((3, 2)), eps=1.0), 1e-3))
+    _compile.__wrapped__(how, True, torch.device(DEVICE), "auto")
+    assert ran == {"advance", "advancelockstep", "verify", "verifyexact", "screen"}

@@ -83,8 +83,9 @@ class TritonBackend:
         return max(EVERY, min(HELD_SPACING, PATIENCE // (2 * n * m * self.natural_width(problem))))
 
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
-        """Compile the kernels for such problems."""
-        _compile(self._how(problems[0]), self.acceleration == "momentum", self._device(), self.precision)
+        """Compile the kernels for such problems; Triton's interpreter compiles nothing."""
+        if not interpreted():
+            _compile(self._how(problems[0]), self.acceleration == "momentum", self._device(), self.precision)
 
     def pack(self, problems: Sequence[Problem[Any]]) -> TritonPack:
         """Lay the lanes out on the device and measure their first f-leg."""
