@@ -108,13 +108,14 @@ def c_transforms(
     """Soft c-transforms of potentials over y for every point x of problems; 0 where they are not finite.
 
     Args:
-        problems: Admitted, every point with weight; weights of x are of no account.
+        problems: Admitted. Weights of x are of no account, but none may be zero.
         potentials: Over the y of each.
         couple: Computes those of many pairs, for all problems together. NumPy computes the others, or all.
     """
     # Judged one by one: what a problem gets must not depend on its neighbours.
-    many = [k for k, p in enumerate(problems) if couple is not None and math.prod(sizes(p)) > FEW_PAIRS]
-    found = {k: _by_chunks(p, potentials[k]) for k, p in enumerate(problems) if k not in set(many)}
+    few = {k for k, p in enumerate(problems) if couple is None or math.prod(sizes(p)) <= FEW_PAIRS}
+    found = {k: _by_chunks(problems[k], potentials[k]) for k in few}
+    many = [k for k in range(len(problems)) if k not in few]
     if many and couple is not None:
         given = [Potentials(np.zeros(sizes(problems[k])[0]), potentials[k]) for k in many]
         logs = couple([problems[k] for k in many], given).log_ratios("row")
