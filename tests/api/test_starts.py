@@ -230,6 +230,15 @@ class TestChains:
             nxt = links[min(result.ticket + 1, 3)]
             start = ds.extend(link, result.potentials, nxt)
 
+    @pytest.mark.parametrize("few", [0, support.FEW_PAIRS])
+    def test_links_may_have_other_sizes_than_their_predecessors(
+        self, few: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(support, "FEW_PAIRS", few)
+        steps = [cloud(k, size) for k, size in enumerate((30, 41, 22, 35, 30))]
+        links = [ds.Problem(x=p, y=q, eps=0.5, chain="drive") for p, q in itertools.pairwise(steps)]
+        assert ds.solve(links).converged
+
     def test_a_bad_link_breaks_no_chain(self) -> None:
         links = self.drifting(5)
         links[1] = ds.Problem(x=links[1].x, y=np.full((80, 3), np.nan), eps=0.1, chain="drive")

@@ -172,4 +172,5 @@ def _same(p: Any, q: Any) -> bool:
 
 def _transformed(problem: Problem[Any], potentials: Array, backend: Backend[Any]) -> Array:
     """The soft c-transform of potentials over y for every point x of a problem."""
-    return c_transforms([replace(problem, a=uniform(sizes(problem)[0]))], [potentials], backend.couple)[0]
+    given = replace(problem, a=uniform(sizes(problem)[0]), init=None)
+    return c_transforms([given], [potentials], backend.couple)[0]
