@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends import choose
 from drainsinkhorn.backends.arrays import to_caller, to_numpy
 from drainsinkhorn.backends.costs import turned
-from drainsinkhorn.backends.door import admit, caller_array, sizes, uniform
+from drainsinkhorn.backends.door import admit, caller_array, sizes
 from drainsinkhorn.backends.support import c_transforms
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -160,17 +160,11 @@ def extend(
         raise ProblemError("potentials can be extended only within one cost and one dimension")
     f, g = (to_numpy(p).astype(np.float64) for p in potentials)
     like, backend = caller_array(new), choose(new)[0] if backend is None else backend
-    fresh_f = f if _same(old.x, new.x) else _transformed(replace(old, x=new.x, cost=new.cost), g, backend)
-    other = replace(old, x=new.y, y=old.x, b=old.a, cost=turned(new.cost))
-    fresh_g = g if _same(old.y, new.y) else _transformed(other, f, backend)
+    there, back = replace(old, x=new.x, cost=new.cost), replace(old, x=new.y, y=old.x, b=old.a, cost=turned(new.cost))
+    fresh_f = f if _same(old.x, new.x) else c_transforms([there], [g], backend.couple)[0]
+    fresh_g = g if _same(old.y, new.y) else c_transforms([back], [f], backend.couple)[0]
     return Potentials(to_caller(fresh_f, like), to_caller(fresh_g, like))
 
 
 def _same(p: Any, q: Any) -> bool:
     return p is q or np.array_equal(to_numpy(p), to_numpy(q))
-
-
-def _transformed(problem: Problem[Any], potentials: Array, backend: Backend[Any]) -> Array:
-    """The soft c-transform of potentials over y for every point x of a problem."""
-    given = replace(problem, a=uniform(sizes(problem)[0]), init=None)
-    return c_transforms([given], [potentials], backend.couple)[0]

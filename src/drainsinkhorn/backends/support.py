@@ -63,9 +63,9 @@ class Support:
         rows, cols = np.setdiff1d(np.arange(n), self.rows), np.setdiff1d(np.arange(m), self.cols)
         found = list[_Idle]()
         if rows.size:
-            found.append(_Idle(full_f, rows, _given_weight(part(self.problem, rows, self.cols)), g))
+            found.append(_Idle(full_f, rows, part(self.problem, rows, self.cols), g))
         if cols.size:
-            found.append(_Idle(full_g, cols, _given_weight(_turned(part(self.problem, self.rows, cols))), f))
+            found.append(_Idle(full_g, cols, _turned(part(self.problem, self.rows, cols)), f))
         return full_f, full_g, found
 
 
@@ -74,11 +74,6 @@ def _turned(problem: Problem[Any]) -> Problem[Any]:
     cost: Any = problem.cost
     other = turned(cost) if isinstance(cost, Cost) else cost.T
     return replace(problem, x=problem.y, y=problem.x, a=problem.b, b=problem.a, cost=other, init=None)
-
-
-def _given_weight(problem: Problem[Any]) -> Problem[Any]:
-    """The same with equal weights on its rows, which have none."""
-    return replace(problem, a=uniform(sizes(problem)[0]), init=None)
 
 
 def extended(
@@ -108,10 +103,11 @@ def c_transforms(
     """Soft c-transforms of potentials over y for every point x of problems; 0 where they are not finite.
 
     Args:
-        problems: Admitted. Weights of x are of no account, but none may be zero.
+        problems: Admitted, but that neither their start nor the weights of x are of any account.
         potentials: Over the y of each.
         couple: Computes those of many pairs, for all problems together. NumPy computes the others, or all.
     """
+    problems = [replace(p, a=uniform(sizes(p)[0]), init=None) for p in problems]
     # Judged one by one: what a problem gets must not depend on its neighbours.
     few = {k for k, p in enumerate(problems) if couple is None or math.prod(sizes(p)) <= FEW_PAIRS}
     found = {k: _by_chunks(problems[k], potentials[k]) for k in few}

@@ -103,8 +103,7 @@ def ours(
         e2, facts = _consumed(work, picked, answers, consumer, begun)
         ran_mode = MODES[mode] if isinstance(mode, str) else mode
         refills, holds = ran_mode.refill is not None, ran_mode.holds(audit)
-        like = normal(work.problems[0])
-        every = audit.every or picked.natural_spacing(like, refills=refills, holds=holds)
+        every = audit.every or picked.natural_spacing(normal(work.problems[0]), refills=refills, holds=holds)
         return Outcome(
             answers=answers,
             e1=solved - begun,
