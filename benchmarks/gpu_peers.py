@@ -2,22 +2,25 @@
 
     python benchmarks/gpu_peers.py --workloads w15 w3 --arms default plain flash --seconds 20 --json out.json
     python benchmarks/gpu_peers.py --data DIR --workloads lidar umap pbmc      # real windows from .npz files
-    python benchmarks/gpu_peers.py --warm ...        # first compile all that will be run, in processes side by side
+    python benchmarks/gpu_peers.py --ahead ...       # let all that will be run compile first, side by side
     python benchmarks/gpu_peers.py --json out.json --workloads --markdown out.md    # a table of what stands in the file
 
-Arms are warm and interleaved, in orders in which each follows every other as often; times are medians of repeats. An
-arm of less than half a second runs untimed right before it is timed, so that nobody pays for what the arm before left
-in the host's caches. A peer is given the problems of a window one after another until its seconds are over, and its
-time is then scaled by their number (marked ~): a poor guess where depths differ. A peer whose audited residual misses
-tol by more than 1 % is marked failed. FlashSinkhorn alternates, with a two-sided check every four cycles, as in the
-paper and in the campaigns (`flash-8`: every eight); OTT-JAX stops by its own error every ten iterations, in the
-highest matmul precision.
+Arms are warm and interleaved, in orders in which each follows every other as often; times are medians of repeats. Each
+arm has a process of its own, as its users have, so that no library's threads, heap or settings are another's; one runs
+while the others wait. An arm of less than half a second runs untimed right before it is timed, so that nobody pays for
+what the arm before left in caches. A peer is given the problems of a window one after another until its seconds are
+over, and its time is then scaled by their number (marked ~): a poor guess where depths differ. A peer whose audited
+residual misses tol by more than 1 % is marked failed. FlashSinkhorn alternates, with a two-sided check every four
+cycles, as in the paper and in the campaigns (`flash-8`: every eight); OTT-JAX stops by its own error every ten
+iterations, in the highest matmul precision.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -171,6 +174,7 @@ def ott(*, momentum: bool, vmap: bool = False) -> Callable[[list[ds.Problem[Any]
 
 
 PLAIN = {"accelerate": "none", "init": "zero"}
+OURS = ("default", "plain", "momentum")
 ARMS: dict[str, Callable[[], Any]] = {
     "default": lambda: ours(),
     "momentum": lambda: ours(init="zero"),
@@ -192,7 +196,7 @@ ARMS: dict[str, Callable[[], Any]] = {
 
 def timed(
     run: Any, problems: list[ds.Problem[Any]], seconds: float, meter: Callable[[], float | None]
-) -> tuple[float, Found, Any, int, float | None]:
+) -> tuple[dict[str, Any], Found, Any]:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     held, joules = torch.cuda.memory_allocated(), meter()
@@ -202,71 +206,117 @@ def timed(
     scale = len(problems) / len(found)
     spent, after = (time.perf_counter() - begun) * scale, meter()
     used = None if joules is None or after is None else (after - joules) * scale
-    return spent, found, ledger, torch.cuda.max_memory_allocated() - held, used
+    peak = torch.cuda.max_memory_allocated() - held
+    return {"seconds": spent, "peak_bytes": peak, "joules": used}, found, ledger
 
 
-def measure(name: str, arms: list[str], seconds: float, repeats: int, data: Path | None) -> dict[str, Any]:
-    if name in REAL:
-        if data is None:
-            raise SystemExit(f"workload {name} needs --data DIR, a folder with the .npz files of real windows")
-        problems = REAL[name](data)
-    else:
-        problems = WORKLOADS[name]()
-    meter = energy_reader() or (lambda: None)
-    rows: dict[str, Any] = {}
-    runs: dict[str, Any] = {}
-    for arm in arms:
-        try:
-            runs[arm] = ARMS[arm]()
-            some = problems[:1] if not arm.startswith(("default", "plain", "momentum", "ott-vmap")) else problems
-            runs[arm](some, 0.0)
-        except Exception as error:  # noqa: BLE001  an arm that cannot run is said so
-            rows[arm] = {"note": f"{type(error).__name__}: {str(error)[:160]}"}
-            runs.pop(arm, None)
-    laps: dict[str, list[Any]] = {arm: [] for arm in runs if repeats}
-    with heap_at_rest():
-        for lap, order in enumerate(orders(len(runs), repeats)):
-            for arm in (list(runs)[place] for place in order):
-                if lap and laps[arm][0][0] >= LONG:
+def told(arm: str, problems: list[ds.Problem[Any]], found: Found, ledger: Any) -> dict[str, Any]:
+    """What an arm's last lap found, and what a float64 auditor says of it."""
+    some = sorted(found)[:: max(1, len(found) // 64)]
+    worst = max(gate.residual(problems[i], Potentials(*found[i]()[0])) for i in some)
+    row: dict[str, Any] = {
+        "ran": len(found),
+        "of": len(problems),
+        "worst_residual": worst,
+        "failed": not worst <= (TOL if arm.startswith(OURS) else 1.01 * TOL),
+    }
+    if ledger is not None:
+        depths = sorted(ledger.depths.values())
+        row |= {"slots": ledger.slots, "legs": ledger.legs, "padding": ledger.padding}
+        row |= {"median_depth": depths[len(depths) // 2]}
+        row |= {"rescued": len(ledger.rescue.depths) if ledger.rescue else 0}
+        row |= {"parts": {verb: round(value, 4) for verb, value in ledger.seconds.items()}}
+    return row
+
+
+def serve(arm: str, workload: str, data: Path | None) -> None:
+    """One arm on one workload: laps as they are asked for on standard input, answers as lines of JSON."""
+    # What libraries print goes where errors go.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(**answer: Any) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    try:
+        problems = REAL[workload](data) if data is not None and workload in REAL else WORKLOADS[workload]()
+        meter = energy_reader() or (lambda: None)
+        run = ARMS[arm]()
+        run(problems if arm.startswith((*OURS, "ott-vmap")) else problems[:1], 0.0)
+        torch.cuda.synchronize()
+        say(problems=len(problems))
+        found: Found = {}
+        ledger, last = None, math.inf
+        with heap_at_rest():
+            for line in sys.stdin:
+                if line.strip() == "told":
+                    say(**told(arm, problems, found, ledger))
                     continue
-                if lap and laps[arm][-1][0] < SHORT:
-                    runs[arm](problems, seconds)
-                laps[arm].append(timed(runs[arm], problems, seconds, meter))
-    for arm, found in laps.items():
-        times = [lap[0] for lap in found]
-        results, ledger = found[-1][1], found[-1][2]
-        some = sorted(results)[:: max(1, len(results) // 64)]
-        worst = max(gate.residual(problems[i], Potentials(*results[i]()[0])) for i in some)
-        rows[arm] = {
-            "seconds": statistics.median(times),
-            "spread": max(times) / min(times),
-            "laps": times,
-            "ran": len(results),
-            "of": len(problems),
-            "worst_residual": worst,
-            "failed": not worst <= (TOL if arm.startswith(("default", "plain", "momentum")) else 1.01 * TOL),
-            "peak_bytes": found[-1][3],
-            "joules": found[-1][4],
-        }
-        if ledger is not None:
-            depths = sorted(ledger.depths.values())
-            rows[arm] |= {"slots": ledger.slots, "legs": ledger.legs, "padding": ledger.padding}
-            rows[arm] |= {
-                "median_depth": depths[len(depths) // 2],
-                "rescued": len(ledger.rescue.depths) if ledger.rescue else 0,
-            }
-            rows[arm] |= {"parts": {verb: round(value, 4) for verb, value in ledger.seconds.items()}}
-    return {"workload": name, "problems": len(problems), "tol": TOL, "arms": rows}
+                seconds = float(line)
+                if last < SHORT:
+                    run(problems, seconds)
+                lap, found, ledger = timed(run, problems, seconds, meter)
+                last = lap["seconds"]
+                say(**lap)
+    except Exception as error:  # noqa: BLE001  an arm that cannot run is said so
+        say(note=f"{type(error).__name__}: {str(error)[:160]}")
 
 
-def warm(args: argparse.Namespace) -> None:
-    """Every arm of every workload once, each in a process of its own, all at the same time."""
-    begun, more = time.perf_counter(), [] if args.data is None else ["--data", str(args.data)]
-    alone = [sys.executable, __file__, "--repeats", "0", *more]
-    commands = [[*alone, "--workloads", name, "--arms", arm] for name in args.workloads for arm in args.arms]
-    running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
-    failed = sum(process.wait() != 0 for process in running)
-    print(f"warm after {time.perf_counter() - begun:.0f} s, {len(running)} processes, {failed} failed", flush=True)
+class Worker:
+    """The process of an arm."""
+
+    def __init__(self, arm: str, workload: str, data: Path | None) -> None:
+        more = [] if data is None else ["--data", str(data)]
+        command = [sys.executable, __file__, "--serve", arm, "--workloads", workload, *more]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else {"note": f"ended with exit code {self._process.wait()}"}
+
+    def ask(self, what: object) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            print(what, file=self._process.stdin, flush=True)
+        return self.answer()
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+def started(name: str, arms: list[str], data: Path | None) -> dict[str, Worker]:
+    if name in REAL and data is None:
+        raise SystemExit(f"workload {name} needs --data DIR, a folder with the .npz files of real windows")
+    return {arm: Worker(arm, name, data) for arm in arms}
+
+
+def measure(
+    name: str, workers: dict[str, Worker], ready: dict[str, dict[str, Any]], seconds: float, repeats: int
+) -> dict[str, Any]:
+    rows = {arm: answer for arm, answer in ready.items() if "note" in answer}
+    laps: dict[str, list[Any]] = {arm: [] for arm in workers if arm not in rows}
+    arms = list(laps)
+    for order in orders(len(arms), repeats):
+        for arm in (arms[place] for place in order):
+            if arm in rows or (laps[arm] and laps[arm][0]["seconds"] >= LONG):
+                continue
+            lap = workers[arm].ask(seconds)
+            if "note" in lap:
+                rows[arm] = lap
+            else:
+                laps[arm].append(lap)
+    for arm in (arm for arm in arms if arm not in rows):
+        times = [lap["seconds"] for lap in laps[arm]]
+        rows[arm] = {"seconds": statistics.median(times), "spread": max(times) / min(times), "laps": times}
+        rows[arm] |= {key: laps[arm][-1][key] for key in ("peak_bytes", "joules")} | workers[arm].ask("told")
+    problems = max((answer.get("problems", 0) for answer in ready.values()), default=0)
+    for worker in workers.values():
+        worker.end()
+    return {"workload": name, "problems": problems, "tol": TOL, "arms": {arm: rows[arm] for arm in workers}}
 
 
 def show(report: dict[str, Any]) -> None:
@@ -311,25 +361,33 @@ def main() -> None:
         "--arms", nargs="*", default=["default", "plain", "flash", "ott", "ott-momentum"], choices=list(ARMS)
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="what a serial peer may take per window")
-    parser.add_argument("--repeats", type=int, default=3, help="laps; 0 only warms up")
-    parser.add_argument("--warm", action="store_true", help="compile first, in processes side by side")
+    parser.add_argument("--repeats", type=int, default=3, help="laps")
+    parser.add_argument(
+        "--ahead", action="store_true", help="start the processes of all windows first: they compile side by side"
+    )
     parser.add_argument("--json", type=Path, default=None, help="resumes: workloads that stand in it are not run again")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.serve:
+        return serve(args.serve, args.workloads[0], args.data)
     reports = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else []
     done = {report["workload"] for report in reports}
-    args.workloads = [name for name in args.workloads if name not in done]
-    if args.warm:
-        warm(args)
-    for name in args.workloads:
-        report = measure(name, args.arms, args.seconds, args.repeats, args.data)
-        show(report)
-        reports.append(
-            report | {"command": " ".join(sys.argv), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-        )
-        if args.json is not None:
-            args.json.write_text(json.dumps(reports, indent=1))
+    wanted = [name for name in args.workloads if name not in done]
+    for names in [wanted] if args.ahead else [[name] for name in wanted]:
+        begun = time.perf_counter()
+        workers = {name: started(name, args.arms, args.data) for name in names}
+        ready = {name: {arm: worker.answer() for arm, worker in each.items()} for name, each in workers.items()}
+        print(f"{', '.join(names)}: ready after {time.perf_counter() - begun:.0f} s", flush=True)
+        for name in names:
+            report = measure(name, workers[name], ready[name], args.seconds, args.repeats)
+            show(report)
+            here = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+            reports.append(report | {"command": " ".join(sys.argv), **here})
+            if args.json is not None:
+                args.json.write_text(json.dumps(reports, indent=1))
     if args.markdown is not None:
         args.markdown.write_text(markdown(reports))
+    return None
 
 
 if __name__ == "__main__":

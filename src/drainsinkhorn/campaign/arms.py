@@ -129,6 +129,15 @@ def default(
     )  # fmt: skip
 
 
+def free(width: int, *, consumer: Consumer | None = None) -> list[Arm]:
+    """Mask and compact, plain, under our own audits: a row screen costs both the same, and so hides padding."""
+    more = "free screen, first passage"
+    return [
+        ours(f"free-{mode}", f"{mode}, {more}", mode, width, audit=Audit(), consumer=consumer)
+        for mode in ("mask", "compact")
+    ]
+
+
 def answers_of(solution: Solution[Any]) -> dict[int, Potentials[Any]]:
     """Potentials by place; a problem without any is left out."""
     pairs = enumerate(solution.results.records.potentials)

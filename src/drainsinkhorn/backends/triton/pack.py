@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -73,6 +73,24 @@ class _Lane:
         return self.group.potentials[self.row]
 
 
+class _Screening(NamedTuple):
+    """A row screen, made ready for as long as the same lanes are screened.
+
+    Attributes:
+        key: Which lanes, and which of the two states.
+        launches: What is launched.
+        scratch: Where vectors of the state are copied before.
+        numbers: What was checked of each lane, then what a look at each says.
+        answer: Those on the host.
+    """
+
+    key: tuple[Any, ...]
+    launches: list[Launch]
+    scratch: Any
+    numbers: Any
+    answer: Download
+
+
 def _largest(lanes: Sequence[_Lane], side: int) -> tuple[int, int]:
     """Points and programs of the largest lane."""
     groups = {lane.group for lane in lanes}
@@ -120,6 +138,7 @@ class TritonPack(Counted):
         self._may_be_halted = False
         self._seated: dict[tuple[int, ...], Any] = {}
         self._ready: dict[tuple[Any, ...], list[Launch]] = {}
+        self._screening: _Screening | None = None
         self._given: Any = None
         self._fresh: set[_Lane] = set()
         self.repack([], problems)
@@ -145,6 +164,7 @@ class TritonPack(Counted):
         self._live = self._seats(self._lanes)
         self._most = [_largest(self._lanes, side) for side in (0, 1)]
         self._ready.clear()
+        self._screening = None
         if len(self._limits) != len(self._table):
             self._stops = np.zeros(len(self._table))
             self._limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
@@ -349,20 +369,23 @@ class TritonPack(Counted):
             BLOCK=BLOCK, num_warps=warps,
         )  # fmt: skip
 
-    def _stage(
+    def _stage(self, *args: Any, **how: Any) -> None:
+        self._run(self._stage_of(*args, **how))
+
+    def _stage_of(
         self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any, *, slot: int = 0, state: bool = False,
         after: tuple[Any, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> Launch:  # fmt: skip
         """Split potentials into what legs read: as legs of the `state` read them, or as checks do."""
         packed = self._packed if state or not self.how.packed else k.NONE.value
         legs, out = (vectors, potentials) if after is None else after
         most = max(self._grid(lanes, side, ROWS)[0] for side in (0, 1))
-        self._run(prepared(
+        return prepared(
             lane_kernels.stage, (most, len(lanes), 2),
             self._table, live, self._states[self._parity], potentials, self._arenas["half"].buffer, vectors,
             self._arenas["wide"].buffer, legs, out,
             ROWS=ROWS, SLOT=slot, PACKED=packed, AFTER=after is not None,
-        ))  # fmt: skip
+        )  # fmt: skip
 
     def _sample(self, live: Any, lanes: Sequence[_Lane], side: int, potentials: Any) -> Any:
         """Log ratios of some rows (side 0) or of some rows and columns (BOTH) in float64."""
@@ -398,16 +421,21 @@ class TritonPack(Counted):
             lane.single = single > 0
 
     def _checked(
+        self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, found: Any, **how: bool
+    ) -> Any:
+        self._run(self._checked_of(live, lanes, errors, vectors, samples, found, **how))
+        return found.cpu()
+
+    def _checked_of(
         self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, found: Any, *,
         exact: bool = False, opens: bool = False,
-    ) -> Any:  # fmt: skip
-        self._run(prepared(
+    ) -> Launch:  # fmt: skip
+        return prepared(
             lane_kernels.checked, (len(lanes),),
             self._table, live, self._states[self._parity], self._arenas["wide"].buffer, errors, vectors, samples,
             found, SAMPLES, DOUBLE=exact,
             OPENS=opens, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
-        ))  # fmt: skip
-        return found.cpu()
+        )  # fmt: skip
 
     def _cycle(self, *, first: bool, last: bool, lockstep: bool) -> list[Launch]:
         """Apply, columns, rows. Of small lanes the rows of a cycle apply themselves, unless it is the last one."""
@@ -525,23 +553,32 @@ class TritonPack(Counted):
         if not lanes:
             return []
         self._legs += len(lanes)
-        some = [self._lanes[i] for i in lanes]
-        live = self._seats(some)
-        wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
-        errors, scratch = torch.empty_like(wide), vectors.clone()
-        if self.how.packed:
-            self._stage(live, some, wide, scratch)
-        self._leg(live, some, 0, k.CHECKED, vectors=scratch, errors=errors)
-        double = [lane for lane in some if lane.wide]
+        key = (tuple(lanes), self._parity)
+        if self._screening is None or self._screening.key != key:
+            self._screening = self._screen_of(key, [self._lanes[i] for i in lanes])
+        kept = self._screening
+        kept.scratch.copy_(self._arenas["vectors"].buffer)
+        self._run(*kept.launches)
+        numbers, checked = kept.answer.again(kept.numbers).read(), 6 * len(lanes)
+        told = zip(numbers[:checked].reshape(-1, 6).tolist(), numbers[checked:].reshape(-1, 4).tolist(), strict=True)
+        return [math.nan if math.isnan(stale) else row[0] + band for row, (_, stale, _, band) in told]
+
+    def _screen_of(self, key: tuple[Any, ...], lanes: list[_Lane]) -> _Screening:
+        live, parity, count = self._seats(lanes), self._parity, len(lanes)
+        wide, scratch = self._arenas["wide"].buffer, torch.empty_like(self._arenas["vectors"].buffer)
+        errors = torch.empty_like(wide)
+        launches = [self._stage_of(live, lanes, wide, scratch)] if self.how.packed else []
+        launches += self._legs_of(live, lanes, 0, k.CHECKED, parity, scratch, errors)
+        double = [lane for lane in lanes if lane.wide]
         if double:
-            self._exact(self._seats(double), double, 0, k.CHECKED, vectors=scratch, errors=errors)
-        report = torch.empty((len(some), 4), dtype=torch.float64, device=self.device)
-        self._run(*self._look_of(live, report, self._parity))
-        # Nothing was sampled, so nothing is off.
-        samples = torch.zeros((2, len(some), SAMPLES), dtype=torch.float64, device=self.device)
-        found = self._checked(live, some, errors, scratch, samples, self._findings(some)).tolist()
-        seen = zip(found, report.tolist(), strict=True)
-        return [math.nan if math.isnan(stale) else row[0] + band for row, (_, stale, _, band) in seen]
+            seats = self._seats(double)
+            launches.append(self._exact_of(seats, double, 0, k.CHECKED, parity, vectors=scratch, errors=errors))
+        numbers = torch.empty(10 * count, dtype=torch.float64, device=self.device)
+        # Nothing is sampled, so nothing is off.
+        samples = torch.zeros((2, count, SAMPLES), dtype=torch.float64, device=self.device)
+        launches.append(self._checked_of(live, lanes, errors, scratch, samples, numbers[: 6 * count]))
+        launches += self._look_of(live, numbers[6 * count :], parity)
+        return _Screening(key, launches, scratch, numbers, Download(numbers))
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
         """Both sides of the states as they will be emitted, some rows and columns of each compared with float64."""

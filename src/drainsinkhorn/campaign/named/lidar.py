@@ -10,7 +10,7 @@ from typing import Any
 
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.campaign import loaders
-from drainsinkhorn.campaign.arms import default, described, ours, public, public_of, versus
+from drainsinkhorn.campaign.arms import default, described, free, ours, public, public_of, versus
 from drainsinkhorn.campaign.plan import Arm, Campaign, Loaded, Outcome, Unit, Work
 from drainsinkhorn.campaign.windows import scan_pairs
 from drainsinkhorn.core.problem import Potentials
@@ -55,6 +55,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             arm("static", "static", "static"),
             arm("mask", "mask", "mask"),
             arm("compact", "compact", "compact"),
+            *free(WIDTH, consumer=flow),
             default(WIDTH, consumer=flow),
         ],
         units=[
@@ -73,6 +74,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             versus("width-one / compact", "compact", "width-one"),
             versus("static / compact", "compact", "static"),
             versus("mask / compact", "compact", "mask"),
+            versus("mask / compact, free screen", "free-compact", "free-mask"),
             versus(f"{peer.name} / compact", "compact", peer.name),
             versus(f"{peer.name} / default", "default", peer.name),
             versus(f"{peer.name} / default, with the flow", "default", peer.name, endpoint="e2"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from drainsinkhorn.campaign import loaders
-from drainsinkhorn.campaign.arms import default, described, ours, public, public_of, versus
+from drainsinkhorn.campaign.arms import default, described, free, ours, public, public_of, versus
 from drainsinkhorn.campaign.plan import Campaign, Loaded, Unit, Work
 from drainsinkhorn.campaign.windows import sensor_windows
 from drainsinkhorn.core.problem import Potentials
@@ -38,6 +38,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             arm("static", "static", "static"),
             arm("mask", "mask", "mask"),
             arm("compact", "compact", "compact"),
+            *free(WIDTH, consumer=score),
             default(WIDTH, consumer=score),
         ],
         units=[
@@ -55,6 +56,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             versus(f"{peer.name} / compact", "compact", peer.name, "metropt3/official-compact"),
             versus("static / compact", "compact", "static", "metropt3/static-compact"),
             versus("mask / compact", "compact", "mask"),
+            versus("mask / compact, free screen", "free-compact", "free-mask"),
             versus(f"{peer.name} / default", "default", peer.name),
             versus(
                 f"{peer.name} / compact, with the consumer",

@@ -13,7 +13,7 @@ import numpy as np
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign import loaders, peers
-from drainsinkhorn.campaign.arms import backend_of, default, described, ours, public, public_of, versus
+from drainsinkhorn.campaign.arms import backend_of, default, described, free, ours, public, public_of, versus
 from drainsinkhorn.campaign.gate import residual
 from drainsinkhorn.campaign.loaders import Array
 from drainsinkhorn.campaign.plan import Campaign, Finding, Loaded, Place, Study, Unit
@@ -120,6 +120,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
                 f"{peer.name} / compact, {name}", "compact", peer.name, f"packer19/official-compact{at}", units=[name]
             ),
             versus(f"mask / compact, {name}", "compact", "mask", f"packer19/mask-compact{at}", units=[name]),
+            versus(f"mask / compact, free screen, {name}", "free-compact", "free-mask", units=[name]),
             versus(f"{peer.name} / default, {name}", "default", peer.name, units=[name]),
         ]
     return Campaign(
@@ -132,6 +133,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             public(device, consumer=consume),
             arm("mask", "mask", "mask"),
             arm("compact", "compact", "compact"),
+            *free(WIDTH, consumer=consume),
             default(WIDTH, consumer=consume),
         ],
         units=units,

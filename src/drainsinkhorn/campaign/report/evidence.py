@@ -115,9 +115,9 @@ class Evidence:
                 return arm, known[arm]
         return None
 
-    def padding(self, unit: str) -> float | None:
-        """Static slots over needed slots, less one, as the timed runs of compact counted them."""
-        for arm in ("compact", "mask", *self.arms):
+    def padding(self, unit: str, compact: str = "compact") -> float | None:
+        """Static slots over needed slots, less one, as the timed runs of a compact arm counted them."""
+        for arm in (compact, "mask", *self.arms):
             value = self.median(unit, arm, lambda record: record.get("padding")) if arm in self.arms else None
             if value is not None:
                 return value
