@@ -25,6 +25,8 @@ DEPTH, SUMMED = 16, 8192
 """Columns of a matrix that a product takes at once, and coordinates of a tile of a cloud whose squares are summed."""
 MOST_LANES = 2**16 - 1
 """Lanes of a launch: CUDA's grids have no more programs along their second number."""
+TOGETHER_PAIRS, PRODUCT_TILE = 2**21, 64
+"""Pairs of a lane up to which one launch makes the products of all lanes, and rows and columns of a program of it."""
 STORED_ROWS, STORED_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
 """Rows of a program that fills stored matrices, columns it takes at once, and products kept at once."""
 
@@ -224,21 +226,33 @@ def absorbed(scores: Any, views: Mapping[str, Any], lanes: slice, norms: tuple[A
     )  # fmt: skip
 
 
-def product(x: Any, y: Any, out: Any, *, rooted: bool) -> None:
-    """Products of the points of two clouds; distances, if `rooted`."""
-    if rooted:
-        out[:] = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-    else:
-        torch.mm(x, y.T, out=out)
+def products(x: Any, y: Any, out: Any, *, rooted: bool) -> None:
+    """Products of the points of two clouds of every lane, (lanes, n, m); distances, if `rooted`.
+
+    A library's product of a whole stack may be rounded otherwise than that of one lane. So small lanes have a kernel of
+    their own, and large ones, of which each fills the device, a call each.
+    """
+    (lanes, n, dim), m = x.shape, y.shape[1]
+    if not rooted and n * m <= TOGETHER_PAIRS:
+        launch(
+            lay.products, (-(-n // PRODUCT_TILE) * -(-m // PRODUCT_TILE), lanes),
+            x, y, out, n, m, dim, x.stride(0), y.stride(0), out.stride(0),
+            ROWS=PRODUCT_TILE, COLS=PRODUCT_TILE, DEPTH=DEPTH, num_warps=4, num_stages=3,
+        )  # fmt: skip
+        return
+    for own, other, found in zip(x, y, out, strict=True):
+        if rooted:
+            found[:] = torch.cdist(own, other, compute_mode="donot_use_mm_for_euclid_dist")
+        else:
+            torch.mm(own, other.T, out=found)
 
 
 def stored(x: Any, y: Any, norms: tuple[Any, Any], views: Mapping[str, Any], *, rooted: bool) -> None:
-    """Matrices of clouds: products by one call for each lane, since those of a whole stack may be rounded otherwise."""
+    """Matrices of clouds."""
     lanes, n, m = len(x), x.shape[1], y.shape[1]
     step = max(1, SCRATCH_PAIRS // (n * m))
     for first in range(0, lanes, step):
         part = slice(first, min(lanes, first + step))
         scratch = torch.empty((part.stop - first, n, m), dtype=torch.float64, device=x.device)
-        for out, lane in zip(scratch, range(first, part.stop), strict=True):
-            product(x[lane], y[lane], out, rooted=rooted)
+        products(x[part], y[part], scratch, rooted=rooted)
         absorbed(scratch, views, part, None if rooted else (norms[0][part], norms[1][part]))

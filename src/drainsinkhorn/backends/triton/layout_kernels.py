@@ -393,6 +393,26 @@ def _scores(scores, norms, other_norms, rows, others, seen, size, other_size, la
     return found
 
 
+@triton.jit(do_not_specialize=["size", "other_size", "dim", "stride", "other_stride", "out_stride"])
+def products(x, y, out, size, other_size, dim, stride, other_stride, out_stride,
+             ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+    """Products of all points of two clouds of every lane: out is (size, other_size) of each."""
+    lane, across = tl.program_id(1).to(tl.int64), tl.cdiv(other_size, COLS)
+    rows = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    cols = tl.program_id(0) % across * COLS + tl.arange(0, COLS)
+    inside, near, deep = rows < size, cols < other_size, tl.arange(0, DEPTH)
+    mine = x + lane * stride + rows[:, None].to(tl.int64) * dim + deep[None, :]
+    theirs = y + lane * other_stride + cols[None, :].to(tl.int64) * dim + deep[:, None]
+    total = tl.zeros((ROWS, COLS), dtype=tl.float64)
+    for first in range(0, dim, DEPTH):
+        left = dim - first
+        own = tl.load(mine + first, mask=inside[:, None] & (deep < left)[None, :], other=0.0)
+        other = tl.load(theirs + first, mask=near[None, :] & (deep < left)[:, None], other=0.0)
+        total = tl.dot(own, other, total, out_dtype=tl.float64)
+    place = out + lane * out_stride + rows[:, None].to(tl.int64) * other_size + cols[None, :]
+    tl.store(place, total, mask=inside[:, None] & near[None, :])
+
+
 @triton.jit(do_not_specialize=["size", "other_size", "start_stride", "mass_stride", "base_stride", "stride"])
 def absorb(scores, norms, other_norms, start, mass, base, matrix, size, other_size, start_stride, mass_stride,
            base_stride, stride, PRODUCTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 
 from drainsinkhorn.backends.triton import stacking_kernels as s
-from drainsinkhorn.backends.triton.layout import SCRATCH_PAIRS, product
+from drainsinkhorn.backends.triton.layout import SCRATCH_PAIRS, products
 
 PART_PAIRS, KEPT_PAIRS = 2**28, 2**30
 """Pairs of a stack, and pairs that stacks keep together, 4 GiB: as many as a pack of natural width keeps. If there are
@@ -69,12 +70,13 @@ class Matrices:
         return found
 
     def _fill(self, stack: Any, lanes: range, out: Any) -> None:
-        """Products by one call for each lane, without padding: in other shapes they may be rounded otherwise."""
+        """Products of lanes of one shape together, without padding: in other shapes they may be rounded otherwise."""
         (x, y), norms = zip(*(self._spread(stack, lanes, side) for side in (0, 1)), strict=True)
         scores = x.new_empty((len(lanes), stack.pads[0] * stack.pads[1]))
-        for k, lane in enumerate(lanes):
-            n, m = self.shapes[lane]
-            product(x[k, :n], y[k, :m], scores[k, : n * m].view(n, m), rooted=stack.rooted)
+        for (n, m), alike in groupby(range(len(lanes)), key=lambda k: self.shapes[lanes[k]]):
+            first, *more = alike
+            part = slice(first, first + 1 + len(more))
+            products(x[part, :n], y[part, :m], scores[part, : n * m].view(-1, n, m), rooted=stack.rooted)
         s.fill[(stack.pads[0] // FILL_ROWS, len(lanes))](
             scores, *norms, stack.potential(0), stack.potential(1), stack.sizes, out, lanes.start, *stack.pads,
             ROOTED=stack.rooted, ROWS=FILL_ROWS, BLOCK=FILL_BLOCK,

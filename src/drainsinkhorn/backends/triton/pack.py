@@ -289,9 +289,9 @@ class TritonPack(Counted):
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
         potentials, scratch, errors = torch.empty_like(wide), torch.empty_like(vectors), torch.empty_like(wide)
         self._stage(live, lanes, wide, scratch, state=True, after=(vectors, potentials))
+        samples = self._sample(live, lanes, 0, potentials)
         # Of the slots only those of columns are read, where the state is still the one in them.
         self._run(*self._legs_of(live, lanes, 0, k.CHECKED, self._parity, scratch, errors, fold=folded))
-        samples = self._sample(live, lanes, 0, potentials)
         found = self._checked(live, lanes, errors, scratch, samples, self._findings(lanes), opens=True)
         return found[:, 2].numpy()
 
@@ -588,6 +588,8 @@ class TritonPack(Counted):
         some = [self._lanes[i] for i in lanes]
         live = self._seats(some)
         potentials, found = self._settle(live, some)
+        # What takes longest comes first: it runs while the rest is made ready.
+        samples = self._sample(live, some, k.BOTH.value, potentials)
         scratch, errors = torch.empty_like(self._arenas["vectors"].buffer), torch.empty_like(potentials)
         self._stage(live, some, potentials, scratch)
         double = [lane for lane in some if lane.wide or exact]
@@ -596,7 +598,6 @@ class TritonPack(Counted):
         for part, measure in ((single, self._check), (double, self._check_exactly)):
             if part:
                 measure(self._seats(part) if mixed else live, part, potentials, scratch, errors)
-        samples = self._sample(live, some, k.BOTH.value, potentials)
         found = self._checked(live, some, errors, scratch, samples, found, exact=exact)
         self._note(some, found)
         return [self._residual(lane, *row, exact=exact) for lane, row in zip(some, found.tolist(), strict=True)]
