@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tests.device import DEVICE, torch
 import drainsinkhorn as ds
 from drainsinkhorn.backends import support
 from drainsinkhorn.backends.door import admit
+from drainsinkhorn.backends.reference import ReferenceBackend
 from drainsinkhorn.backends.starts import FLOOR, FULL_DIM, between, start
 from drainsinkhorn.backends.triton import TritonBackend, launching
 from drainsinkhorn.backends.triton.layout import framed, gaussian
@@ -116,7 +119,8 @@ def test_frames_hold_both_clouds() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("d", [2, 70])
-def test_potentials_reach_new_points_on_the_device(d: int) -> None:
+def test_potentials_reach_new_points_on_the_device(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "FEW_PAIRS", 0)
     rng = np.random.default_rng(d)
     old, new = (
         ds.Problem(
@@ -133,6 +137,35 @@ def test_potentials_reach_new_points_on_the_device(d: int) -> None:
     wanted = ds.extend(host[0], ds.Potentials(given.f.cpu().numpy(), given.g.cpu().numpy()), host[1])
     for mine, theirs in zip(found, wanted, strict=True):
         assert np.allclose(mine.cpu().numpy(), theirs, atol=1e-5 * old.eps)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("single", [True, False])
+def test_chains_carry_potentials_on_the_device(single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "FEW_PAIRS", 0)
+    rng = np.random.default_rng(5)
+    scans = [torch.tensor(rng.normal(size=(n, 3))).to(DEVICE) for n in (24, 30, 27)]
+    scans = [scan.float() if single else scan for scan in scans]
+    links = [ds.Problem(x=x, y=y, eps=0.5, chain="clip") for x, y in pairwise(scans)]
+    solution = ds.solve(links, tol=1e-4, backend=TritonBackend())
+    solution.raise_for_status()
+    alone = ds.solve([replace(link, chain=None, init="zero") for link in links], tol=1e-4, backend=TritonBackend())
+    assert solution[1].potentials.f.device == scans[0].device
+    assert solution[1].potentials.f.dtype == scans[0].dtype
+    assert abs(solution[1].transport_cost().dual - alone[1].transport_cost().dual) < 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_potentials_of_numpy_may_go_with_points_of_torch(dtype: Any) -> None:
+    rng = np.random.default_rng(6)
+    x, y = (rng.normal(size=(n, 3)) for n in (20, 26))
+    given = ds.Potentials(*(rng.normal(size=n).astype(dtype) for n in (20, 26)))
+    problem = admit(ds.Problem(x=torch.tensor(x).to(DEVICE), y=torch.tensor(y).to(DEVICE), eps=0.5), 1e-3)
+    (found,) = TritonBackend().couple([problem], [given]).log_ratios("row")
+    (wanted,) = ReferenceBackend().couple([admit(ds.Problem(x=x, y=y, eps=0.5), 1e-3)], [given]).log_ratios("row")
+    assert str(found.dtype) == f"torch.{np.dtype(dtype)}"
+    assert np.allclose(found.cpu().numpy(), wanted, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

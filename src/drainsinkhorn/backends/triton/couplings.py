@@ -150,8 +150,10 @@ class TritonCouplings:
         """In the caller's library and on the caller's device, in the dtype of the potentials."""
         like, f = caller_array(self._problems[lane]), self._potentials[lane].f
         if library(like) == "torch":
-            dtype = f.dtype if tensor.is_floating_point() else tensor.dtype
-            return tensor.to(device=like.device, dtype=dtype)
+            # Points may be torch's and potentials NumPy's, as those that chains carry are.
+            single = torch.float32 if is_single(f) else torch.float64
+            dtype = f.dtype if library(f) == "torch" else single
+            return tensor.to(device=like.device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
         array = tensor.cpu().numpy()
         return to_caller(array if array.dtype.kind == "i" else array.astype(to_numpy(f).dtype), like)
 
