@@ -89,6 +89,10 @@ def profile_width_cost(
     top = picked.pack(lanes)
     # A screen comes after cycles: on lanes that have just been opened it can cost many times as much.
     top.advance(SETTLED, [-math.inf] * len(lanes))
+
+    def screened(count: int) -> object:
+        return top.screen(range(count))
+
     return WidthCost(
         backend=picked.name,
         shape=shape,
@@ -97,13 +101,14 @@ def profile_width_cost(
         call=call,
         lockstep=lockstep,
         frozen=_frozen(picked, lanes, ladder, 0.1 * seconds),
-        screen=_price(lambda count: top.screen(range(count)), ladder[-1], 0.05 * seconds),
+        # And it mostly comes after one of the same lanes, for which a backend may have made something ready.
+        screen=_price(screened, screened, ladder[-1], 0.05 * seconds),
         verify=trials.price("verify"),
         emit=trials.price("emit"),
         pack=pack,
         cold=cold,
         repack=_price(
-            lambda count: top.repack(range(count)), ladder[-1], 0.05 * seconds, lambda: top.repack([], lanes)
+            lambda count: top.repack(range(count)), lambda _: top.repack([], lanes), ladder[-1], 0.05 * seconds
         ),
         outside=outside,
         audit=audit,
@@ -274,16 +279,14 @@ def _clocked(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _price(
-    call: Callable[[int], object], widest: int, seconds: float, reset: Callable[[], object] = lambda: None
-) -> Price:
-    """Cost of a verb: at one lane, half of them and all."""
+def _price(call: Callable[[int], object], before: Callable[[int], object], widest: int, seconds: float) -> Price:
+    """Cost of a verb, right after what comes `before` it: at one lane, half of them and all."""
     lanes = sorted({1, max(1, widest // 2), widest})
     times: dict[int, list[float]] = {count: [] for count in lanes}
     until = time.perf_counter() + seconds
     while len(times[lanes[0]]) < 3 or time.perf_counter() < until:
         for count in lanes:
-            reset()
+            before(count)
             times[count].append(_clocked(partial(call, count)))
     return _fit(lanes, [typical(times[count]) for count in lanes])
 
