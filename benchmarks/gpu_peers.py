@@ -7,8 +7,8 @@
 
 Arms are warm and interleaved, in orders in which each follows every other as often; times are medians of repeats. Each
 arm has a process of its own, as its users have, so that no library's threads, heap or settings are another's; one runs
-while the others wait. An arm of less than half a second runs untimed right before it is timed, so that nobody pays for
-what the arm before left in caches. A peer is given the problems of a window one after another until its seconds are
+while the others wait. A process that has waited finds its caches cold and its core asleep, which costs some
+milliseconds: an arm of less than half a second runs untimed for two tenths of one right before it is timed. A peer is given the problems of a window one after another until its seconds are
 over, and its time is then scaled by their number (marked ~): a poor guess where depths differ. A peer whose audited
 residual misses tol by more than 1 % is marked failed. FlashSinkhorn alternates, with a two-sided check every four
 cycles, as in the paper and in the campaigns (`flash-8`: every eight); OTT-JAX stops by its own error every ten
@@ -48,8 +48,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 TOL = 1e-3
 MOST = 20_000
-LONG, SHORT = 2.0, 0.5
-"""Seconds from which an arm runs only once, and up to which it is run once more, untimed, right before it is timed."""
+LONG, SHORT, AWAKE = 2.0, 0.5, 0.2
+"""Seconds from which an arm runs only once, up to which it runs untimed right before it is timed, and how long then."""
 Found = dict[int, Callable[[], list[Any]]]
 """Potentials by problem, converted when asked for."""
 
@@ -253,7 +253,8 @@ def serve(arm: str, workload: str, data: Path | None) -> None:
                     say(**told(arm, problems, found, ledger))
                     continue
                 seconds = float(line)
-                if last < SHORT:
+                begun = time.perf_counter()
+                while last < SHORT and time.perf_counter() - begun < AWAKE:
                     run(problems, seconds)
                 lap, found, ledger = timed(run, problems, seconds, meter)
                 last = lap["seconds"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import tracemalloc
 from pathlib import Path
@@ -179,3 +181,18 @@ def test_the_first_compilation_is_announced(caplog: pytest.LogCaptureFixture, mo
         reduction._reducer("Slow(x, y)", 3, 1, True, "cpu", torch.float32)
     assert "PyKeOps compiles Slow(x, y)" in caplog.text
     reduction._reducer.cache_clear()
+
+
+def test_processes_compile_one_after_another() -> None:
+    script = "from drainsinkhorn.backends.keops.reduction import alone\nwith alone(): print('in', flush=True)"
+    with reduction.alone():
+        other = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(timeout=8)
+    assert other.communicate(timeout=60)[0] == "in\n"
+
+
+def test_without_a_place_for_the_lock_it_runs_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(reduction.tempfile, "gettempdir", lambda: str(tmp_path / "nowhere"))
+    with reduction.alone():
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,20 @@ class Scores(NamedTuple):
     rounding: float
 
 
-@np.errstate(all="ignore")
+_judged: WeakKeyDictionary[Problem[Any], Scores] = WeakKeyDictionary()
+"""What was found of problems that are still in use: precision is asked for when one is sorted, described and opened."""
+
+
 def scores(problem: Problem[Any]) -> Scores:
     """How large costs are where a problem has mass; a caller's own are judged by a sample and twice its largest."""
+    found = _judged.get(problem)
+    if found is None:
+        found = _judged[problem] = _judge(problem)
+    return found
+
+
+@np.errstate(all="ignore")
+def _judge(problem: Problem[Any]) -> Scores:
     problem, _ = restrict(problem)
     cost = problem.cost
     if not isinstance(cost, Cost):
@@ -44,19 +56,32 @@ def scores(problem: Problem[Any]) -> Scores:
         far = 2 * float(found.max())
         return Scores(factor * float(found.mean()), factor * far, factor * point_cost(cost).rounding(x.shape[1], far))
     a, b = to_numpy(problem.a), to_numpy(problem.b)
-    x, y = x.astype(np.float64), y.astype(np.float64)
     if cost.kind == "cosine":
-        x, y = unit_rows(x), unit_rows(y)
-    centre = (a @ x + b @ y) / 2
-    from_x, from_y = (_lengths(points - centre) for points in (x, y))
+        x, y = (unit_rows(points.astype(np.float64)) for points in (x, y))
+    centre = middle(a, b, x, y)
+    from_x, from_y = (_lengths(np.subtract(points, centre, dtype=np.float64)) for points in (x, y))
     known = point_cost(cost)
     far = float(known.largest(float(from_x.max()) + float(from_y.max())))
     typical = float(a @ known.largest(from_x) + b @ known.largest(from_y))
     return Scores(factor * typical, factor * far, factor * float(known.rounding(x.shape[1], far)))
 
 
+def middle(a: Vector, b: Vector, x: Any, y: Any) -> Vector:
+    """A point amid both clouds, in float64 but no more exact than they are: any will do if both are seen from it."""
+    return (_mean(a, x) + _mean(b, y)) / 2
+
+
+def _mean(weights: Vector, points: Any) -> Vector:
+    if points.dtype != np.float32:
+        return weights @ points.astype(np.float64, copy=False)
+    return (weights.astype(np.float32) @ points).astype(np.float64)
+
+
 def _lengths(points: Any) -> Vector:
     """Lengths of vectors whose squares may overflow."""
+    squares = np.einsum("ij,ij->i", points, points)
+    if SQUARES[0] ** 2 < squares.max() < SQUARES[1] ** 2:
+        return np.sqrt(squares)
     largest = np.abs(points).max()
     # One scale for all points: those that are lost beside the farthest count for nothing in a largest or a mean.
     unit = largest if not SQUARES[0] < largest < SQUARES[1] and 0 < largest < np.inf else 1.0

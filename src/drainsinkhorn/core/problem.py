@@ -29,7 +29,7 @@ class Cost:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Problem(Generic[A]):
     """Couple the cloud `x` with weights `a` to the cloud `y` with weights `b`.
 

@@ -9,10 +9,15 @@ PyKeOps is imported here, when the first reduction is asked for, and not before 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
+import tempfile
 import threading
+from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,9 +48,31 @@ def _genred() -> Any:
     return Genred
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One process of a user at a time: PyKeOps loads whatever another is still writing."""
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        held = os.open(Path(tempfile.gettempdir()) / f"drainsinkhorn-keops-{os.getuid()}.lock", flags, 0o600)
+    except OSError:
+        # Nowhere to write, or not ours: as PyKeOps does it itself.
+        yield
+        return
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
 @lru_cache(maxsize=256)
 def _reducer(formula: str, dim: int, axis: int, weighted: bool, device: str, dtype: Any) -> Any:
     """A compiled reduction over j (axis 1) or i (axis 0), by what PyKeOps compiles one for."""
+    with alone():
+        return _compiled(formula, dim, axis, weighted, device, dtype)
+
+
+def _compiled(formula: str, dim: int, axis: int, weighted: bool, device: str, dtype: Any) -> Any:
     require(device)
     over = "Vj" if axis == 1 else "Vi"
     variables = [f"x = Vi({dim})", f"y = Vj({dim})", f"h = {over}(1)", *([f"s = {over}(1)"] if weighted else [])]

@@ -132,7 +132,7 @@ def _direct(how: How, x: Any, y: Any) -> Any:
 
 
 def _load(how: How, given: Lane) -> Lane:
-    """A lane from float64 arrays: points or costs, weights, start, eps, places of the samples, its own rounding."""
+    """A lane from arrays: points or costs, weights, start, eps, places of the samples, its own rounding."""
     dtype, rows, cols = how.dtype, given["rows"], given["cols"]
     lane = {key: given[key] for key in ("a", "b", "rows", "cols", "rounding", "broken")}
     lane |= {"eps": given["eps"].astype(dtype), "exact_eps": given["eps"]}
@@ -140,7 +140,10 @@ def _load(how: How, given: Lane) -> Lane:
         lane["cost"] = given["cost"].astype(dtype)
         lane["row_costs"], lane["col_costs"] = given["cost"][rows], given["cost"][:, cols].T
     else:
-        x, y = given["x"], given["y"]
+        x, y = (given[side].astype(jnp.float64) for side in ("x", "y"))
+        if how.unit:
+            # One vector for both clouds, so that differences stay what they are.
+            x, y = ((points - given["centre"]) * given["factor"] for points in (x, y))
         lane["row_costs"], lane["col_costs"] = _direct(how, x[rows], y), _direct(how, x, y[cols]).T
         short_x, short_y = x.astype(dtype), y.astype(dtype)
         if how.kept:

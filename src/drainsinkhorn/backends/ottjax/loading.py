@@ -1,4 +1,4 @@
-"""From a problem to the float64 arrays of a lane, filled up to the sizes of its How."""
+"""From a problem to the arrays of a lane, filled up to the sizes of its How."""
 
 # pyright: basic
 
@@ -15,7 +15,7 @@ from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.costs import unit_rows
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.ottjax.kernels import SAMPLES, UNIT, How
-from drainsinkhorn.backends.scores import samples, scores
+from drainsinkhorn.backends.scores import middle, samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support
 from drainsinkhorn.core.problem import Cost, Problem
@@ -86,19 +86,18 @@ def load(problem: Problem[Any], how: How) -> Loaded:
         # In float64 whatever the caller's dtype: what is rounded here no check would find.
         arrays["cost"] = _filled(np.divide(to_numpy(cost), problem.eps, dtype=np.float64), how.n, how.m)
     else:
-        x, y = (to_numpy(points).astype(np.float64) for points in (problem.x, problem.y))
-        # Where points without mass lie must not matter, and may be so far away that costs are no numbers.
-        x[a == 0], y[b == 0] = x[rows[0]], y[cols[0]]
+        x, y = (to_numpy(points) for points in (problem.x, problem.y))
+        if support is not None:
+            # Where points without mass lie must not matter, and may be so far away that costs are no numbers.
+            x, y = x.copy(), y.copy()
+            x[a == 0], y[b == 0] = x[rows[0]], y[cols[0]]
         if how.unit:
             ratio = cost.scale / problem.eps
             if cost.kind == "cosine":
-                x, y, ratio = unit_rows(x), unit_rows(y), ratio / 2
-            factor = ratio if cost.kind == "euclidean" else math.sqrt(ratio)
-            # One vector for both clouds, so that differences stay what they are.
-            centre = (a @ x + b @ y) / 2
-            for points in (x, y):
-                points -= centre
-                points *= factor
+                x, y, ratio = unit_rows(x.astype(np.float64)), unit_rows(y.astype(np.float64)), ratio / 2
+            # The device takes all points there, in float64.
+            arrays["centre"] = middle(a, b, x, y)
+            arrays["factor"] = np.float64(ratio if cost.kind == "euclidean" else math.sqrt(ratio))
         else:
             eps, unit = problem.eps / cost.scale, cost.scale
         # Filled up with a point of the cloud itself, where any cost is defined.

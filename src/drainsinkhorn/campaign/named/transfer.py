@@ -70,7 +70,8 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     (n_ott, w_ott), (n_scan, w_scan), (n_image, w_image) = (
         ((4096, 16), (8192, 8), (16_384, 4)) if full else ((192, 8), (160, 4), (160, 4))
     )
-    eps = {"ott": 0.1, "lidar": 0.02, "images": 0.1} if full else {"ott": 0.02, "lidar": 0.1, "images": 0.05}
+    # The paper tells no eps here. At 0.1 all lanes over OTT-JAX end with their first phase, and nothing drains.
+    eps = {"ott": 0.02, "lidar": 0.02, "images": 0.1} if full else {"ott": 0.02, "lidar": 0.1, "images": 0.05}
     if not full:
         images = loaders.Features(images.values[:, :32].copy(), images.source)
 
