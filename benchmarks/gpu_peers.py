@@ -8,11 +8,11 @@
 Arms are warm and interleaved, in orders in which each follows every other as often; times are medians of repeats. Each
 arm has a process of its own, as its users have, so that no library's threads, heap or settings are another's; one runs
 while the others wait. A process that has waited finds its caches cold and its core asleep, which costs some
-milliseconds: an arm of less than half a second runs untimed for two tenths of one right before it is timed. A peer is given the problems of a window one after another until its seconds are
-over, and its time is then scaled by their number (marked ~): a poor guess where depths differ. A peer whose audited
-residual misses tol by more than 1 % is marked failed. FlashSinkhorn alternates, with a two-sided check every four
-cycles, as in the paper and in the campaigns (`flash-8`: every eight); OTT-JAX stops by its own error every ten
-iterations, in the highest matmul precision.
+milliseconds: an arm of less than half a second runs untimed for two tenths of one right before it is timed. A peer is
+given the problems of a window one after another until its seconds are over, and its time is then scaled by their number
+(marked ~): a poor guess where depths differ. A peer whose audited residual misses tol by more than 1 % is marked
+failed. FlashSinkhorn alternates, with a two-sided check every four cycles, as in the paper and in the campaigns
+(`flash-8`: every eight); OTT-JAX stops by its own error every ten iterations, in the highest matmul precision.
 """
 
 from __future__ import annotations
