@@ -114,8 +114,9 @@ def size(value: float | None) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """1 unit, 2 units."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    """1 unit, 2 units, 2 studies."""
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else many}"
 
 
 def plain(value: Any) -> str:
