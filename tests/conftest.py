@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -14,6 +15,10 @@ from hypothesis import settings
 # One profile everywhere: examples are derandomised so that a failure on one machine is a failure on all.
 settings.register_profile("drain", derandomize=True, deadline=None, database=None)
 settings.load_profile("drain")
+
+# What a shell starts in the background ignores Ctrl-C, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Numba links a function that it has just compiled otherwise than one that it finds on disk, so the process that

@@ -1,4 +1,4 @@
-"""The pack of the Triton backend: a table of lanes on the device, and the launches that move them."""
+"""The pack of the Triton backend: a table of lanes on the device, and when what is launched for them."""
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 # Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
@@ -12,65 +12,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.arrays import is_single
-from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.lanes import Counted
-from drainsinkhorn.backends.support import Couple, restrict
+from drainsinkhorn.backends.support import Couple
 from drainsinkhorn.backends.triton import kernels as k
-from drainsinkhorn.backends.triton import lane_kernels, leg_kernels
 from drainsinkhorn.backends.triton.arena import Arena
 from drainsinkhorn.backends.triton.emission import emissions
-from drainsinkhorn.backends.triton.launching import Download, Launch, prepared, stream_of, upload
+from drainsinkhorn.backends.triton.lane import Lane, largest
+from drainsinkhorn.backends.triton.launches import SAMPLES, WIDE_WARPS, Launches
+from drainsinkhorn.backends.triton.launching import Download, Launch, stream_of, upload
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress
 from drainsinkhorn.core.result import Residual
 
-ROWS, BLOCK, SAMPLES = 1024, 256, 32
-"""Rows of a program of `apply`, partial sums added at once, and rows compared with float64."""
-WIDE_BM, WIDE_BN, WIDE_WARPS = 16, 64, 4
-SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS = 1, 512, 8
 GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
 """Leading halves give way at so many times tol or what they blur: earlier where momentum carries on what they did."""
 SMALL = 2048
 """Rows of a lane up to which a cycle is two launches: one program applies its f-leg while others finish theirs."""
 GLANCE = 8
 """Cycles after which it is asked whether lanes still move; the answer is waited for when so many more are launched."""
-
-
-class _Lane:
-    """A problem, and the place of its numbers in the table."""
-
-    __slots__ = (
-        "budget", "depth", "folded", "frozen", "group", "inner", "place", "problem", "row", "single", "support",
-        "unit", "wide",
-    )  # fmt: skip
-
-    def __init__(self, problem: Problem[Any], full: dict[int, bool]) -> None:
-        self.problem = problem
-        self.inner, self.support = restrict(problem, full)
-        self.unit = problem.eps * math.log(2)
-        # By how much rounding for a caller in float32 may move potentials; nobody else's are rounded.
-        self.budget = problem.eps * float(problem.tol or 0) / 10 if is_single(caller_array(problem)) else -1.0
-        self.frozen = self.wide = self.single = self.folded = False
-        self.depth = 0
-        self.place = self.row = -1
-        self.group: Any = None
-
-    @property
-    def band(self) -> float:
-        """Rounding of what float64 measures."""
-        return self.group.band[self.row]
-
-    @property
-    def blur(self) -> float:
-        """The residual that leading halves leave; NaN if they never make its scores."""
-        return self.group.blur[self.row]
-
-    @property
-    def potentials(self) -> list[int]:
-        """Where its potentials of rows and columns begin."""
-        return self.group.potentials[self.row]
 
 
 class _Screening(NamedTuple):
@@ -91,12 +51,6 @@ class _Screening(NamedTuple):
     answer: Download
 
 
-def _largest(lanes: Sequence[_Lane], side: int) -> tuple[int, int]:
-    """Points and programs of the largest lane."""
-    groups = {lane.group for lane in lanes}
-    return max((g.size[side] for g in groups), default=0), max((g.programs[side] for g in groups), default=0)
-
-
 def _longer(rows: Any, more: int) -> Any:
     """The same rows, and zeros after them."""
     found = rows.new_zeros((len(rows) + more, rows.shape[1]))
@@ -114,7 +68,7 @@ def _told(seen: list[list[float]]) -> list[tuple[int, float]]:
     return [(int(depth), stale) for depth, stale, *_ in seen]
 
 
-class TritonPack(Counted):
+class TritonPack(Launches, Counted):
     """Lanes of one kind of scores on one device. Narrower means: the table of live lanes is shorter."""
 
     def __init__(
@@ -124,7 +78,7 @@ class TritonPack(Counted):
         self.how, self.device, self.couple = how, device, couple
         self._packed = (k.FOLDING if how.packed else k.ALL).value
         self._momentum, self._precision = momentum, precision
-        self._lanes: list[_Lane] = []
+        self._lanes: list[Lane] = []
         dtypes = {"half": torch.float16, "single": torch.float32, "exact": torch.float64}
         dtypes |= {"wide": torch.float64, "vectors": torch.float32, "counts": torch.int32}
         self._arenas = {name: Arena(torch, dtype, device, blank=name != "exact") for name, dtype in dtypes.items()}
@@ -140,7 +94,7 @@ class TritonPack(Counted):
         self._ready: dict[tuple[Any, ...], list[Launch]] = {}
         self._screening: _Screening | None = None
         self._given: Any = None
-        self._fresh: set[_Lane] = set()
+        self._fresh: set[Lane] = set()
         self.repack([], problems)
 
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
@@ -148,7 +102,7 @@ class TritonPack(Counted):
         kept, full = [self._lanes[i] for i in keep], dict[int, bool]()
         self._seated.clear()
         try:
-            admitted = self._open([_Lane(problem, full) for problem in admit])
+            admitted = self._open([Lane(problem, full) for problem in admit])
         except torch.OutOfMemoryError as error:
             # Buffers may have grown: what was made ready for the old ones must not run again.
             self._line_up()
@@ -162,7 +116,7 @@ class TritonPack(Counted):
     def _line_up(self) -> None:
         """The table of live lanes, and grids for it."""
         self._live = self._seats(self._lanes)
-        self._most = [_largest(self._lanes, side) for side in (0, 1)]
+        self._most = [largest(self._lanes, side) for side in (0, 1)]
         self._ready.clear()
         self._screening = None
         if len(self._limits) != len(self._table):
@@ -173,21 +127,21 @@ class TritonPack(Counted):
         # Sums are the same in both ways if as many threads make them.
         self.small = self._most[0][0] <= SMALL and self.how.warps == WIDE_WARPS
 
-    def _release(self, lane: _Lane) -> None:
+    def _release(self, lane: Lane) -> None:
         self._vacant.append(lane.place)
         lane.group.lanes -= 1
         if lane.group.lanes == 0:
             for name, (start, count) in lane.group.pieces.items():
                 self._arenas[name].give(start, count)
 
-    def _seats(self, lanes: Sequence[_Lane]) -> Any:
+    def _seats(self, lanes: Sequence[Lane]) -> Any:
         """Their rows of the table, on the device."""
         places = tuple([lane.place for lane in lanes])
         if places not in self._seated:
             self._seated[places] = upload(places, torch.int64, self.device)
         return self._seated[places]
 
-    def _seat(self, lanes: list[_Lane], table: Any, numbers: Any) -> None:
+    def _seat(self, lanes: list[Lane], table: Any, numbers: Any) -> None:
         """Give new lanes rows of the table, those that fell vacant first, and fill them."""
         table, numbers = upload(table, torch.int64, self.device), upload(numbers, torch.float64, self.device)
         rows, short = len(self._table), len(lanes) - len(self._vacant)
@@ -207,11 +161,11 @@ class TritonPack(Counted):
         places = self._seats(lanes)
         self._table[places], self._states[self._parity][places] = table, numbers
 
-    def _open(self, lanes: list[_Lane]) -> list[_Lane]:
+    def _open(self, lanes: list[Lane]) -> list[Lane]:
         """New lanes at depth zero, their first f-leg measured."""
         if not lanes:
             return lanes
-        loaded: list[tuple[list[_Lane], Loaded]] = []
+        loaded: list[tuple[list[Lane], Loaded]] = []
         marks = {name: arena.mark() for name, arena in self._arenas.items()}
         try:
             for group in same_shape(lanes):
@@ -227,7 +181,7 @@ class TritonPack(Counted):
             raise
         return lanes
 
-    def _settle_in(self, lanes: list[_Lane], loaded: list[tuple[list[_Lane], Loaded]]) -> None:
+    def _settle_in(self, lanes: list[Lane], loaded: list[tuple[list[Lane], Loaded]]) -> None:
         """Rows of the table for lanes that are loaded, and their first f-leg."""
         seated = [lane for group, _ in loaded for lane in group]
         for group, part in loaded:
@@ -241,12 +195,12 @@ class TritonPack(Counted):
         self._seat(seated, np.concatenate([part.table for _, part in loaded]), numbers)
         self._measure_first(lanes)
 
-    def _leading(self, lane: _Lane) -> float:
+    def _leading(self, lane: Lane) -> float:
         """The residual above which leading halves make its scores; zero if they never do."""
         times = GIVE_WAY if self._momentum else GIVE_WAY_PLAIN
         return 0.0 if math.isnan(lane.blur) else times * max(float(lane.problem.tol or 0), lane.blur)
 
-    def _measure_first(self, lanes: list[_Lane]) -> None:
+    def _measure_first(self, lanes: list[Lane]) -> None:
         """The first f-leg of new lanes, in the fastest arithmetic that is honest enough for tol.
 
         First with potentials in the product where there is room for them, then with potentials added to it, then in
@@ -281,7 +235,7 @@ class TritonPack(Counted):
             self._stage(live, left, wide, vectors)
             self._exact(live, left, 0, k.KEPT)
 
-    def _rounding(self, live: Any, lanes: Sequence[_Lane], *, folded: bool) -> Any:
+    def _rounding(self, live: Any, lanes: Sequence[Lane], *, folded: bool) -> Any:
         """By how much float32 is off on rows of the state after the first f-leg, where ratios are near one.
 
         The device makes bands of it.
@@ -295,147 +249,24 @@ class TritonPack(Counted):
         found = self._checked(live, lanes, errors, scratch, samples, self._findings(lanes), opens=True)
         return found[:, 2].numpy()
 
-    # Launches. `lanes` are those of `live`, for the grid.
-
-    def _grid(self, lanes: Sequence[_Lane], side: int, tile: int) -> tuple[int, int]:
-        return -(-self._most_of(lanes, side)[0] // tile), len(lanes)
-
-    def _most_of(self, lanes: Sequence[_Lane], side: int) -> tuple[int, int]:
-        return self._most[side] if lanes is self._lanes else _largest(lanes, side)
-
-    def _run(self, *launches: Launch) -> None:
-        stream = stream_of(self.device)
-        for launch in launches:
-            launch(stream)
-
-    def _leg(
-        self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, vectors: Any = None, errors: Any = None
-    ) -> None:
-        self._run(*self._legs_of(live, lanes, side, role, self._parity, vectors, errors))
-
-    def _legs_of(
-        self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, parity: int, vectors: Any = None,
-        errors: Any = None, *, fold: bool = False, lock: bool = False, goes_on: bool = False,
-    ) -> list[Launch]:  # fmt: skip
-        """One side of lanes that are not wide; lanes whose potentials fold have a launch of their own."""
-        arenas = self._arenas
-        wide = arenas["wide"].buffer
-        programs = self._most_of(lanes, side)[1]
-        check = role is k.CHECKED
-        ways = {fold} if check else {way for lane in lanes if not lane.wide for way in self._ways(lane)}
-        leads = self.how.leads and not check
-        return [
-            prepared(
-                leg_kernels.leg, (programs, len(lanes)),
-                self._table, live, self._states[parity], arenas["half"].buffer, arenas["single"].buffer, wide,
-                arenas["vectors"].buffer if vectors is None else vectors, wide if errors is None else errors,
-                arenas["counts"].buffer, self._limits, self._halted,
-                **self.how.scores(folded), SIDE=side, ROLE=role.value, SLOT=self.how.slot, PACKED=self._packed,
-                FOLD=folded, LEADS=leads, LOCK=lock, GOES_ON=goes_on, MOMENTUM=goes_on and self._momentum,
-                WIDE_BM=WIDE_BM, BLOCK=BLOCK, **self.how.program,
-            )
-            for folded in sorted(ways)
-        ]  # fmt: skip
-
-    def _ways(self, lane: _Lane) -> set[bool]:
-        """Whether its potentials fold: while leading halves make its scores they do, if there is room at all."""
-        return {lane.folded, lane.folded or (self.how.slot > 0 and not math.isnan(lane.blur))}
-
-    def _exact(
-        self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, potentials: Any = None, vectors: Any = None,
-        errors: Any = None,
-    ) -> None:  # fmt: skip
-        self._run(self._exact_of(live, lanes, side, role, self._parity, potentials, vectors, errors))
-
-    def _exact_of(
-        self, live: Any, lanes: Sequence[_Lane], side: int, role: Any, parity: int, potentials: Any = None,
-        vectors: Any = None, errors: Any = None, samples: Any = None, *, lock: bool = False, goes_on: bool = False,
-    ) -> Launch:  # fmt: skip
-        wide, arenas = self._arenas["wide"].buffer, self._arenas
-        # Sampled rows are few: one program for each.
-        if samples is None:
-            bm, bn, warps, grid = WIDE_BM, WIDE_BN, WIDE_WARPS, self._grid(lanes, side, WIDE_BM)
-        else:
-            bm, bn, warps = SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS
-            grid = (-(-SAMPLES // bm), len(lanes), 2 if side == k.BOTH.value else 1)
-        return prepared(
-            leg_kernels.exact_leg, grid,
-            self._table, live, self._states[parity], arenas["exact"].buffer, wide,
-            wide if potentials is None else potentials, arenas["vectors"].buffer if vectors is None else vectors,
-            wide if errors is None else errors, arenas["counts"].buffer, self._limits, self._halted,
-            wide if samples is None else samples, SAMPLES,
-            ROOTED=self.how.rooted, DENSE=self.how.dense, SIDE=side, ROLE=role.value, BM=bm, BN=bn,
-            AT_ONCE=4 if self.how.packed else 16, LOCK=lock, GOES_ON=goes_on, MOMENTUM=goes_on and self._momentum,
-            BLOCK=BLOCK, num_warps=warps,
-        )  # fmt: skip
-
-    def _stage(self, *args: Any, **how: Any) -> None:
-        self._run(self._stage_of(*args, **how))
-
-    def _stage_of(
-        self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any, *, slot: int = 0, state: bool = False,
-        after: tuple[Any, Any] | None = None,
-    ) -> Launch:  # fmt: skip
-        """Split potentials into what legs read: as legs of the `state` read them, or as checks do."""
-        packed = self._packed if state or not self.how.packed else k.NONE.value
-        legs, out = (vectors, potentials) if after is None else after
-        most = max(self._grid(lanes, side, ROWS)[0] for side in (0, 1))
-        return prepared(
-            lane_kernels.stage, (most, len(lanes), 2),
-            self._table, live, self._states[self._parity], potentials, self._arenas["half"].buffer, vectors,
-            self._arenas["wide"].buffer, legs, out,
-            ROWS=ROWS, SLOT=slot, PACKED=packed, AFTER=after is not None,
-        )  # fmt: skip
-
-    def _sample(self, live: Any, lanes: Sequence[_Lane], side: int, potentials: Any) -> Any:
-        """Log ratios of some rows (side 0) or of some rows and columns (BOTH) in float64."""
-        samples = torch.empty((2, len(lanes), SAMPLES), dtype=torch.float64, device=self.device)
-        self._run(self._exact_of(live, lanes, side, k.SAMPLED, self._parity, potentials, samples=samples))
-        return samples
-
-    def _settle(self, live: Any, lanes: Sequence[_Lane]) -> tuple[Any, Any]:
+    def _settle(self, live: Any, lanes: Sequence[Lane]) -> tuple[Any, Any]:
         """The states of lanes as they will be emitted: their potentials in bits, and what was found."""
         wide, found = self._arenas["wide"].buffer, self._findings(lanes)
         potentials, self._given = torch.empty_like(wide), torch.empty_like(wide)
-        self._run(prepared(
-            lane_kernels.settle, (len(lanes),),
-            self._table, live, self._states[self._parity], wide, potentials, self._given, found,
-            ROWS=ROWS, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
-        ))  # fmt: skip
+        self._run(self._settle_of(live, lanes, potentials, self._given, found))
         self._fresh = set(lanes)
         return potentials, found
 
-    def _findings(self, lanes: Sequence[_Lane]) -> Any:
-        """Room for each lane's residuals, how far sampled rows and columns are off, rounded or not, poisoned or not."""
-        return torch.empty((len(lanes), 6), dtype=torch.float64, device=self.device)
-
-    def given(self, lanes: Sequence[_Lane]) -> Any:
+    def given(self, lanes: Sequence[Lane]) -> Any:
         """What will be emitted of lanes, in units of the cost and at the places of their potentials."""
         if not self._fresh.issuperset(lanes):
             _, found = self._settle(self._seats(lanes), lanes)
             self._note(lanes, found.cpu())
         return self._given
 
-    def _note(self, lanes: Sequence[_Lane], found: Any) -> None:
+    def _note(self, lanes: Sequence[Lane], found: Any) -> None:
         for lane, single in zip(lanes, found[:, 4].tolist(), strict=True):
             lane.single = single > 0
-
-    def _checked(
-        self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, found: Any, **how: bool
-    ) -> Any:
-        self._run(self._checked_of(live, lanes, errors, vectors, samples, found, **how))
-        return found.cpu()
-
-    def _checked_of(
-        self, live: Any, lanes: Sequence[_Lane], errors: Any, vectors: Any, samples: Any, found: Any, *,
-        exact: bool = False, opens: bool = False,
-    ) -> Launch:  # fmt: skip
-        return prepared(
-            lane_kernels.checked, (len(lanes),),
-            self._table, live, self._states[self._parity], self._arenas["wide"].buffer, errors, vectors, samples,
-            found, SAMPLES, DOUBLE=exact,
-            OPENS=opens, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
-        )  # fmt: skip
 
     def _cycle(self, *, first: bool, last: bool, lockstep: bool) -> list[Launch]:
         """Apply, columns, rows. Of small lanes the rows of a cycle apply themselves, unless it is the last one."""
@@ -457,16 +288,6 @@ class TritonPack(Counted):
             self._ready[key] = made(*how)
         return self._ready[key]
 
-    def _apply_of(self, first: bool, parity: int) -> list[Launch]:
-        """Reads the state at `parity`, leaves it at the other."""
-        return [prepared(
-            lane_kernels.apply, self._grid(self._lanes, 0, ROWS),
-            self._table, self._live, self._states[parity], self._states[1 - parity], self._arenas["half"].buffer,
-            self._arenas["vectors"].buffer, self._arenas["wide"].buffer, self._limits, self._halted, FIRST=first,
-            MOMENTUM=self._momentum, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS, SLOT=self.how.slot,
-            PACKED=self._packed,
-        )]  # fmt: skip
-
     def _side_of(self, side: int, role: Any, parity: int, lock: bool, goes_on: bool) -> list[Launch]:
         """A leg of all lanes, whatever their arithmetic."""
         live, lanes = self._live, self._lanes
@@ -474,14 +295,6 @@ class TritonPack(Counted):
         if any(lane.wide for lane in lanes):
             found.append(self._exact_of(live, lanes, side, role, parity, lock=lock, goes_on=goes_on))
         return found
-
-    def _look_of(self, live: Any, report: Any, parity: int) -> list[Launch]:
-        """Depth and stale residual of lanes into `report`, whether they are held, and their bands."""
-        return [prepared(
-            lane_kernels.look, (len(live),),
-            self._table, live, self._states[parity], self._arenas["wide"].buffer, self._limits, report,
-            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
-        )]  # fmt: skip
 
     def _glance(self, stream: int) -> Download:
         """What is known of all lanes when all that was launched has run."""
@@ -563,7 +376,7 @@ class TritonPack(Counted):
         told = zip(numbers[:checked].reshape(-1, 6).tolist(), numbers[checked:].reshape(-1, 4).tolist(), strict=True)
         return [math.nan if math.isnan(stale) else row[0] + band for row, (_, stale, _, band) in told]
 
-    def _screen_of(self, key: tuple[Any, ...], lanes: list[_Lane]) -> _Screening:
+    def _screen_of(self, key: tuple[Any, ...], lanes: list[Lane]) -> _Screening:
         live, parity, count = self._seats(lanes), self._parity, len(lanes)
         wide, scratch = self._arenas["wide"].buffer, torch.empty_like(self._arenas["vectors"].buffer)
         errors = torch.empty_like(wide)
@@ -602,17 +415,17 @@ class TritonPack(Counted):
         self._note(some, found)
         return [self._residual(lane, *row, exact=exact) for lane, row in zip(some, found.tolist(), strict=True)]
 
-    def _check(self, live: Any, lanes: Sequence[_Lane], _: Any, vectors: Any, errors: Any) -> None:
+    def _check(self, live: Any, lanes: Sequence[Lane], _: Any, vectors: Any, errors: Any) -> None:
         for side in (0, 1):
             self._leg(live, lanes, side, k.CHECKED, vectors=vectors, errors=errors)
 
-    def _check_exactly(self, live: Any, lanes: Sequence[_Lane], potentials: Any, vectors: Any, errors: Any) -> None:
+    def _check_exactly(self, live: Any, lanes: Sequence[Lane], potentials: Any, vectors: Any, errors: Any) -> None:
         for side in (0, 1):
             self._exact(live, lanes, side, k.CHECKED, potentials, vectors, errors)
 
     def _residual(
         self,
-        lane: _Lane,
+        lane: Lane,
         row: float,
         col: float,
         off_rows: float,
