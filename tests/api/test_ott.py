@@ -299,3 +299,13 @@ def test_the_auditor_does_not_take_a_cost_of_ones_own_for_another() -> None:
     for asked in (problem, admit(problem, 1e-3)):
         with pytest.raises(ds.ProblemError, match="the auditor knows the costs"):
             marginal_errors(asked, ds.Potentials(np.zeros(5), np.zeros(4)))
+
+
+@pytest.mark.parametrize("dtype", ["longdouble", ">f4", ">f8", "float16"])
+def test_points_of_dtypes_that_jax_does_not_know(dtype: str) -> None:
+    rng = np.random.default_rng(8)
+    x, y = (rng.normal(size=(n, 2)).astype(dtype) for n in (20, 24))
+    found = ds.solve([ds.Problem(x=x, y=y, eps=0.5)], tol=1e-5, backend="ott")[0]
+    wide = ds.Problem(x=x.astype(np.float64), y=y.astype(np.float64), eps=0.5)
+    assert found.converged
+    assert abs(found.transport_cost().dual - ds.solve([wide], tol=1e-5)[0].transport_cost().dual) < 1e-4

@@ -86,7 +86,9 @@ def load(problem: Problem[Any], how: How) -> Loaded:
         # In float64 whatever the caller's dtype: what is rounded here no check would find.
         arrays["cost"] = _filled(np.divide(to_numpy(cost), problem.eps, dtype=np.float64), how.n, how.m)
     else:
+        # As they are, so that little travels; jax knows neither long doubles nor the other order of bytes.
         x, y = (to_numpy(points) for points in (problem.x, problem.y))
+        x, y = (points if points.dtype == np.float32 else points.astype(np.float64) for points in (x, y))
         if support is not None:
             # Where points without mass lie must not matter, and may be so far away that costs are no numbers.
             x, y = x.copy(), y.copy()

@@ -398,6 +398,8 @@ class TritonPack(Launches, Counted):
         if not lanes:
             return []
         self._legs += 2 * len(lanes)
+        # A screen's memory is a verify's as well, so that both together need no more than one.
+        self._screening = None
         some = [self._lanes[i] for i in lanes]
         live = self._seats(some)
         potentials, found = self._settle(live, some)
