@@ -184,11 +184,15 @@ def test_the_first_compilation_is_announced(caplog: pytest.LogCaptureFixture, mo
 
 
 def test_processes_compile_one_after_another() -> None:
-    script = "from drainsinkhorn.backends.keops.reduction import alone\nwith alone(): print('in', flush=True)"
+    script = (
+        "from drainsinkhorn.backends.keops.reduction import alone\nprint('here', flush=True)\nwith alone(): print('in')"
+    )
     with reduction.alone():
         other = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "here\n"
         with pytest.raises(subprocess.TimeoutExpired):
-            other.wait(timeout=8)
+            other.wait(timeout=1)
     assert other.communicate(timeout=60)[0] == "in\n"
 
 

@@ -55,7 +55,7 @@ def _judge(problem: Problem[Any]) -> Scores:
         found = np.abs(cost.kind.matrix(*some))
         far = 2 * float(found.max())
         return Scores(factor * float(found.mean()), factor * far, factor * point_cost(cost).rounding(x.shape[1], far))
-    a, b = to_numpy(problem.a), to_numpy(problem.b)
+    a, b, x, y = to_numpy(problem.a), to_numpy(problem.b), native(x), native(y)
     if cost.kind == "cosine":
         x, y = (unit_rows(points.astype(np.float64)) for points in (x, y))
     centre = middle(a, b, x, y)
@@ -66,15 +66,15 @@ def _judge(problem: Problem[Any]) -> Scores:
     return Scores(factor * typical, factor * far, factor * float(known.rounding(x.shape[1], far)))
 
 
+def native(points: Any) -> Any:
+    """Points in float32 as they are, others in float64: short or long floats, integers, the other order of bytes."""
+    return points if points.dtype == np.float32 else points.astype(np.float64, copy=False)
+
+
 def middle(a: Vector, b: Vector, x: Any, y: Any) -> Vector:
     """A point amid both clouds, in float64 but no more exact than they are: any will do if both are seen from it."""
-    return (_mean(a, x) + _mean(b, y)) / 2
-
-
-def _mean(weights: Vector, points: Any) -> Vector:
-    if points.dtype != np.float32:
-        return weights @ points.astype(np.float64, copy=False)
-    return (weights.astype(np.float32) @ points).astype(np.float64)
+    means = [(weights.astype(points.dtype) @ points).astype(np.float64) for weights, points in ((a, x), (b, y))]
+    return (means[0] + means[1]) / 2
 
 
 def _lengths(points: Any) -> Vector:

@@ -15,7 +15,7 @@ from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.costs import unit_rows
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.ottjax.kernels import SAMPLES, UNIT, How
-from drainsinkhorn.backends.scores import middle, samples, scores
+from drainsinkhorn.backends.scores import middle, native, samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support
 from drainsinkhorn.core.problem import Cost, Problem
@@ -86,9 +86,8 @@ def load(problem: Problem[Any], how: How) -> Loaded:
         # In float64 whatever the caller's dtype: what is rounded here no check would find.
         arrays["cost"] = _filled(np.divide(to_numpy(cost), problem.eps, dtype=np.float64), how.n, how.m)
     else:
-        # As they are, so that little travels; jax knows neither long doubles nor the other order of bytes.
-        x, y = (to_numpy(points) for points in (problem.x, problem.y))
-        x, y = (points if points.dtype == np.float32 else points.astype(np.float64) for points in (x, y))
+        # As they are, where jax knows their dtype, so that little travels.
+        x, y = (native(to_numpy(points)) for points in (problem.x, problem.y))
         if support is not None:
             # Where points without mass lie must not matter, and may be so far away that costs are no numbers.
             x, y = x.copy(), y.copy()

@@ -113,9 +113,6 @@ class Launches:
             BLOCK=BLOCK, num_warps=warps,
         )  # fmt: skip
 
-    def _stage(self, *args: Any, **how: Any) -> None:
-        self._run(self._stage_of(*args, **how))
-
     def _stage_of(
         self, live: Any, lanes: Sequence[Lane], potentials: Any, vectors: Any, *, slot: int = 0, state: bool = False,
         after: tuple[Any, Any] | None = None,

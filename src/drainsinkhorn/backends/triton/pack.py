@@ -217,7 +217,7 @@ class TritonPack(Launches, Counted):
             live = self._seats(some)
             if self.how.slot and not folded:
                 self._table[live, k.FOLDED.value] = 0
-            self._stage(live, some, wide, vectors, slot=self.how.slot, state=True)
+            self._run(self._stage_of(live, some, wide, vectors, slot=self.how.slot, state=True))
             self._leg(live, some, 0, k.KEPT)
             off = k.SAFETY.value * np.maximum(self._rounding(live, some, folded=folded), k.SINGLE.value)
             fine = off <= np.array([float(lane.problem.tol or 0) / 2 for lane in some])
@@ -232,7 +232,7 @@ class TritonPack(Launches, Counted):
             self._table[live, k.WIDE.value] = 1
             bands = upload([lane.band for lane in left], torch.float64, self.device)
             self._states[self._parity][live, k.BAND.value] = bands
-            self._stage(live, left, wide, vectors)
+            self._run(self._stage_of(live, left, wide, vectors))
             self._exact(live, left, 0, k.KEPT)
 
     def _rounding(self, live: Any, lanes: Sequence[Lane], *, folded: bool) -> Any:
@@ -242,7 +242,7 @@ class TritonPack(Launches, Counted):
         """
         wide, vectors = self._arenas["wide"].buffer, self._arenas["vectors"].buffer
         potentials, scratch, errors = torch.empty_like(wide), torch.empty_like(vectors), torch.empty_like(wide)
-        self._stage(live, lanes, wide, scratch, state=True, after=(vectors, potentials))
+        self._run(self._stage_of(live, lanes, wide, scratch, state=True, after=(vectors, potentials)))
         samples = self._sample(live, lanes, 0, potentials)
         # Of the slots only those of columns are read, where the state is still the one in them.
         self._run(*self._legs_of(live, lanes, 0, k.CHECKED, self._parity, scratch, errors, fold=folded))
@@ -406,7 +406,7 @@ class TritonPack(Launches, Counted):
         # What takes longest comes first: it runs while the rest is made ready.
         samples = self._sample(live, some, k.BOTH.value, potentials)
         scratch, errors = torch.empty_like(self._arenas["vectors"].buffer), torch.empty_like(potentials)
-        self._stage(live, some, potentials, scratch)
+        self._run(self._stage_of(live, some, potentials, scratch))
         double = [lane for lane in some if lane.wide or exact]
         single = [lane for lane in some if not (lane.wide or exact)]
         mixed = bool(single) and bool(double)
