@@ -102,6 +102,28 @@ def test_a_call_ends_when_all_lanes_rest(small: bool, monkeypatch: pytest.Monkey
     assert all(now.depth == then.depth + GLANCE + 3 for now, then in zip(again[1:], progress[1:], strict=True))
 
 
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("more", [0, 1])
+def test_nothing_is_launched_for_lanes_that_rest(small: bool, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for idle in (math.inf, 0.0):
+        monkeypatch.setattr("drainsinkhorn.backends.triton.pack.IDLE", idle)
+        pack = TritonBackend(acceleration="momentum").pack(clouds(3, 0.5))
+        pack.small = small
+        # The first lane rests at once, and the others never; then all move again.
+        told = [pack.advance(3 * GLANCE + more, [1.0, *[-math.inf] * (pack.width - 1)])]
+        launched = len(pack._crew.lanes)
+        told += [pack.advance(3, [1.0] * pack.width), pack.advance(2, [-math.inf] * pack.width)]
+        assert len(pack._crew.lanes) == pack.width
+        found.append((told, state(pack), pack.verify(range(pack.width)), launched))
+    (told, states, residuals, launched), (others, other_states, other_residuals, fewer) = found
+    assert (launched, fewer) == (pack.width, pack.width - 1)
+    assert told[0][0].depth < told[0][1].depth == 3 * GLANCE + more
+    assert told == others
+    assert residuals == other_residuals
+    assert all(np.array_equal(one, other) for one, other in zip(states, other_states, strict=True))
+
+
 def test_lanes_that_are_never_held_run_all_cycles() -> None:
     pack = TritonBackend().pack(clouds(3, 1.0))
     assert [lane.depth for lane in pack.advance(2 * GLANCE + 1, [-math.inf] * pack.width)] == [

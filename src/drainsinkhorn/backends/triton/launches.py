@@ -18,8 +18,10 @@ from drainsinkhorn.backends.triton.lane import Lane, largest
 from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of
 from drainsinkhorn.backends.triton.loading import How
 
-ROWS, BLOCK, SAMPLES = 1024, 256, 32
-"""Rows of a program of `apply`, partial sums added at once, and rows compared with float64."""
+ROWS, BLOCK, SAMPLES = 256, 256, 32
+"""Rows of a program of `apply` or `stage`, partial sums added at once, and rows compared with float64."""
+SETTLED, SETTLED_WARPS = 2048, 8
+"""Rows that the one program of a lane settles at once, and its warps."""
 WIDE_BM, WIDE_BN, WIDE_WARPS = 16, 64, 4
 SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS = 1, 512, 8
 
@@ -138,7 +140,7 @@ class Launches:
         return prepared(
             lane_kernels.settle, (len(lanes),),
             self._table, live, self._states[self._parity], self._arenas["wide"].buffer, potentials, given, found,
-            ROWS=ROWS, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
+            ROWS=SETTLED, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, num_warps=SETTLED_WARPS,
         )  # fmt: skip
 
     def _findings(self, lanes: Sequence[Lane]) -> Any:
@@ -162,11 +164,11 @@ class Launches:
             OPENS=opens, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
         )  # fmt: skip
 
-    def _apply_of(self, first: bool, parity: int) -> list[Launch]:
+    def _apply_of(self, live: Any, lanes: Sequence[Lane], first: bool, parity: int) -> list[Launch]:
         """Reads the state at `parity`, leaves it at the other."""
         return [prepared(
-            lane_kernels.apply, self._grid(self._lanes, 0, ROWS),
-            self._table, self._live, self._states[parity], self._states[1 - parity], self._arenas["half"].buffer,
+            lane_kernels.apply, self._grid(lanes, 0, ROWS),
+            self._table, live, self._states[parity], self._states[1 - parity], self._arenas["half"].buffer,
             self._arenas["vectors"].buffer, self._arenas["wide"].buffer, self._limits, self._halted, FIRST=first,
             MOMENTUM=self._momentum, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, ROWS=ROWS, SLOT=self.how.slot,
             PACKED=self._packed,

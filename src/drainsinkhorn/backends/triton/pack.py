@@ -21,6 +21,7 @@ from drainsinkhorn.backends.triton.lane import Lane, largest
 from drainsinkhorn.backends.triton.launches import SAMPLES, WIDE_WARPS, Launches
 from drainsinkhorn.backends.triton.launching import Download, Launch, stream_of, upload
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
+from drainsinkhorn.backends.triton.tiles import MULTIPROCESSORS
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress
 from drainsinkhorn.core.result import Residual
@@ -31,6 +32,22 @@ SMALL = 2048
 """Rows of a lane up to which a cycle is two launches: one program applies its f-leg while others finish theirs."""
 GLANCE = 8
 """Cycles after which it is asked whether lanes still move; the answer is waited for when so many more are launched."""
+IDLE = 0.9
+"""Share of the programs that fit on the device which lanes at rest may have before they are no longer launched."""
+
+
+class _Crew(NamedTuple):
+    """Lanes for which cycles are launched: all, or those that still move.
+
+    Attributes:
+        lanes: They.
+        live: Their table.
+        ready: What is launched for them, made ready once.
+    """
+
+    lanes: list[Lane]
+    live: Any
+    ready: dict[tuple[Any, ...], list[Launch]]
 
 
 class _Screening(NamedTuple):
@@ -91,7 +108,6 @@ class TritonPack(Launches, Counted):
         self._parity = self._slots = self._legs = 0
         self._may_be_halted = False
         self._seated: dict[tuple[int, ...], Any] = {}
-        self._ready: dict[tuple[Any, ...], list[Launch]] = {}
         self._screening: _Screening | None = None
         self._given: Any = None
         self._fresh: set[Lane] = set()
@@ -117,7 +133,7 @@ class TritonPack(Launches, Counted):
         """The table of live lanes, and grids for it."""
         self._live = self._seats(self._lanes)
         self._most = [largest(self._lanes, side) for side in (0, 1)]
-        self._ready.clear()
+        self._everyone = self._crew = _Crew(self._lanes, self._live, {})
         self._screening = None
         if len(self._limits) != len(self._table):
             self._stops = np.zeros(len(self._table))
@@ -275,22 +291,24 @@ class TritonPack(Launches, Counted):
         key = (first, applies, last or not alone, lockstep, self._parity)
         if applies:
             self._parity = 1 - self._parity
-        if key not in self._ready:
-            legs = (1, k.APPLIED, self._parity, False, False), (0, k.KEPT, self._parity, lockstep, alone and not last)
-            found = self._once(self._apply_of, first, 1 - self._parity) if applies else []
-            self._ready[key] = [*found, *(launch for leg in legs for launch in self._once(self._side_of, *leg))]
-        return self._ready[key]
+        crew, parity = self._crew, self._parity
+        if key not in crew.ready:
+            legs = (1, k.APPLIED, parity, False, False), (0, k.KEPT, parity, lockstep, alone and not last)
+            found = self._once(crew, self._apply_of, first, 1 - parity) if applies else []
+            crew.ready[key] = [*found, *(launch for leg in legs for launch in self._once(crew, self._side_of, *leg))]
+        return crew.ready[key]
 
-    def _once(self, made: Callable[..., list[Launch]], *how: Any) -> list[Launch]:
-        """What `made` makes ready, once until lanes change."""
+    def _once(self, crew: _Crew, made: Callable[..., list[Launch]], *how: Any) -> list[Launch]:
+        """What `made` makes ready for a crew, once."""
         key = (made.__name__, *how)
-        if key not in self._ready:
-            self._ready[key] = made(*how)
-        return self._ready[key]
+        if key not in crew.ready:
+            crew.ready[key] = made(crew.live, crew.lanes, *how)
+        return crew.ready[key]
 
-    def _side_of(self, side: int, role: Any, parity: int, lock: bool, goes_on: bool) -> list[Launch]:
-        """A leg of all lanes, whatever their arithmetic."""
-        live, lanes = self._live, self._lanes
+    def _side_of(
+        self, live: Any, lanes: Sequence[Lane], side: int, role: Any, parity: int, lock: bool, goes_on: bool
+    ) -> list[Launch]:
+        """A leg of lanes, whatever their arithmetic."""
         found = self._legs_of(live, lanes, side, role, parity, lock=lock, goes_on=goes_on)
         if any(lane.wide for lane in lanes):
             found.append(self._exact_of(live, lanes, side, role, parity, lock=lock, goes_on=goes_on))
@@ -298,7 +316,7 @@ class TritonPack(Launches, Counted):
 
     def _glance(self, stream: int) -> Download:
         """What is known of all lanes when all that was launched has run."""
-        for launch in self._once(self._own_look_of, self._parity):
+        for launch in self._once(self._everyone, self._report_of, self._parity):
             launch(stream)
         # Two are under way at a time, at most.
         if len(self._glances) < 2:
@@ -307,8 +325,19 @@ class TritonPack(Launches, Counted):
             self._glances.append(self._glances.pop(0).again(self._report))
         return self._glances[-1]
 
-    def _own_look_of(self, parity: int) -> list[Launch]:
-        return self._look_of(self._live, self._report, parity)
+    def _report_of(self, live: Any, _: Sequence[Lane], parity: int) -> list[Launch]:
+        return self._look_of(live, self._report, parity)
+
+    def _leave(self, held: Sequence[bool]) -> None:
+        """Launch nothing more for lanes that rest, if their programs would take the device as long as others' do.
+
+        It is the look of GLANCE cycles ago that says so: since then `apply` has written both states of such a lane.
+        """
+        resting = {lane for lane, rests in zip(self._lanes, held, strict=True) if rests and not lane.frozen}
+        moving = [lane for lane in self._crew.lanes if lane not in resting]
+        idle = (len(self._crew.lanes) - len(moving)) * self._most[0][1]
+        if moving and idle >= IDLE * self.how.resident * MULTIPROCESSORS:
+            self._crew = _Crew(moving, self._seats(moving), {})
 
     # The verbs of the contract.
 
@@ -343,6 +372,7 @@ class TritonPack(Launches, Counted):
         """
         stream, free = stream_of(self.device), [not lane.frozen for lane in self._lanes]
         last: Download | None = None
+        self._crew = self._everyone
         for cycle in range(cycles if any(free) else 0):
             for launch in self._cycle(first=cycle == 0, last=cycle == cycles - 1, lockstep=lockstep):
                 launch(stream)
@@ -351,6 +381,8 @@ class TritonPack(Launches, Counted):
                 seen = [] if before is None else before.read().tolist()
                 if seen and _rest(seen, free, lockstep):
                     return _told(seen)
+                if seen and not lockstep:
+                    self._leave([row[2] > 0 for row in seen])
         return _told(self._glance(stream).read().tolist())
 
     def _hold_at(self, stops: Sequence[float]) -> None:
