@@ -13,7 +13,8 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import HELD_SPACING, TritonBackend
 from drainsinkhorn.backends.triton import kernels as k
-from drainsinkhorn.backends.triton.pack import GLANCE, TritonPack
+from drainsinkhorn.backends.triton.cycles import GLANCE, _ends
+from drainsinkhorn.backends.triton.pack import TritonPack
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -107,7 +108,7 @@ def test_a_call_ends_when_all_lanes_rest(small: bool, monkeypatch: pytest.Monkey
 def test_nothing_is_launched_for_lanes_that_rest(small: bool, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for idle in (math.inf, 0.0):
-        monkeypatch.setattr("drainsinkhorn.backends.triton.pack.IDLE", idle)
+        monkeypatch.setattr("drainsinkhorn.backends.triton.cycles.IDLE", idle)
         pack = TritonBackend(acceleration="momentum").pack(clouds(3, 0.5))
         pack.small = small
         # The first lane rests at once, and the others never; then all move again.
@@ -122,6 +123,49 @@ def test_nothing_is_launched_for_lanes_that_rest(small: bool, more: int, monkeyp
     assert told == others
     assert residuals == other_residuals
     assert all(np.array_equal(one, other) for one, other in zip(states, other_states, strict=True))
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_large_lanes_are_asked_more_often_when_their_end_is_near(
+    lockstep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, launched = [], 0
+    cycle = TritonPack._cycle
+
+    def counted(self: TritonPack, **how: bool) -> list[Any]:
+        nonlocal launched
+        launched += 1
+        return cycle(self, **how)
+
+    monkeypatch.setattr(TritonPack, "_cycle", counted)
+    for waves in (math.inf, 0.0):
+        monkeypatch.setattr("drainsinkhorn.backends.triton.cycles.WAVES", waves)
+        pack, launched = TritonBackend().pack(clouds(3, 0.5)), 0
+        pack.small = False
+        told = pack.advance(10_000, [1e-3] * pack.width, lockstep=lockstep)
+        found.append((told, launched, state(pack)))
+    (told, cycles, states), (others, fewer, other_states) = found
+    assert told == others
+    assert all(np.array_equal(one, other) for one, other in zip(states, other_states, strict=True))
+    assert max(lane.depth for lane in told) < fewer < cycles
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "ends"),
+    [
+        ((8, 4.0), (16, 3.0), False),
+        ((8, 4.0), (16, 1.1), True),
+        ((8, 4.0), (10, 3.0), True),
+        ((8, 4.0), (16, 4.0), False),
+        ((8, 4.0), (16, 5.0), False),
+        ((8, 4.0), (8, 1.0), True),
+        ((8, 4.0), (8, 2.0), False),
+        ((8, math.inf), (16, 2.0), True),
+        ((8, 4.0), (16, math.nan), True),
+    ],
+)
+def test_how_soon_a_lane_ends_is_judged_by_how_it_falls(then: Any, now: Any, ends: bool) -> None:
+    assert _ends(list(then), list(now), 1.0) is ends
 
 
 def test_lanes_that_are_never_held_run_all_cycles() -> None:

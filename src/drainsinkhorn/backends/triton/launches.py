@@ -15,7 +15,7 @@ from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import lane_kernels, leg_kernels
 from drainsinkhorn.backends.triton.arena import Arena
 from drainsinkhorn.backends.triton.lane import Lane, largest
-from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of
+from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of, upload
 from drainsinkhorn.backends.triton.loading import How
 
 ROWS, BLOCK, SAMPLES = 256, 256, 32
@@ -42,6 +42,14 @@ class Launches:
     _parity: int
     _packed: int
     _momentum: bool
+    _seated: dict[tuple[int, ...], Any]
+
+    def _seats(self, lanes: Sequence[Lane]) -> Any:
+        """Their rows of the table, on the device."""
+        places = tuple([lane.place for lane in lanes])
+        if places not in self._seated:
+            self._seated[places] = upload(places, torch.int64, self.device)
+        return self._seated[places]
 
     def _grid(self, lanes: Sequence[Lane], side: int, tile: int) -> tuple[int, int]:
         return -(-self._most_of(lanes, side)[0] // tile), len(lanes)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,12 @@ from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import Couple
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
+from drainsinkhorn.backends.triton.cycles import Crew, Cycles
 from drainsinkhorn.backends.triton.emission import emissions
 from drainsinkhorn.backends.triton.lane import Lane, largest
-from drainsinkhorn.backends.triton.launches import SAMPLES, WIDE_WARPS, Launches
-from drainsinkhorn.backends.triton.launching import Download, Launch, stream_of, upload
+from drainsinkhorn.backends.triton.launches import SAMPLES, WIDE_WARPS
+from drainsinkhorn.backends.triton.launching import Download, Launch, upload
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
-from drainsinkhorn.backends.triton.tiles import MULTIPROCESSORS
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress
 from drainsinkhorn.core.result import Residual
@@ -30,24 +30,6 @@ GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
 """Leading halves give way at so many times tol or what they blur: earlier where momentum carries on what they did."""
 SMALL = 2048
 """Rows of a lane up to which a cycle is two launches: one program applies its f-leg while others finish theirs."""
-GLANCE = 8
-"""Cycles after which it is asked whether lanes still move; the answer is waited for when so many more are launched."""
-IDLE = 0.9
-"""Share of the programs that fit on the device which lanes at rest may have before they are no longer launched."""
-
-
-class _Crew(NamedTuple):
-    """Lanes for which cycles are launched: all, or those that still move.
-
-    Attributes:
-        lanes: They.
-        live: Their table.
-        ready: What is launched for them, made ready once.
-    """
-
-    lanes: list[Lane]
-    live: Any
-    ready: dict[tuple[Any, ...], list[Launch]]
 
 
 class _Screening(NamedTuple):
@@ -75,17 +57,7 @@ def _longer(rows: Any, more: int) -> Any:
     return found
 
 
-def _rest(seen: list[list[float]], free: Sequence[bool], lockstep: bool) -> bool:
-    """Whether a call has ended: no lane that is not frozen moves any more."""
-    held = (row[2] > 0 for row, moves in zip(seen, free, strict=True) if moves)
-    return any(held) if lockstep else all(held)
-
-
-def _told(seen: list[list[float]]) -> list[tuple[int, float]]:
-    return [(int(depth), stale) for depth, stale, *_ in seen]
-
-
-class TritonPack(Launches, Counted):
+class TritonPack(Cycles, Counted):
     """Lanes of one kind of scores on one device. Narrower means: the table of live lanes is shorter."""
 
     def __init__(
@@ -133,7 +105,7 @@ class TritonPack(Launches, Counted):
         """The table of live lanes, and grids for it."""
         self._live = self._seats(self._lanes)
         self._most = [largest(self._lanes, side) for side in (0, 1)]
-        self._everyone = self._crew = _Crew(self._lanes, self._live, {})
+        self._everyone = self._crew = Crew(self._lanes, self._live, {})
         self._screening = None
         if len(self._limits) != len(self._table):
             self._stops = np.zeros(len(self._table))
@@ -149,13 +121,6 @@ class TritonPack(Launches, Counted):
         if lane.group.lanes == 0:
             for name, (start, count) in lane.group.pieces.items():
                 self._arenas[name].give(start, count)
-
-    def _seats(self, lanes: Sequence[Lane]) -> Any:
-        """Their rows of the table, on the device."""
-        places = tuple([lane.place for lane in lanes])
-        if places not in self._seated:
-            self._seated[places] = upload(places, torch.int64, self.device)
-        return self._seated[places]
 
     def _seat(self, lanes: list[Lane], table: Any, numbers: Any) -> None:
         """Give new lanes rows of the table, those that fell vacant first, and fill them."""
@@ -284,61 +249,6 @@ class TritonPack(Launches, Counted):
         for lane, single in zip(lanes, found[:, 4].tolist(), strict=True):
             lane.single = single > 0
 
-    def _cycle(self, *, first: bool, last: bool, lockstep: bool) -> list[Launch]:
-        """Apply, columns, rows. Of small lanes the rows of a cycle apply themselves, unless it is the last one."""
-        alone = self.small and not lockstep
-        applies = first or not alone
-        key = (first, applies, last or not alone, lockstep, self._parity)
-        if applies:
-            self._parity = 1 - self._parity
-        crew, parity = self._crew, self._parity
-        if key not in crew.ready:
-            legs = (1, k.APPLIED, parity, False, False), (0, k.KEPT, parity, lockstep, alone and not last)
-            found = self._once(crew, self._apply_of, first, 1 - parity) if applies else []
-            crew.ready[key] = [*found, *(launch for leg in legs for launch in self._once(crew, self._side_of, *leg))]
-        return crew.ready[key]
-
-    def _once(self, crew: _Crew, made: Callable[..., list[Launch]], *how: Any) -> list[Launch]:
-        """What `made` makes ready for a crew, once."""
-        key = (made.__name__, *how)
-        if key not in crew.ready:
-            crew.ready[key] = made(crew.live, crew.lanes, *how)
-        return crew.ready[key]
-
-    def _side_of(
-        self, live: Any, lanes: Sequence[Lane], side: int, role: Any, parity: int, lock: bool, goes_on: bool
-    ) -> list[Launch]:
-        """A leg of lanes, whatever their arithmetic."""
-        found = self._legs_of(live, lanes, side, role, parity, lock=lock, goes_on=goes_on)
-        if any(lane.wide for lane in lanes):
-            found.append(self._exact_of(live, lanes, side, role, parity, lock=lock, goes_on=goes_on))
-        return found
-
-    def _glance(self, stream: int) -> Download:
-        """What is known of all lanes when all that was launched has run."""
-        for launch in self._once(self._everyone, self._report_of, self._parity):
-            launch(stream)
-        # Two are under way at a time, at most.
-        if len(self._glances) < 2:
-            self._glances.append(Download(self._report))
-        else:
-            self._glances.append(self._glances.pop(0).again(self._report))
-        return self._glances[-1]
-
-    def _report_of(self, live: Any, _: Sequence[Lane], parity: int) -> list[Launch]:
-        return self._look_of(live, self._report, parity)
-
-    def _leave(self, held: Sequence[bool]) -> None:
-        """Launch nothing more for lanes that rest, if their programs would take the device as long as others' do.
-
-        It is the look of GLANCE cycles ago that says so: since then `apply` has written both states of such a lane.
-        """
-        resting = {lane for lane, rests in zip(self._lanes, held, strict=True) if rests and not lane.frozen}
-        moving = [lane for lane in self._crew.lanes if lane not in resting]
-        idle = (len(self._crew.lanes) - len(moving)) * self._most[0][1]
-        if moving and idle >= IDLE * self.how.resident * MULTIPROCESSORS:
-            self._crew = _Crew(moving, self._seats(moving), {})
-
     # The verbs of the contract.
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
@@ -364,26 +274,6 @@ class TritonPack(Launches, Counted):
         if self._may_be_halted:
             self._halted.zero_()
             self._may_be_halted = False
-
-    def _run_cycles(self, cycles: int, *, lockstep: bool, held: bool) -> list[tuple[int, float]]:
-        """Launch cycles until all have run or lanes rest (`held`: they may), and say where lanes are then.
-
-        The device is always some cycles behind, so that it never waits for the host; those launched in vain do nothing.
-        """
-        stream, free = stream_of(self.device), [not lane.frozen for lane in self._lanes]
-        last: Download | None = None
-        self._crew = self._everyone
-        for cycle in range(cycles if any(free) else 0):
-            for launch in self._cycle(first=cycle == 0, last=cycle == cycles - 1, lockstep=lockstep):
-                launch(stream)
-            if held and (cycle + 1) % GLANCE == 0 and cycle < cycles - 1:
-                before, last = last, self._glance(stream)
-                seen = [] if before is None else before.read().tolist()
-                if seen and _rest(seen, free, lockstep):
-                    return _told(seen)
-                if seen and not lockstep:
-                    self._leave([row[2] > 0 for row in seen])
-        return _told(self._glance(stream).read().tolist())
 
     def _hold_at(self, stops: Sequence[float]) -> None:
         """Tell the device where lanes hold, unless it knows."""
