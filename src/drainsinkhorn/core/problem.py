@@ -29,8 +29,14 @@ class Cost:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class Problem(Generic[A]):
+class _Weak:
+    """What can be referred to weakly; some releases of Python 3.12 leave `weakref_slot` out of generic dataclasses."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem(_Weak, Generic[A]):
     """Couple the cloud `x` with weights `a` to the cloud `y` with weights `b`.
 
     Building a Problem checks nothing: `solve` judges, so that one bad problem costs its neighbours nothing. Nothing is
