@@ -369,6 +369,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None, help="resumes: workloads that stand in it are not run again")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.repeats < 1:
+        parser.error(f"--repeats is the number of laps, at least 1, got {args.repeats}")
     if args.serve:
         return serve(args.serve, args.workloads[0], args.data)
     reports = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else []

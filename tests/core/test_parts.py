@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.events import Advanced, Opened, Retired
 from drainsinkhorn.core.ledger import Ledger, survival
 from drainsinkhorn.core.options import MODES, Mode, Options
+from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.core.result import UNKNOWN, Residual, Status
 
@@ -195,3 +197,9 @@ def test_worst_residual_is_outward_and_nan_speaks() -> None:
     assert Residual(1e-3, 2e-3, 1e-4).worst == pytest.approx(2.1e-3)
     assert math.isnan(Residual(math.nan, 0.0, 0.0).worst)
     assert math.isnan(Residual(0.0, math.nan, 0.0).worst)
+
+
+def test_problems_can_be_referred_to_weakly_and_hold_nothing_but_their_fields() -> None:
+    problem: Problem[Any] = Problem(eps=1.0)
+    assert weakref.ref(problem)() is problem
+    assert not hasattr(problem, "__dict__")
