@@ -243,11 +243,11 @@ def _decided(lane_table, numbers, wide, stop, stopped, FIRST: tl.constexpr, MOME
     rows_exact = tl.load(numbers + ROWS_EXACT) > 0
     step, beta = tl.cast(1.0, tl.float64), tl.cast(0.0, tl.float64)
     if MOMENTUM:
-        bad = started & (age > 0) & ((error <= GROWTH * best) == 0)
+        bad = started & (age > 0) & ((error <= best * GROWTH) == 0)
         best = tl.where(started & (error < best), error, best)
         cooldown = tl.where(bad, tl.exp2(backoff), cooldown)
         backoff = tl.where(bad, tl.minimum(backoff + 1.0, MAX_BACKOFF), backoff)
-        fast = rows_exact & (error * error < FAST * other_error * other_error)
+        fast = rows_exact & (error * error < other_error * FAST * other_error)
         restart = (age > 0) & (along < 0)
         plain = (started == 0) | bad | (cooldown > 0) | fast | restart
         cooldown = tl.where(started & (bad == 0) & (cooldown > 0), cooldown - 1.0, cooldown)

@@ -166,6 +166,6 @@ def checked(table, live, state, wide, errors, vectors, samples, found, count_sam
             off = tl.sum(tl.where(inside, tl.abs(tl.exp2(said - truth) - 1.0), 0.0), axis=0) / count
             tl.store(found + 6 * place + 2 + side, off)
             if OPENS:
-                doubt = WARY * SAFETY * tl.where(off < SINGLE, SINGLE, off)
+                doubt = tl.where(off < SINGLE, SINGLE, off) * (WARY * SAFETY)
                 doubt = tl.where(doubt < LEAST_DOUBT, LEAST_DOUBT, doubt)
                 tl.store(numbers + BAND, tl.load(wide + tl.load(lane_table + NOISE)) + doubt)

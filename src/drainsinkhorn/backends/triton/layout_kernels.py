@@ -173,7 +173,7 @@ def transports(sums, other_sums, middles, factors, scratch, means, matrices, slo
         size_a, size_b = tl.sum(tl.sum(a * eye, axis=1), axis=0), tl.sum(tl.sum(b * eye, axis=1), axis=0)
         # Of one point the covariance is zero, and stays so.
         a = a / tl.where(size_a > 0, size_a, 1.0)
-        b = b / tl.where(size_b > 0, size_b, 1.0) + FLOOR * eye
+        b = b / tl.where(size_b > 0, size_b, 1.0) + eye * FLOOR
         # Four matrices in memory: what is computed by all threads is read by all of them after a barrier.
         one, two = scratch + lane * 4 * DP * DP, scratch + (lane * 4 + 1) * DP * DP
         three, four = scratch + (lane * 4 + 2) * DP * DP, scratch + (lane * 4 + 3) * DP * DP
@@ -219,7 +219,7 @@ def transports(sums, other_sums, middles, factors, scratch, means, matrices, slo
     else:
         variance = tl.maximum(tl.load(mine + DP + ks) - mean * mean, 0.0)
         other_variance = tl.maximum(tl.load(theirs + DP + ks) - other_mean * other_mean, 0.0)
-        other_variance = tl.maximum(other_variance, FLOOR * tl.max(other_variance, axis=0))
+        other_variance = tl.maximum(other_variance, tl.max(other_variance, axis=0) * FLOOR)
         matrix = factor * (1 - tl.sqrt(variance / tl.where(other_variance > 0, other_variance, 1.0)))
         tl.store(matrices + lane * dim + ks, tl.where(other_variance > 0, matrix, 0.0), mask=inside)
 

@@ -93,11 +93,11 @@ def lay_out(cloud, cloud_stride, middle, units, scales, given, given_stride, wei
         tl.store(doubt + lane, 1)
     side = vectors + at * pad + rows
     step = lanes.to(tl.int64) * pad
-    tl.store(side + LEVEL * step, tl.where(inside, coarse, AWAY).to(tl.float32))
-    tl.store(side + FINE * step, tl.where(inside, level - coarse, 0.0).to(tl.float32))
-    tl.store(side + OTHER_LEVEL * step, tl.where(heavy, other, AWAY).to(tl.float32))
-    tl.store(side + WEIGHT * step, tl.where(heavy, tl.exp2(fine), 0.0).to(tl.float32))
-    tl.store(side + REST * step, tl.where(heavy, rest, 0.0).to(tl.float32))
+    tl.store(side + step * LEVEL, tl.where(inside, coarse, AWAY).to(tl.float32))
+    tl.store(side + step * FINE, tl.where(inside, level - coarse, 0.0).to(tl.float32))
+    tl.store(side + step * OTHER_LEVEL, tl.where(heavy, other, AWAY).to(tl.float32))
+    tl.store(side + step * WEIGHT, tl.where(heavy, tl.exp2(fine), 0.0).to(tl.float32))
+    tl.store(side + step * REST, tl.where(heavy, rest, 0.0).to(tl.float32))
     tl.store(wide + at * pad + rows, potential)
     tl.store(wide + step + at * pad + rows, mass)
 
@@ -125,7 +125,7 @@ def spread(cloud, cloud_stride, middle, factors, sizes, out, norms, doubt, first
     tl.store(norms + here * pad + rows, norm)
     far = tl.sqrt(norm) if ROOTED else norm
     # What has no weight counts too: its rows are consumed as well.
-    wrong = ~(far * (ROUNDED * (dim + 4)) <= OFF)
+    wrong = ~(far * ((dim + 4) * ROUNDED) <= OFF)
     if tl.max(wrong.to(tl.int32), axis=0) > 0:
         tl.store(doubt + at, 1)
 
