@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from drainsinkhorn.api import solve
+from drainsinkhorn.backends.arrays import Array
 from drainsinkhorn.campaign import loaders
 from drainsinkhorn.campaign.arms import (
     MAX_DEPTH,
@@ -25,7 +27,7 @@ from drainsinkhorn.campaign.arms import (
     public_of,
     versus,
 )
-from drainsinkhorn.campaign.plan import Arm, Campaign, Finding, Loaded, Outcome, Place, Study, Unit, Work
+from drainsinkhorn.campaign.plan import Arm, Campaign, Contrast, Finding, Loaded, Outcome, Place, Study, Unit, Work
 from drainsinkhorn.campaign.report.paper import WIDTHS
 from drainsinkhorn.campaign.training import Lesson, Quality, gates_nine
 from drainsinkhorn.campaign.windows import image_slices
@@ -50,142 +52,201 @@ def solved(device: str, **settings: Any) -> Couple:
     return couple
 
 
-def campaign(scale: str, data: Path | None, device: str) -> Campaign:
-    """Three seeds of training with each arm; windows of every width with static and compact."""
-    full = scale == "full"
-    features = loaders.imagenet(data)
-    batch, dim, updates, hidden, repeats = (1024, 500, 128, 1024, 1) if full else (192, 32, 48, 128, 3)
-    sweep_n, sweep_eps, windows = (4096, 0.1, 12) if full else (384, 0.03, 3)
-    peer = public_of(device)
-    held = min(2048, len(features.values) // 4)
-    order = np.random.default_rng(0).permutation(len(features.values))
-    leading = replace(features, values=np.ascontiguousarray(features.values[order, :dim]))
-    values = leading.values
+@dataclass(frozen=True)
+class Sizes:
+    """How much is trained, and how wide windows are swept."""
 
-    @cache
-    def lesson(seed: int) -> Lesson:
-        return Lesson(values[held:], values[:held], batch, WINDOW, updates, EPS, hidden, seed, device)
+    batch: int
+    dim: int
+    updates: int
+    hidden: int
+    repeats: int
+    sweep_n: int
+    sweep_eps: float
+    windows: int
 
-    @cache
-    def public_solver() -> Any:
-        return peer.make(PAPER.margin * TOL, PAPER.every)  # type: ignore[arg-type]
 
-    def public_couple(problems: Sequence[Problem[Any]]) -> list[Potentials[Any]]:
-        return public_solver().serial(problems).potentials()
+SIZES = {
+    "full": Sizes(1024, 500, 128, 1024, 1, 4096, 0.1, 12),
+    "small": Sizes(192, 32, 48, 128, 3, 384, 0.03, 3),
+}
 
-    plain: dict[str, Any] = {**PLAIN, "audit": PAPER, "width": WINDOW}
-    shipped: dict[str, Any] = {"mode": "compact", "width": WINDOW}
-    couples: dict[str, tuple[str, Couple, dict[str, Any]]] = {
-        peer.name: (peer.label, public_couple, {"margin": PAPER.margin, "every": PAPER.every}),
-        **{
-            mode: (mode, solved(device, mode=mode, **plain), {"mode": mode, **plain})
-            for mode in ("width-one", "static", "compact")
-        },
-        "default": ("drainsinkhorn as shipped", solved(device, **shipped), shipped),
-    }
-    made = dict[tuple[int, str], Quality]()
 
-    def trained(name: str, work: Work) -> Outcome:
-        seed, couple = work.unit.options["seed"], couples[name][1]
+class Training:
+    """Flow matching with couplings of every arm. What has been trained is judged once, and kept for the nine gates."""
+
+    def __init__(self, values: Array, sizes: Sizes, device: str) -> None:
+        self.peer = public_of(device)
+        self._values, self._sizes, self._device = values, sizes, device
+        self._lessons = dict[int, Lesson]()
+        self._made = dict[tuple[int, str], Quality]()
+        self._solver: Any = None
+        plain: dict[str, Any] = {**PLAIN, "audit": PAPER, "width": WINDOW}
+        shipped: dict[str, Any] = {"mode": "compact", "width": WINDOW}
+        self.couples: dict[str, tuple[str, Couple, dict[str, Any]]] = {
+            self.peer.name: (self.peer.label, self._by_peer, {"margin": PAPER.margin, "every": PAPER.every}),
+            **{
+                mode: (mode, solved(device, mode=mode, **plain), {"mode": mode, **plain})
+                for mode in ("width-one", "static", "compact")
+            },
+            "default": ("drainsinkhorn as shipped", solved(device, **shipped), shipped),
+        }
+
+    def lesson(self, seed: int) -> Lesson:
+        """What is learnt with a seed."""
+        if seed not in self._lessons:
+            held, s = min(2048, len(self._values) // 4), self._sizes
+            self._lessons[seed] = Lesson(
+                self._values[held:], self._values[:held], s.batch, WINDOW, s.updates, EPS, s.hidden, seed, self._device
+            )
+        return self._lessons[seed]
+
+    def _public(self) -> Any:
+        if self._solver is None:
+            self._solver = self.peer.make(PAPER.margin * TOL, PAPER.every)  # type: ignore[arg-type]
+        return self._solver
+
+    def _by_peer(self, problems: Sequence[Problem[Any]]) -> list[Potentials[Any]]:
+        return self._public().serial(problems).potentials()
+
+    def missing(self, name: str) -> str | None:
+        """Why an arm cannot run here."""
+        if find_spec("torch") is None:
+            return "training needs torch; pip install 'drainsinkhorn[torch]'"
+        try:
+            self._public() if name == self.peer.name else None
+        except ImportError as error:
+            return f"{self.peer.label} cannot be loaded: {error}"
+        return None
+
+    def run(self, name: str, work: Work) -> Outcome:
+        """Train once with the couplings of an arm."""
+        seed, couple = work.unit.options["seed"], self.couples[name][1]
         answers = couple(work.problems)
-        told = lesson(seed).run(couple, work.place)
-        if (seed, name) not in made:
-            made[seed, name] = lesson(seed).judged(told.model)
+        told = self.lesson(seed).run(couple, work.place)
+        if (seed, name) not in self._made:
+            self._made[seed, name] = self.lesson(seed).judged(told.model)
         return Outcome(
             answers=dict(enumerate(answers)),
             e1=told.solving,
             e2=told.solving + told.sampling,
             e3=told.solving + told.sampling + told.stepping,
             note="the gate audits the couplings of the first window",
-            facts={"quality": jsonable(made[seed, name])},
+            facts={"quality": jsonable(self._made[seed, name])},
         )
 
-    def missing(name: str) -> str | None:
-        if find_spec("torch") is None:
-            return "training needs torch; pip install 'drainsinkhorn[torch]'"
-        try:
-            public_solver() if name == peer.name else None
-        except ImportError as error:
-            return f"{peer.label} cannot be loaded: {error}"
-        return None
-
-    def quality(place: Place) -> list[Finding]:
+    def gates(self, place: Place) -> list[Finding]:
         """The nine gates; what an earlier process trained is trained again."""
-        if why := missing(peer.name):
+        if why := self.missing(self.peer.name):
             return [Finding("skipped", {"what": "the nine quality gates", "why": why})]
-        for seed in range(SEEDS):
-            for name in ("compact", peer.name):
-                if (seed, name) not in made:
-                    made[seed, name] = lesson(seed).judged(lesson(seed).run(couples[name][1], place).model)
-        mine, theirs = ([made[seed, name] for seed in range(SEEDS)] for name in ("compact", peer.name))
+        both = ("compact", self.peer.name)
+        for seed, name in product(range(SEEDS), both):
+            if (seed, name) not in self._made:
+                told = self.lesson(seed).run(self.couples[name][1], place)
+                self._made[seed, name] = self.lesson(seed).judged(told.model)
+        mine, theirs = ([self._made[seed, name] for seed in range(SEEDS)] for name in both)
         return [Finding("gates_nine", {"rows": gates_nine(mine, theirs)})]
 
-    arms = [
-        Arm(
-            name=name, label=label, run=partial(trained, name), options=jsonable({**options, "trains": True}),
-            available=partial(missing, name), slack=1.01 if name == peer.name else 1.0,
-        )
-        for name, (label, _, options) in couples.items()
-    ]  # fmt: skip
-    arms += [_sweep("sweep-static", "static"), _sweep("sweep-compact", "compact")]
-    units = [
-        Unit(
-            name=f"seed {seed}",
-            load=lambda seed=seed: Loaded(lesson(seed).problems(0, WINDOW)),
-            options={"batch": batch, "d": dim, "updates": updates, "hidden": hidden, "eps": EPS, "seed": seed},
-            arms=tuple(couples),
-            repeats=repeats,
-        )
-        for seed in range(SEEDS)
-    ]
-    units += [
-        Unit(
-            name=f"width {width}, window {k}",
-            load=lambda width=width, k=k: Loaded(image_slices(leading, sweep_n, width, sweep_eps, k, device)),
-            options={"n": sweep_n, "d": dim, "width": width, "eps": sweep_eps, "window": k},
-            arms=("sweep-static", "sweep-compact"),
-            repeats=3,
-            theory=2.0 if (width, k) == (16, 0) else 0.0,
-        )
-        for width in WIDTHS
-        for k in range(windows)
-    ]
-    seeds = [f"seed {seed}" for seed in range(SEEDS)]
-    contrasts = [
-        versus(f"{peer.name} / compact, solver", "compact", peer.name, "imagenet/official-compact", units=seeds),
-        versus("width-one / compact, solver", "compact", "width-one", units=seeds),
-        versus("static / compact, solver", "compact", "static", units=seeds),
-        versus(f"{peer.name} / default, solver", "default", peer.name, units=seeds),
-        versus(f"{peer.name} / compact, training", "compact", peer.name, "imagenet/official-compact-e3",
-               endpoint="e3", units=seeds),
-        versus("width-one / static, training", "static", "width-one", "imagenet/width-one-static-e3",
-               endpoint="e3", units=seeds),
-        versus("static / compact, training", "compact", "static", "imagenet/static-compact-e3",
-               endpoint="e3", units=seeds),
-        *(
-            versus(f"static / compact, width {width}", "sweep-compact", "sweep-static", f"imagenet/width-{width}",
-                   units=[f"width {width}, window {k}" for k in range(windows)])
-            for width in WIDTHS
-        ),
-    ]  # fmt: skip
+    def arms(self) -> list[Arm]:
+        """One for each kind of couplings."""
+        return [
+            Arm(
+                name=name,
+                label=label,
+                run=partial(self.run, name),
+                options=jsonable({**options, "trains": True}),
+                available=partial(self.missing, name),
+                slack=1.01 if name == self.peer.name else 1.0,
+            )
+            for name, (label, _, options) in self.couples.items()
+        ]
+
+    def units(self) -> list[Unit]:
+        """One for each seed."""
+        s = self._sizes
+        told = {"batch": s.batch, "d": s.dim, "updates": s.updates, "hidden": s.hidden, "eps": EPS}
+        return [
+            Unit(
+                name=f"seed {seed}",
+                load=lambda seed=seed: Loaded(self.lesson(seed).problems(0, WINDOW)),
+                options={**told, "seed": seed},
+                arms=tuple(self.couples),
+                repeats=s.repeats,
+            )
+            for seed in range(SEEDS)
+        ]
+
+
+def campaign(scale: str, data: Path | None, device: str) -> Campaign:
+    """Three seeds of training with each arm; windows of every width with static and compact."""
+    sizes, features = SIZES[scale], loaders.imagenet(data)
+    order = np.random.default_rng(0).permutation(len(features.values))
+    leading = replace(features, values=np.ascontiguousarray(features.values[order, : sizes.dim]))
+    training = Training(leading.values, sizes, device)
+    peer = training.peer
+    reduced = () if scale == "full" else (
+        f"the leading {sizes.dim} components, and eps {sizes.sweep_eps} in the width sweep",
+    )  # fmt: skip
     return Campaign(
         name="imagenet",
         title="Images: flow matching (C63) and width (C35)",
         scale=scale,
-        arms=arms,
-        units=units,
-        contrasts=contrasts,
-        studies=[Study(name="quality", run=quality, options={"arms": ["compact", peer.name], "seeds": SEEDS})],
+        arms=[*training.arms(), _sweep("sweep-static", "static"), _sweep("sweep-compact", "compact")],
+        units=[*training.units(), *_swept(leading, sizes, device)],
+        contrasts=_contrasts(peer.name, sizes.windows),
+        studies=[Study(name="quality", run=training.gates, options={"arms": ["compact", peer.name], "seeds": SEEDS})],
         inputs=features.source.inputs,
         options=described(
             features.source,
             device,
             *peer.differs,
-            f"{updates} updates of a small network in place of 50,000; quality is judged after those",
-            f"{windows} windows of each width in place of 40: images against slices of them along the first component",
-            *(() if full else (f"the leading {dim} components, and eps {sweep_eps} in the width sweep",)),
+            f"{sizes.updates} updates of a small network in place of 50,000; quality is judged after those",
+            f"{sizes.windows} windows of each width in place of 40: images against slices of them along the first "
+            "component",
+            *reduced,
         ),
     )
+
+
+def _swept(images: loaders.Features, sizes: Sizes, device: str) -> list[Unit]:
+    """Windows of every width."""
+    n, eps = sizes.sweep_n, sizes.sweep_eps
+    return [
+        Unit(
+            name=f"width {width}, window {k}",
+            load=lambda width=width, k=k: Loaded(image_slices(images, n, width, eps, k, device)),
+            options={"n": n, "d": sizes.dim, "width": width, "eps": eps, "window": k},
+            arms=("sweep-static", "sweep-compact"),
+            repeats=3,
+            theory=2.0 if (width, k) == (16, 0) else 0.0,
+        )
+        for width in WIDTHS
+        for k in range(sizes.windows)
+    ]
+
+
+def _contrasts(peer: str, windows: int) -> list[Contrast]:
+    seeds = [f"seed {seed}" for seed in range(SEEDS)]
+    solver, trained = partial(versus, units=seeds), partial(versus, units=seeds, endpoint="e3")
+    return [
+        solver(f"{peer} / compact, solver", "compact", peer, "imagenet/official-compact"),
+        solver("width-one / compact, solver", "compact", "width-one"),
+        solver("static / compact, solver", "compact", "static"),
+        solver(f"{peer} / default, solver", "default", peer),
+        trained(f"{peer} / compact, training", "compact", peer, "imagenet/official-compact-e3"),
+        trained("width-one / static, training", "static", "width-one", "imagenet/width-one-static-e3"),
+        trained("static / compact, training", "compact", "static", "imagenet/static-compact-e3"),
+        *(
+            versus(
+                f"static / compact, width {width}",
+                "sweep-compact",
+                "sweep-static",
+                f"imagenet/width-{width}",
+                units=[f"width {width}, window {k}" for k in range(windows)],
+            )
+            for width in WIDTHS
+        ),
+    ]
 
 
 def _sweep(name: str, mode: str) -> Arm:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from drainsinkhorn.campaign import loaders, peers
 from drainsinkhorn.campaign.arms import described, one_thread, ours, run_serial, versus
 from drainsinkhorn.campaign.named.lidar import carried
-from drainsinkhorn.campaign.plan import Arm, Campaign, Loaded, Outcome, Unit, Work
+from drainsinkhorn.campaign.plan import Arm, Campaign, Contrast, Loaded, Outcome, Unit, Work
 from drainsinkhorn.campaign.windows import image_slices, scan_pairs
 from drainsinkhorn.core.audit import Audit, Geometric
 from drainsinkhorn.core.problem import Problem
@@ -63,92 +63,71 @@ def vmapped(work: Work, peer: Callable[[float], peers.Ott]) -> Outcome:
     return Outcome(answers=dict(enumerate(found.potentials())), e1=seconds, depths=found.depths)
 
 
+@dataclass(frozen=True)
+class Window:
+    """One kind of windows: points and lanes of each, eps, and how many there are.
+
+    The paper tells no eps here. Over OTT-JAX at 0.1 all lanes end with their first phase, and nothing drains.
+    """
+
+    title: str
+    n: int
+    width: int
+    eps: float
+    count: int
+
+    def names(self) -> list[str]:
+        """Of its units."""
+        return [f"{self.title} {seed}" for seed in range(self.count)]
+
+
+WINDOWS = {
+    "full": {
+        "ott": Window("OTT images", 4096, 16, 0.02, 3),
+        "lidar": Window("KeOps lidar", 8192, 8, 0.02, 3),
+        "images": Window("KeOps images", 16_384, 4, 0.1, 3),
+    },
+    "small": {
+        "ott": Window("OTT images", 192, 8, 0.02, 2),
+        "lidar": Window("KeOps lidar", 160, 4, 0.1, 2),
+        "images": Window("KeOps images", 160, 4, 0.05, 2),
+    },
+}
+
+
 def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     """Three windows over OTT-JAX, three LiDAR clips and three windows of images over PyKeOps."""
-    full = scale == "full"
+    windows, full = WINDOWS[scale], scale == "full"
     images, scans = loaders.imagenet(data), loaders.lidar(data)
-    (n_ott, w_ott), (n_scan, w_scan), (n_image, w_image) = (
-        ((4096, 16), (8192, 8), (16_384, 4)) if full else ((192, 8), (160, 4), (160, 4))
-    )
-    # The paper tells no eps here. At 0.1 all lanes over OTT-JAX end with their first phase, and nothing drains.
-    eps = {"ott": 0.02, "lidar": 0.02, "images": 0.1} if full else {"ott": 0.02, "lidar": 0.1, "images": 0.05}
     if not full:
         images = loaders.Features(images.values[:, :32].copy(), images.source)
-
-    @cache
-    def peer(stop: float) -> peers.Ott:
-        return peers.Ott(stop, STRIDE)
+    arms = {"ott": _ott_arms(device, windows["ott"].width), "keops": _keops_arms(device, windows["lidar"].width)}
 
     # Arrays of NumPy: each library takes them to its own device.
-    def made(kind: str, seed: int) -> Sequence[Problem[Any]]:
-        if kind == "lidar":
-            return scan_pairs(scans, n_scan, w_scan, eps["lidar"], seed, "cpu")
-        n, width = (n_ott, w_ott) if kind == "ott" else (n_image, w_image)
-        return image_slices(images, n, width, eps[kind], seed, "cpu")
+    def made(kind: str, window: Window, seed: int) -> Loaded:
+        make: Callable[..., Sequence[Problem[Any]]] = partial(scan_pairs, scans)
+        if kind != "lidar":
+            make = partial(image_slices, images)
+        return Loaded(make(window.n, window.width, window.eps, seed, "cpu"))
 
-    no_ott, no_keops = partial(missing, lambda: over_ott(device)), partial(missing, lambda: over_keops(device))
-    ott = partial(ours, width=w_ott, audit=PHASES, backend=over_ott, available=no_ott)
-    keops = partial(ours, width=w_scan, audit=SPREADING, backend=over_keops, available=no_keops)
-    serial = partial(run_serial, consumer=None, seconds=60.0)
-    arms = [
-        Arm(name="ott-vmap", label="OTT-JAX, its own vmap", available=no_ott, slack=1.01,
-            run=partial(vmapped, peer=peer), options={"every": STRIDE, "margin": MARGIN}),
-        Arm(name="ott-serial", label="OTT-JAX, one problem at a time", available=no_ott, slack=1.01,
-            run=lambda work: serial(work, peer(MARGIN * work.unit.tol).serial),
-            options={"every": STRIDE, "margin": MARGIN, "seconds": 60.0}),
-        ott("ott-static", "static over OTT-JAX", "static"),
-        ott("ott-compact", "compact over OTT-JAX", "compact"),
-        single(keops("keops-serial", "PyKeOps, one problem at a time", "width-one")),
-        single(carried(keops("keops-carry", "PyKeOps, one at a time, carried potentials", "width-one"))),
-        single(keops("keops-static", "static over PyKeOps", "static")),
-        single(keops("keops-compact", "compact over PyKeOps", "compact")),
-    ]  # fmt: skip
-    names = {
-        kind: tuple(arm.name for arm in arms if arm.name.startswith("ott" if kind == "ott" else "keops"))
-        for kind in ("ott", "lidar", "images")
-    }
-    shapes = {"ott": (n_ott, w_ott), "lidar": (n_scan, w_scan), "images": (n_image, w_image)}
-    titles = {"ott": "OTT images", "lidar": "KeOps lidar", "images": "KeOps images"}
     units = [
         Unit(
-            name=f"{titles[kind]} {seed}",
-            load=lambda kind=kind, seed=seed: Loaded(made(kind, seed)),
-            options={"n": shapes[kind][0], "width": shapes[kind][1], "eps": eps[kind], "seed": seed},
-            arms=names[kind],
+            name=name,
+            load=partial(made, kind, window, seed),
+            options={"n": window.n, "width": window.width, "eps": window.eps, "seed": seed},
+            arms=tuple(arm.name for arm in arms["ott" if kind == "ott" else "keops"]),
             repeats=3,
         )
-        for kind in titles
-        for seed in range(3 if full else 2)
+        for kind, window in windows.items()
+        for seed, name in enumerate(window.names())
     ]
-    of = {kind: [unit.name for unit in units if unit.name.startswith(title)] for kind, title in titles.items()}
     return Campaign(
         name="transfer",
         title="Transfer: the drain over OTT-JAX and PyKeOps",
         scale=scale,
-        arms=arms,
+        arms=[*arms["ott"], *arms["keops"]],
         units=units,
-        contrasts=[
-            versus("OTT vmap / compact", "ott-compact", "ott-vmap", "transfer/ott-vmap-active", units=of["ott"]),
-            versus("OTT static / compact", "ott-compact", "ott-static", "transfer/ott-static-active", units=of["ott"]),
-            versus("OTT serial / compact", "ott-compact", "ott-serial", units=of["ott"]),
-            versus(
-                "KeOps carry / compact, LiDAR",
-                "keops-compact",
-                "keops-carry",
-                "lidar/sequential-active",
-                units=of["lidar"],
-            ),
-            versus("KeOps serial / compact, LiDAR", "keops-compact", "keops-serial", units=of["lidar"]),
-            versus("KeOps static / compact, LiDAR", "keops-compact", "keops-static", units=of["lidar"]),
-            versus(
-                "KeOps serial / compact, images",
-                "keops-compact",
-                "keops-serial",
-                "transfer/keops-sequential-active",
-                units=of["images"],
-            ),
-            versus("KeOps static / compact, images", "keops-compact", "keops-static", units=of["images"]),
-        ],
+        contrasts=_contrasts(windows),
         inputs={**images.source.inputs, **scans.source.inputs},
         options=described(
             images.source,
@@ -158,3 +137,49 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             *(() if full else ("the leading 32 components",)),
         ),
     )
+
+
+def _ott_arms(device: str, width: int) -> list[Arm]:
+    """OTT-JAX by itself, and under the drain."""
+    peer, absent = cache(lambda stop: peers.Ott(stop, STRIDE)), partial(missing, lambda: over_ott(device))
+    told = {"every": STRIDE, "margin": MARGIN}
+    drained = partial(ours, width=width, audit=PHASES, backend=over_ott, available=absent)
+
+    def serial(work: Work) -> Outcome:
+        return run_serial(work, peer(MARGIN * work.unit.tol).serial, consumer=None, seconds=60.0)
+
+    return [
+        Arm(name="ott-vmap", label="OTT-JAX, its own vmap", available=absent, slack=1.01,
+            run=partial(vmapped, peer=peer), options=told),
+        Arm(name="ott-serial", label="OTT-JAX, one problem at a time", available=absent, slack=1.01,
+            run=serial, options={**told, "seconds": 60.0}),
+        drained("ott-static", "static over OTT-JAX", "static"),
+        drained("ott-compact", "compact over OTT-JAX", "compact"),
+    ]  # fmt: skip
+
+
+def _keops_arms(device: str, width: int) -> list[Arm]:
+    """PyKeOps one problem at a time, and under the drain."""
+    absent = partial(missing, lambda: over_keops(device))
+    keops = partial(ours, width=width, audit=SPREADING, backend=over_keops, available=absent)
+    return [
+        single(keops("keops-serial", "PyKeOps, one problem at a time", "width-one")),
+        single(carried(keops("keops-carry", "PyKeOps, one at a time, carried potentials", "width-one"))),
+        single(keops("keops-static", "static over PyKeOps", "static")),
+        single(keops("keops-compact", "compact over PyKeOps", "compact")),
+    ]
+
+
+def _contrasts(windows: dict[str, Window]) -> list[Contrast]:
+    """Each compact arm against the others of its library."""
+    ott, lidar, images = (partial(versus, units=windows[kind].names()) for kind in ("ott", "lidar", "images"))
+    return [
+        ott("OTT vmap / compact", "ott-compact", "ott-vmap", "transfer/ott-vmap-active"),
+        ott("OTT static / compact", "ott-compact", "ott-static", "transfer/ott-static-active"),
+        ott("OTT serial / compact", "ott-compact", "ott-serial"),
+        lidar("KeOps carry / compact, LiDAR", "keops-compact", "keops-carry", "lidar/sequential-active"),
+        lidar("KeOps serial / compact, LiDAR", "keops-compact", "keops-serial"),
+        lidar("KeOps static / compact, LiDAR", "keops-compact", "keops-static"),
+        images("KeOps serial / compact, images", "keops-compact", "keops-serial", "transfer/keops-sequential-active"),
+        images("KeOps static / compact, images", "keops-compact", "keops-static"),
+    ]
