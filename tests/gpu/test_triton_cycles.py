@@ -103,6 +103,24 @@ def test_a_call_ends_when_all_lanes_rest(small: bool, monkeypatch: pytest.Monkey
     assert all(now.depth == then.depth + GLANCE + 3 for now, then in zip(again[1:], progress[1:], strict=True))
 
 
+def test_a_lane_whose_leading_halves_just_gave_way_is_not_taken_for_one_that_rests() -> None:
+    rng, tol = np.random.default_rng([0, 18, 21, 40]), 3e-4
+    x, y = (rng.normal(size=(3, 40))[rng.integers(3, size=n)] + 0.3 * rng.normal(size=(n, 40)) for n in (18, 21))
+    x, y = (torch.as_tensor(points, dtype=torch.float32).to(DEVICE) for points in (x, y))
+    found = []
+    for small in (True, False):
+        pack = TritonBackend(stored_pairs=0).pack([admit(ds.Problem(x=x, y=y, eps=4.0), tol, init="zero")])
+        pack.small = small
+        assert pack.how.leads
+        # After the second call's eighth cycle, when it is looked at, leading halves say that it has passed.
+        told = [pack.advance(1, [-math.inf]), pack.advance(100, [tol])]
+        found.append((told, state(pack), pack.spent))
+    (told, states, spent), (others, other_states, other_spent) = found
+    assert told == others
+    assert spent == other_spent
+    assert all(np.array_equal(one, other) for one, other in zip(states, other_states, strict=True))
+
+
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("more", [0, 1])
 def test_nothing_is_launched_for_lanes_that_rest(small: bool, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +184,7 @@ def test_large_lanes_are_asked_more_often_when_their_end_is_near(
 )
 def test_how_soon_a_lane_ends_is_judged_by_how_it_falls(then: Any, now: Any, ends: bool) -> None:
     assert _ends(list(then), list(now), 1.0) is ends
+    assert not _ends(list(then), list(now), -math.inf)
 
 
 def test_lanes_that_are_never_held_run_all_cycles() -> None:

@@ -17,6 +17,7 @@ from drainsinkhorn.backends.costs import refuse_callers_cost
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
+from drainsinkhorn.backends.triton.cycles import GLANCE
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.tiles import tile
@@ -169,7 +170,7 @@ def _compile(how: How, momentum: bool, device: Any, precision: str) -> None:
         pack = TritonPack([problem], how, device, momentum=momentum, precision=precision)
         for small in (True, False):
             pack.small = small
-            pack.advance(3, [-1.0])
+            pack.advance(GLANCE + 2, [-1.0])
         pack.advance(1, [-1.0], lockstep=True)
         pack.verify([0])
         pack.verify([0], exact=True)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,7 +49,8 @@ def _ends(then: list[float], now: list[float], stop: float) -> bool:
     """Whether a residual that falls as it did will have passed its stop two looks from now."""
     (earlier, before, *_), (depth, stale, *_) = then, now
     if not stale > stop:
-        return True
+        # Under a stop of -inf nobody ever rests, whatever is no number.
+        return stop > -math.inf
     falls = depth > earlier and 0 < stale < before
     return falls and stale * (stale / before) ** (2 * GLANCE / (depth - earlier)) <= stop
 
@@ -80,7 +82,7 @@ class Cycles(Launches):
             for launch in self._cycle(first=cycle == 0, last=cycle == cycles - 1, lockstep=lockstep):
                 launch(stream)
             if held and cycle + 1 == ask and cycle < cycles - 1:
-                before, last = last, self._glance(stream)
+                before, last = last, self._glance(stream, decided=self.small and not lockstep)
                 then, seen = seen, [] if before is None else before.read().tolist()
                 if seen and _rest(seen, free, lockstep):
                     return _told(seen)
@@ -133,9 +135,9 @@ class Cycles(Launches):
             found.append(self._exact_of(live, lanes, side, role, parity, lock=lock, goes_on=goes_on))
         return found
 
-    def _glance(self, stream: int) -> Download:
-        """What is known of all lanes when all that was launched has run."""
-        for launch in self._once(self._everyone, self._report_of, self._parity):
+    def _glance(self, stream: int, *, decided: bool = False) -> Download:
+        """What is known of all lanes when all that was launched has run; `decided`: the last leg by itself, perhaps."""
+        for launch in self._once(self._everyone, self._report_of, self._parity, decided):
             launch(stream)
         # Two are under way at a time, at most.
         if len(self._glances) < 2:
@@ -144,13 +146,14 @@ class Cycles(Launches):
             self._glances.append(self._glances.pop(0).again(self._report))
         return self._glances[-1]
 
-    def _report_of(self, live: Any, _: Sequence[Lane], parity: int) -> list[Launch]:
-        return self._look_of(live, self._report, parity)
+    def _report_of(self, live: Any, _: Sequence[Lane], parity: int, decided: bool) -> list[Launch]:
+        return self._look_of(live, self._report, parity, decided=decided)
 
     def _leave(self, held: Sequence[bool]) -> None:
         """Launch nothing more for lanes that rest, if their programs would take the device as long as others' do.
 
-        It is the look of some cycles ago that says so: since then `apply` has written both states of such a lane.
+        It is the look of some cycles ago that says so: since then `apply` has written both states of such a lane. Where
+        legs decide by themselves a lane has one, which nothing has touched.
         """
         resting = {lane for lane, rests in zip(self._lanes, held, strict=True) if rests and not lane.frozen}
         moving = [lane for lane in self._crew.lanes if lane not in resting]

@@ -65,13 +65,19 @@ def apply(table, live, state, after, half, vectors, wide, stops, halted,
 
 
 @triton.jit
-def look(table, live, state, wide, stops, report, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):
-    """Depth and stale residual of every lane into `report`, whether it is held or will be, and its band."""
+def look(table, live, state, wide, stops, report, DECIDED: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr,
+         BLOCK: tl.constexpr):  # fmt: skip
+    """Depth and stale residual of every lane into `report`, whether it is held or will be, and its band.
+
+    Where the last leg was DECIDED upon by itself, the numbers of a lane are those after it: what is not held has gone on.
+    """
     place = tl.program_id(0)
     lane = tl.load(live + place)
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
     stale = _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK)
-    held = (tl.load(numbers + HELD) > 0) | _passes(stale, tl.load(stops + lane))
+    held = tl.load(numbers + HELD) > 0
+    if not DECIDED:
+        held = held | _passes(stale, tl.load(stops + lane))
     tl.store(report + 4 * place, tl.load(numbers + DEPTH))
     tl.store(report + 4 * place + 1, stale)
     tl.store(report + 4 * place + 2, tl.where(held, 1.0, 0.0).to(tl.float64))

@@ -182,10 +182,10 @@ class Launches:
             PACKED=self._packed,
         )]  # fmt: skip
 
-    def _look_of(self, live: Any, report: Any, parity: int) -> list[Launch]:
+    def _look_of(self, live: Any, report: Any, parity: int, *, decided: bool = False) -> list[Launch]:
         """Depth and stale residual of lanes into `report`, whether they are held, and their bands."""
         return [prepared(
             lane_kernels.look, (len(live),),
             self._table, live, self._states[parity], self._arenas["wide"].buffer, self._limits, report,
-            BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
+            DECIDED=decided, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK,
         )]  # fmt: skip
