@@ -39,6 +39,20 @@ def state(pack: TritonPack) -> list[Any]:
     return [*rows, *(part.cpu().numpy() for pair in pack.emit(range(pack.width)) for part in pair.potentials)]
 
 
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[TritonPack]:
+    """Grows with every cycle that is launched."""
+    found: list[TritonPack] = []
+    cycle = TritonPack._cycle
+
+    def counted(self: TritonPack, **how: bool) -> list[Any]:
+        found.append(self)
+        return cycle(self, **how)
+
+    monkeypatch.setattr(TritonPack, "_cycle", counted)
+    return found
+
+
 @pytest.mark.parametrize("precision", ["auto", "float64"])
 @pytest.mark.parametrize("acceleration", ["momentum", "none"])
 @pytest.mark.parametrize(("dim", "eps"), [(3, 0.05), (10, 1.0), (70, 10.0)])
@@ -73,16 +87,7 @@ def test_both_ways_in_one_pack() -> None:
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_a_call_ends_when_all_lanes_rest(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = 0
-    cycle = TritonPack._cycle
-
-    def counted(self: TritonPack, **how: bool) -> list[Any]:
-        nonlocal launched
-        launched += 1
-        return cycle(self, **how)
-
-    monkeypatch.setattr(TritonPack, "_cycle", counted)
+def test_a_call_ends_when_all_lanes_rest(small: bool, launched: list[TritonPack]) -> None:
     packs = [TritonBackend(acceleration="momentum").pack(clouds(3, 1.0)) for _ in range(2)]
     for pack in packs:
         pack.small = small
@@ -90,7 +95,7 @@ def test_a_call_ends_when_all_lanes_rest(small: bool, monkeypatch: pytest.Monkey
     progress = packs[0].advance(10_000, stops)
     depth = max(lane.depth for lane in progress)
     assert all(lane.stale <= 1e-3 for lane in progress)
-    assert depth <= launched <= depth + 3 * GLANCE
+    assert depth <= len(launched) <= depth + 3 * GLANCE
     # One cycle a call, to where each lane passes: the same states.
     told = [None] * packs[1].width
     for _ in range(depth):
@@ -145,23 +150,15 @@ def test_nothing_is_launched_for_lanes_that_rest(small: bool, more: int, monkeyp
 
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_large_lanes_are_asked_more_often_when_their_end_is_near(
-    lockstep: bool, monkeypatch: pytest.MonkeyPatch
+    lockstep: bool, launched: list[TritonPack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, launched = [], 0
-    cycle = TritonPack._cycle
-
-    def counted(self: TritonPack, **how: bool) -> list[Any]:
-        nonlocal launched
-        launched += 1
-        return cycle(self, **how)
-
-    monkeypatch.setattr(TritonPack, "_cycle", counted)
+    found = []
     for waves in (math.inf, 0.0):
         monkeypatch.setattr("drainsinkhorn.backends.triton.cycles.WAVES", waves)
-        pack, launched = TritonBackend().pack(clouds(3, 0.5)), 0
+        pack = TritonBackend().pack(clouds(3, 0.5))
         pack.small = False
         told = pack.advance(10_000, [1e-3] * pack.width, lockstep=lockstep)
-        found.append((told, launched, state(pack)))
+        found.append((told, launched.count(pack), state(pack)))
     (told, cycles, states), (others, fewer, other_states) = found
     assert told == others
     assert all(np.array_equal(one, other) for one, other in zip(states, other_states, strict=True))
