@@ -136,7 +136,7 @@ class Cycles(Launches):
         return found
 
     def _glance(self, stream: int, *, decided: bool = False) -> Download:
-        """What is known of all lanes when all that was launched has run; `decided`: the last leg by itself, perhaps."""
+        """What is known of all lanes when all that was launched has run. `decided`: the last leg has applied itself."""
         for launch in self._once(self._everyone, self._report_of, self._parity, decided):
             launch(stream)
         # Two are under way at a time, at most.
