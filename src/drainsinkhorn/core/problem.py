@@ -30,7 +30,7 @@ class Cost:
 
 
 class _Weak:
-    """What can be referred to weakly; some releases of Python 3.12 leave `weakref_slot` out of generic dataclasses."""
+    """What can be referred to weakly; Python 3.12.3 leaves `weakref_slot` out of generic dataclasses."""
 
     __slots__ = ("__weakref__",)
 
