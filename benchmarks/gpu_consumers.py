@@ -46,7 +46,13 @@ def leg(solution: ds.Solution[Any]) -> float:
     # At the start sums leave float32, and rows are done again.
     pack.advance(2, [-1.0] * pack.width)
     both = ((0, k.KEPT), (1, k.APPLIED))
-    return sum(microseconds(lambda s=s, r=r: pack._leg(pack._live, pack._lanes, s, r), pack.width) for s, r in both) / 2
+    return (
+        sum(
+            microseconds(lambda s=s, r=r: pack._leg(pack._everyone.live, pack._lanes, s, r), pack.width)
+            for s, r in both
+        )
+        / 2
+    )
 
 
 def error(solution: ds.Solution[Any], values: Any) -> float:

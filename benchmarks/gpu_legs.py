@@ -55,7 +55,7 @@ def floor_us(n: int) -> float:
 
 def time_leg(pack: TritonPack, side: int, role: Any) -> float:
     """Microseconds per lane."""
-    run = lambda: pack._leg(pack._live, pack._lanes, side, role)  # noqa: E731
+    run = lambda: pack._leg(pack._everyone.live, pack._lanes, side, role)  # noqa: E731
     return 1000 * triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median") / pack.width
 
 

@@ -82,7 +82,7 @@ class Cycles(Launches):
             for launch in self._cycle(first=cycle == 0, last=cycle == cycles - 1, lockstep=lockstep):
                 launch(stream)
             if held and cycle + 1 == ask and cycle < cycles - 1:
-                before, last = last, self._glance(stream, decided=self.small and not lockstep)
+                before, last = last, self._glance(stream, decided=self._applied_by_legs(lockstep))
                 then, seen = seen, [] if before is None else before.read().tolist()
                 if seen and _rest(seen, free, lockstep):
                     return _told(seen)
@@ -99,15 +99,19 @@ class Cycles(Launches):
         if self._waves(len(self._crew.lanes)) < WAVES:
             return False
         ends = (
-            _ends(*before_and_now, self._stops[lane.place])
-            for lane, before_and_now in zip(self._lanes, zip(then, now, strict=True), strict=True)
+            _ends(before, told, self._stops[lane.place])
+            for lane, before, told in zip(self._lanes, then, now, strict=True)
             if not lane.frozen
         )
         return any(ends) if lockstep else all(ends)
 
+    def _applied_by_legs(self, lockstep: bool) -> bool:
+        """Whether legs on the rows apply themselves, all but the last of a call."""
+        return self.small and not lockstep
+
     def _cycle(self, *, first: bool, last: bool, lockstep: bool) -> list[Launch]:
         """Apply, columns, rows. Of small lanes the rows of a cycle apply themselves, unless it is the last one."""
-        alone = self.small and not lockstep
+        alone = self._applied_by_legs(lockstep)
         applies = first or not alone
         key = (first, applies, last or not alone, lockstep, self._parity)
         if applies:

@@ -32,7 +32,6 @@ class Launches:
     how: How
     device: Any
     _lanes: list[Lane]
-    _live: Any
     _table: Any
     _states: list[Any]
     _arenas: dict[str, Arena]

@@ -103,9 +103,8 @@ class TritonPack(Cycles, Counted):
 
     def _line_up(self) -> None:
         """The table of live lanes, and grids for it."""
-        self._live = self._seats(self._lanes)
         self._most = [largest(self._lanes, side) for side in (0, 1)]
-        self._everyone = self._crew = Crew(self._lanes, self._live, {})
+        self._everyone = self._crew = Crew(self._lanes, self._seats(self._lanes), {})
         self._screening = None
         if len(self._limits) != len(self._table):
             self._stops = np.zeros(len(self._table))

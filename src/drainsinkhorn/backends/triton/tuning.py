@@ -99,7 +99,7 @@ def measure(how: How, problems: list[Problem[Any]]) -> tuple[float, float]:
 
 def _leg(pack: TritonPack, side: int, role: Any) -> float:
     def run() -> None:
-        pack._leg(pack._live, pack._lanes, side, role)
+        pack._leg(pack._everyone.live, pack._lanes, side, role)
 
     return 1000 * float(triton.testing.do_bench(run, warmup=10, rep=30, return_mode="median")) / pack.width
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from drainsinkhorn.campaign.named.lidar import carried
 from drainsinkhorn.campaign.plan import Arm, Campaign, Contrast, Loaded, Outcome, Unit, Work
 from drainsinkhorn.campaign.windows import image_slices, scan_pairs
 from drainsinkhorn.core.audit import Audit, Geometric
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Backend
 
 STRIDE, MARGIN = 20, 0.95
@@ -105,10 +104,8 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
 
     # Arrays of NumPy: each library takes them to its own device.
     def made(kind: str, window: Window, seed: int) -> Loaded:
-        make: Callable[..., Sequence[Problem[Any]]] = partial(scan_pairs, scans)
-        if kind != "lidar":
-            make = partial(image_slices, images)
-        return Loaded(make(window.n, window.width, window.eps, seed, "cpu"))
+        how = (window.n, window.width, window.eps, seed, "cpu")
+        return Loaded(scan_pairs(scans, *how) if kind == "lidar" else image_slices(images, *how))
 
     units = [
         Unit(
