@@ -29,6 +29,9 @@ class Kernels(Protocol):
     a: Vector
     b: Vector
 
+    whole: bool
+    """Whether every row is held here."""
+
     def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
         """`log (P 1)_i / a_i`."""
         ...
@@ -65,6 +68,8 @@ class Kernels(Protocol):
 class AllRows:
     """The part of `Kernels` that is the same for all who hold every row."""
 
+    whole: bool = True
+
     def over_rows(self, values: Vector) -> float:
         """The sum."""
         return float(np.sum(values))
@@ -100,6 +105,8 @@ class Geometry(AllRows):
         self.rounding = rounding / self.eps + UNIT * float(np.abs(self.scores).max())
         # Reductions of n or m terms, in whatever order NumPy adds them.
         self.rounding += UNIT * sum(self.scores.shape)
+        # Logarithms of weights join the exponents.
+        self.rounding += 4 * UNIT * (float(np.abs(self.log_a).max()) + float(np.abs(self.log_b).max()))
 
     def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
         """`log (P 1)_i / a_i`."""

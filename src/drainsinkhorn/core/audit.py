@@ -25,6 +25,10 @@ EVERY = 8
 EARLY = 1.1
 """A lane that is not held is verified from this multiple of its stop on. Screen and verify each add a band of at most a
 tenth of tol (beyond it precision climbs), so that what a screen turns down no verify would have passed."""
+ESCALATE = 0.1
+"""Share of a stop above which a rounding estimate that alone keeps a lane from passing is replaced by a certificate. To
+run on, the lane must bring its residual down by that share, which takes a slow lane tens of cycles; a certificate costs
+at most four float64 legs."""
 BACK_OFF = 0.95
 """A rejected lane is held again at this fraction of its last hold at the latest: what verify found may pass."""
 
@@ -137,6 +141,9 @@ def judge(
     Only verify can pass a lane. A lane that is verified and not decided was rejected, and goes on; if it had been held,
     it is held again only when its screen has fallen by as much as verify found missing, or a little.
 
+    Where only the rounding estimate of a verify keeps a lane from passing, a certificate decides: for a lane at its
+    last state always, for another if the estimate is more than ESCALATE of its stop. Both depend on the state alone.
+
     Args:
         pack: The pack.
         progress: What the last advance said, by lane.
@@ -162,6 +169,22 @@ def judge(
             return list(pack.verify(lanes, exact=exact)) if lanes else []
         return [pack.verify([lane], exact=exact)[0] for lane in lanes]
 
+    def undecided(lane: int, residual: Residual) -> bool:
+        """Whether the rounding estimate straddles the stop, and a certificate is worth its price."""
+        measured, stop = max(residual.row, residual.col), stops[lane]
+        if lane in final:
+            return measured - residual.band <= stop < measured + residual.band
+        return measured <= stop < measured + residual.band and ESCALATE * stop < residual.band < math.inf
+
+    def certified(lanes: Sequence[int], residuals: list[Residual]) -> list[Residual]:
+        """The residuals, with certificates in place of those that leave a lane undecided."""
+        doubtful = [] if exact else [k for k, lane in enumerate(lanes) if undecided(lane, residuals[k])]
+        if doubtful:
+            for k, certificate in zip(doubtful, pack.verify([lanes[k] for k in doubtful], exact=True), strict=True):
+                if certificate.worst < math.inf:
+                    residuals[k] = certificate
+        return residuals
+
     def status_of(lane: int, worst: float) -> Status | None:
         # Under first passage a lane that was not held has not passed its screen, whatever a verify without screen says.
         eligible = not audit.first_passage or lane in final or not progress[lane].stale > stops[lane]
@@ -172,7 +195,7 @@ def judge(
         return Status.DEPTH_LIMIT if lane in final else None
 
     decided: dict[int, Verdict] = {}
-    for lane, residual in zip(candidates, verify(candidates), strict=True):
+    for lane, residual in zip(candidates, certified(candidates, verify(candidates)), strict=True):
         status = status_of(lane, residual.worst)
         if status is not None:
             decided[lane] = Verdict(residual, status)

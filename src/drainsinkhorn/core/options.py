@@ -153,7 +153,9 @@ class Options:
         width: Lanes of a pack; None: what suits the backend and the size of the problems.
         mode: "auto", a name in MODES, or a Mode.
         audit: When and how lanes are checked.
-        certify: "always" verifies in float64 with direct differences; "auto" does so where precision demands it.
+        certify: "always" computes every residual in float64 from the caller's own arrays, with a rounding bound that
+            holds, at the price of at most four float64 legs for each verify of a lane. "auto" verifies with a
+            calibrated estimate of rounding, and certifies only where that estimate alone would decide.
         accelerate: "auto" takes what the backend offers; "none" is plain Sinkhorn; a name it lacks raises.
         init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
         rescue: Rerun an unconverged problem at width one in float64 before reporting it.

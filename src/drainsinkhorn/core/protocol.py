@@ -124,7 +124,11 @@ class Pack(Protocol[A]):
         ...
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Sequence[Residual]:
-        """Both marginals, recomputed from the potentials exactly as `emit` would return them; two legs per lane."""
+        """Both marginals, recomputed from the potentials exactly as `emit` would return them; two legs per lane.
+
+        With `exact` the residual is a certificate: float64 from the caller's own arrays, with a rounding bound that
+        holds (`backends.certificate`). It may allocate a block of the plan.
+        """
         ...
 
     def emit(self, lanes: Sequence[int]) -> Sequence[Emission]:

@@ -19,7 +19,14 @@ MAX_PAIRS = 2**26
 
 
 class Residual(NamedTuple):
-    """L1 errors of both marginals of a state, and a bound on the rounding of that measurement near convergence."""
+    """L1 errors of both marginals of a state, and how far rounding may have moved that measurement.
+
+    Attributes:
+        row: `sum_i |(P 1)_i - a_i|`.
+        col: `sum_j |(P^T 1)_j - b_j|`.
+        band: Rounding error of both. After `certify="always"` it is a bound that holds; otherwise it is a calibrated
+            estimate (see docs/how-it-works.md, "Rounding").
+    """
 
     row: float
     col: float

@@ -113,6 +113,8 @@ class RowSharded:
         ranks: Who has the other rows.
     """
 
+    whole: bool = False
+
     def __init__(self, problem: Problem[Any], make: Callable[[Problem[Any]], Kernels], ranks: Ranks) -> None:
         n, m = sizes(problem)
         bounds = [n * rank // ranks.size for rank in range(ranks.size + 1)]

@@ -604,16 +604,17 @@ def write_states(table, order, f, f_at, g, g_at, one):
 
 
 @ordered
-def verify_lanes(table, numbers, order, first, last, f, f_at, g, g_at, eps, exact, found, one):
+def verify_lanes(table, numbers, order, first, last, f, f_at, g, g_at, eps, found, one):
     """Row residual, column residual and band of given potentials, for lanes `order[first:last]`."""
     for place in range(first, last):
         lane, mine = table[order[place]], numbers[order[place]]
         fi, gi = f[f_at[place] : f_at[place + 1]] / eps[place], g[g_at[place] : g_at[place + 1]] / eps[place]
         if lane[STATE] == POISONED:
             found[place] = np.nan
-        elif exact or lane[STATE] != ABSORBED:
+        elif lane[STATE] != ABSORBED:
             found[place, 0], found[place, 1] = verify_exact(lane, mine, fi, gi)
-            found[place, 2] = mine[BAND] if exact else mine[BAND] + mine[SUMS]
         else:
             found[place, 0], found[place, 1] = verify_absorbed(lane, fi, gi, one)
-            found[place, 2] = mine[BAND] + mine[SUMS]
+        # The base of the kernel is rounded as the potentials are, so the larger of both counts.
+        judged = mine[ROUNDING] + POTENTIALS * (largest_of(fi) + largest_of(gi))
+        found[place, 2] = max(mine[BAND], judged) + mine[SUMS]

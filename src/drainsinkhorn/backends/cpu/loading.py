@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -152,18 +151,8 @@ def _load_dense(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], tabl
     cost = np.ascontiguousarray(cost, dtype=np.float32 if single else np.float64)
     table[:, k.X], table[:, k.KIND] = cost.ctypes.data, k.DENSE32 if single else k.DENSE64
     numbers[:, k.FACTOR] = 1 / eps
-    numbers[:, k.ROUNDING] = 4 * UNIT * _largest_cost(cost) / eps
+    numbers[:, k.ROUNDING] = 4 * UNIT * max(float(cost.max()), -float(cost.min())) / eps
     return [cost]
-
-
-_looked_at: list[Any] = [lambda: None, 0.0]
-
-
-def _largest_cost(cost: NDArray[Any]) -> float:
-    """The largest absolute cost; remembered for the last matrix, since many problems may share one."""
-    if _looked_at[0]() is not cost:
-        _looked_at[:] = [weakref.ref(cost), max(float(cost.max()), -float(cost.min()))]
-    return _looked_at[1]
 
 
 def _load_points(problems: Sequence[Problem[Any]], eps: NDArray[np.float64], table: Any, numbers: Any) -> list[Any]:

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu import momentum_kernels as mk
+from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import groups, load_group
 from drainsinkhorn.backends.cpu.memory import Block
@@ -88,13 +90,18 @@ class CpuPack(Counted):
         return [float(k.screen_lane(self._table[i], self._numbers[i], self._one)) for i in lanes]
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
-        """Both sides of the states as they will be emitted; `exact` in float64 in the log domain."""
+        """Both sides of the states as they will be emitted; `exact` certifies them from the caller's own arrays."""
         self._legs += 2 * len(lanes)
+        if exact:
+            emitted = [emission.potentials for emission in self.emit(lanes)]
+            broken = self._table[:, k.STATE] == k.POISONED
+            sweep = partial(compiled_sweep, threads=self._threads)
+            return certificates([self._lanes[i].problem for i in lanes], emitted, broken[list(lanes)].tolist(), sweep)
         states = self._states(lanes)
         order = np.asarray(lanes, dtype=np.int64)
         found = np.empty((len(order), 3))
         where = (states.f, states.f_at, states.g, states.g_at, states.eps)
-        self._share(k.verify_lanes, self._table, self._numbers, order, *where, exact, found)
+        self._share(k.verify_lanes, self._table, self._numbers, order, *where, found)
         return list(map(Residual, *found.T.tolist()))
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.costs import COSTS, UNIT, unit_rows
 from drainsinkhorn.backends.cpu import streaming_kernels as s
+from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.layout import extent
 from drainsinkhorn.backends.cpu.threads import each
@@ -113,17 +115,6 @@ class StreamingLane:
         points, others = rows.rows[np.float64], cols.columns[np.float64]
         s.exact_rows(points, others, self.root, f, g, cols.weights, some, first, last, out)
 
-    def exact_ratios(self, rows: _Side, cols: _Side, f: Vector, g: Vector) -> Vector:
-        """Log marginal ratios in float64 with the largest term taken out."""
-        out = np.empty(rows.size)
-        blocks = -(-rows.size // BLOCK)
-        each(
-            self.threads,
-            lambda k: self._exact(rows, cols, f, g, False, k * BLOCK, min(rows.size, (k + 1) * BLOCK), out),
-            blocks,
-        )
-        return out
-
     def measured_band(self, rows: _Side, cols: _Side, f: Vector, g: Vector, found: Vector) -> float:
         """Rounding of measured ratios: sampled rows against float64, times a safety factor."""
         out = np.empty(rows.size)
@@ -197,17 +188,16 @@ class StreamingLane:
         return emission(self.problem, self.rounded(), self.support, couple)
 
     def verify(self, *, exact: bool) -> Residual:
-        """Both residuals of the state as it will be emitted; `exact` in float64 throughout."""
+        """Both residuals of the state as it will be emitted; `exact` certifies them from the caller's own arrays."""
         if math.isnan(self.stale):
             return UNKNOWN
+        if exact:
+            sweep = partial(compiled_sweep, threads=self.threads)
+            return certify(self.problem, self.emit().potentials, sweep)
         state = self.rounded()
         f, g = state.f / self.unit, state.g / self.unit
-        if exact:
-            row, col = self.exact_ratios(self.x, self.y, f, g), self.exact_ratios(self.y, self.x, g, f)
-            band = self.double_band(f, g)
-        else:
-            row, col = self.ratios(self.x, self.y, f, g, self.dtype), self.ratios(self.y, self.x, g, f, self.dtype)
-            band = max(self.measured_band(self.x, self.y, f, g, row), self.measured_band(self.y, self.x, g, f, col))
+        row, col = self.ratios(self.x, self.y, f, g, self.dtype), self.ratios(self.y, self.x, g, f, self.dtype)
+        band = max(self.measured_band(self.x, self.y, f, g, row), self.measured_band(self.y, self.x, g, f, col))
         rows = float(np.sum(self.x.weights * np.abs(np.expm1(row))))
         cols = float(np.sum(self.y.weights * np.abs(np.expm1(col))))
         return Residual(rows, cols, band)

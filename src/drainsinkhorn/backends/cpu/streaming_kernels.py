@@ -85,7 +85,7 @@ def _exp2_overload(x):
 
 
 @ordered
-def _distances(x, first, y, start, stop, root, out):
+def distances(x, first, y, start, stop, root, out):
     """Squared distances (or distances) of four rows of x to columns start .. stop of y, which is (d, m)."""
     width = stop - start
     for q in range(4):
@@ -127,7 +127,7 @@ def ratio_rows(x, y, root, f_high, f_low, g_high, w, first, last, out):
         for start in range(0, cols, CHUNK):
             stop = min(cols, start + CHUNK)
             width = stop - start
-            _distances(x, i, y, start, stop, root, scores)
+            distances(x, i, y, start, stop, root, scores)
             g, b = g_high[start:stop], w[start:stop]
             t0 += np.float64(_row_sum(scores[0], width, f_high[i], g, b))
             t1 += np.float64(_row_sum(scores[1], width, f_high[i + 1], g, b))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.costs import unit_rows
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
@@ -160,13 +161,12 @@ class KeopsPack(Counted):
         lane = self._lanes[i]
         return PLAIN if lane.momentum is None else lane.momentum.stride(lane.error, self._along[i])
 
-    def _leg(self, f: Any, g: Any, axis: int, ranges: Any, *, exact: bool = False) -> Any:
+    def _leg(self, f: Any, g: Any, axis: int, ranges: Any) -> Any:
         """`logsumexp` of one side in nats, so that the side's own potential plus it is the log of its ratio."""
         has = self._arrays
-        x, y = ("x", "y") if exact else ("short_x", "short_y")
         summed, weights, scale = (g, has["b"], "scale_y") if axis == 1 else (f, has["a"], "scale_x")
         s = None if isinstance(self._how.kind, str) else has[scale]
-        return reduce(self._how.kind, has[x], has[y], summed + weights.log(), s, axis, ranges)
+        return reduce(self._how.kind, has["short_x"], has["short_y"], summed + weights.log(), s, axis, ranges)
 
     def _blocks(self, lanes: Sequence[int]) -> tuple[Any, ...]:
         return blocks([self._lanes[i].rows for i in lanes], [self._lanes[i].cols for i in lanes], self._device)
@@ -239,23 +239,30 @@ class KeopsPack(Counted):
         return [math.nan if self._lanes[i].broken else errors[i] + self._lanes[i].band for i in lanes]
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
-        """Both sides of the states as they will be emitted, some rows and columns of each compared with float64."""
+        """Both sides of the states as they will be emitted, some rows and columns of each compared with float64.
+
+        With `exact` they are certified from the caller's own arrays.
+        """
         if not lanes:
             return []
         self._legs += 2 * len(lanes)
-        has, exact = self._arrays, exact or not self._how.single
+        if exact:
+            emitted = [emission.potentials for emission in self.emit(lanes)]
+            broken = [self._lanes[i].broken for i in lanes]
+            return certificates([self._lanes[i].problem for i in lanes], emitted, broken)
+        has = self._arrays
         f, g = has["f"].clone(), has["g"].clone()
         for i in lanes:
             lane, state = self._lanes[i], self._rounded(i)
             f[slice(*lane.rows)] = torch.as_tensor(state.f / lane.problem.eps, device=self._device)
             g[slice(*lane.cols)] = torch.as_tensor(state.g / lane.problem.eps, device=self._device)
         ranges = self._blocks(lanes)
-        row = f + self._leg(f, g, 1, ranges, exact=exact)
-        col = g + self._leg(f, g, 0, ranges, exact=exact)
+        row = f + self._leg(f, g, 1, ranges)
+        col = g + self._leg(f, g, 0, ranges)
         rows = self._sums(has["a"] * torch.expm1(row).abs(), "rows").tolist()
         cols = self._sums(has["b"] * torch.expm1(col).abs(), "cols").tolist()
         missed = [0.0] * len(lanes)
-        if not exact:
+        if self._how.single:
             both = self._missed(lanes, f, g, 1, row), self._missed(lanes, f, g, 0, col)
             missed = [SAFETY * max(pair) + SINGLE for pair in zip(*both, strict=True)]
         nan = Residual(math.nan, math.nan, math.nan)

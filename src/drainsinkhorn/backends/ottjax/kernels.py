@@ -13,7 +13,7 @@ caller's own cost as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -61,10 +61,6 @@ class How:
     def dtype(self) -> Any:
         """Of state and scores."""
         return jnp.float32 if self.single else jnp.float64
-
-    def in_double(self) -> How:
-        """The same in float64."""
-        return replace(self, single=False)
 
     @property
     def unit(self) -> bool:

@@ -70,6 +70,8 @@ UNIT = _Constant(10)
 BUDGET = _Constant(11)
 LEADING = _Constant(12)
 NUMBERS = _Constant(16)
+# Numbers that a check finds of a lane.
+FINDINGS = _Constant(7)
 # What a leg is for: measured and kept (rows), measured and applied (columns), a check, a sample of rows.
 KEPT = _Constant(0)
 APPLIED = _Constant(1)

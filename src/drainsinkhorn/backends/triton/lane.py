@@ -18,8 +18,8 @@ class Lane:
     """A problem, and the place of its numbers in the table."""
 
     __slots__ = (
-        "budget", "depth", "folded", "frozen", "group", "inner", "place", "problem", "row", "single", "support",
-        "unit", "wide",
+        "broken", "budget", "depth", "folded", "frozen", "group", "inner", "place", "problem", "row", "single",
+        "support", "unit", "wide",
     )  # fmt: skip
 
     def __init__(self, problem: Problem[Any], full: dict[int, bool]) -> None:
@@ -28,7 +28,7 @@ class Lane:
         self.unit = problem.eps * math.log(2)
         # By how much rounding for a caller in float32 may move potentials; nobody else's are rounded.
         self.budget = problem.eps * float(problem.tol or 0) / 10 if is_single(caller_array(problem)) else -1.0
-        self.frozen = self.wide = self.single = self.folded = False
+        self.broken = self.frozen = self.wide = self.single = self.folded = False
         self.depth = 0
         self.place = self.row = -1
         self.group: Any = None

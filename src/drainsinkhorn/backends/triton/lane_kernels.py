@@ -15,9 +15,11 @@ from drainsinkhorn.backends.triton.kernels import (
     DEPTH,
     ERRORS,
     FIELDS,
+    FINDINGS,
     HELD,
     LEAST_DOUBT,
     LOGS,
+    MASS,
     NOISE,
     NUMBERS,
     POTENTIAL,
@@ -113,22 +115,27 @@ def settle(table, live, state, wide, potentials, given, found,
            ROWS: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The states of lanes as they will be emitted, in units of the cost (`given`) and in bits (`potentials`).
 
-    They are rounded to float32 where that moves them by less than the lane's BUDGET. `found` tells in column 4 whether
-    they were, in column 5 whether the lane's residual is no number.
+    They are rounded to float32 where that moves them by less than the lane's BUDGET. Of `found` it writes column 4
+    (whether they were), 5 (whether the lane's residual is not a number) and 6 (the largest potentials of both sides, in
+    bits, added up).
     """
     place = tl.program_id(0)
     lane = tl.load(live + place)
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
     unit = tl.load(numbers + UNIT)
     moved = 0.0 * unit
+    reach = 0.0 * unit
     for side in tl.static_range(2):
         size, start = tl.load(lane_table + SIZES + side).to(tl.int32), tl.load(lane_table + POTENTIAL + side)
         farthest = tl.zeros((ROWS,), dtype=tl.float64)
+        largest = tl.zeros((ROWS,), dtype=tl.float64)
         for first in range(0, size, ROWS):
             rows = first + tl.arange(0, ROWS)
             value = tl.load(wide + start + rows, mask=rows < size, other=0.0) * unit
             farthest = tl.maximum(farthest, tl.abs(value.to(tl.float32).to(tl.float64) - value))
+            largest = tl.maximum(largest, tl.abs(value))
         moved += tl.max(farthest, axis=0)
+        reach += tl.max(largest, axis=0) / unit
     single = moved <= tl.load(numbers + BUDGET)
     for side in tl.static_range(2):
         size, start = tl.load(lane_table + SIZES + side).to(tl.int32), tl.load(lane_table + POTENTIAL + side)
@@ -139,28 +146,30 @@ def settle(table, live, state, wide, potentials, given, found,
             tl.store(given + start + rows, value, mask=rows < size)
             tl.store(potentials + start + rows, value / unit, mask=rows < size)
     stale = _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK)
-    tl.store(found + 6 * place + 4, tl.where(single, 1.0, 0.0).to(tl.float64))
-    tl.store(found + 6 * place + 5, tl.where(stale == stale, 0.0, 1.0).to(tl.float64))
+    tl.store(found + FINDINGS * place + 4, tl.where(single, 1.0, 0.0).to(tl.float64))
+    tl.store(found + FINDINGS * place + 5, tl.where(stale == stale, 0.0, 1.0).to(tl.float64))
+    tl.store(found + FINDINGS * place + 6, reach)
 
 
 @triton.jit
-def checked(table, live, state, wide, errors, vectors, samples, found, count_samples, DOUBLE: tl.constexpr,
-            OPENS: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr,
+def checked(table, live, state, wide, errors, vectors, samples, found, count_samples, OPENS: tl.constexpr,
+            BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr,
             COUNT: tl.constexpr):  # fmt: skip
-    """Both residuals of checked lanes, and by how much sampled rows of each side are off in the mean.
+    """Both residuals of checked lanes, and the mean relative error of sampled rows of each side.
 
-    The mean over rows bounds what their errors do to the residual. When a lane OPENS only rows are sampled, and what they
+    The larger of two means is taken: over the samples, and over their mass. It estimates what rounding does to a residual,
+    which is an error's mean over all mass. When a lane OPENS only rows are sampled, and what they
     are off makes the lane's BAND, by which its screen doubts.
     """
     place = tl.program_id(0)
     lane = tl.load(live + place)
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
-    double = (tl.load(lane_table + WIDE) > 0) | DOUBLE
+    double = tl.load(lane_table + WIDE) > 0
     for side in tl.static_range(2):
         size = tl.load(lane_table + SIZES + side).to(tl.int32)
         tile = tl.where(double, WIDE_BM, BM)
         total = _total(errors, tl.load(lane_table + ERRORS + side), (size + tile - 1) // tile, BLOCK)
-        tl.store(found + 6 * place + side, total)
+        tl.store(found + FINDINGS * place + side, total)
         count = tl.minimum(size, count_samples)
         places = tl.arange(0, COUNT)
         rows = (places.to(tl.int64) * size // count).to(tl.int32)
@@ -169,8 +178,13 @@ def checked(table, live, state, wide, errors, vectors, samples, found, count_sam
             at = (side * tl.num_programs(0) + place) * count_samples
             truth = tl.load(samples + at + places, mask=inside, other=0.0)
             said = tl.load(vectors + tl.load(lane_table + LOGS + side) + rows, mask=inside, other=0.0).to(tl.float64)
-            off = tl.sum(tl.where(inside, tl.abs(tl.exp2(said - truth) - 1.0), 0.0), axis=0) / count
-            tl.store(found + 6 * place + 2 + side, off)
+            missed = tl.where(inside, tl.abs(tl.exp2(said - truth) - 1.0), 0.0)
+            mass = tl.load(wide + tl.load(lane_table + MASS + side) + rows, mask=inside, other=0.0)
+            off = tl.sum(missed, axis=0) / count
+            # Written so that NaN stays NaN, and so that light samples alone weigh nothing.
+            by_mass = tl.sum(tl.where(mass > 0, mass * missed, 0.0), axis=0) / tl.sum(mass, axis=0)
+            off = tl.where(by_mass > off, by_mass, off)
+            tl.store(found + FINDINGS * place + 2 + side, off)
             if OPENS:
                 doubt = tl.where(off < SINGLE, SINGLE, off) * (WARY * SAFETY)
                 doubt = tl.where(doubt < LEAST_DOUBT, LEAST_DOUBT, doubt)

@@ -20,6 +20,8 @@ from drainsinkhorn.backends.triton.loading import How
 
 ROWS, BLOCK, SAMPLES = 256, 256, 32
 """Rows of a program of `apply` or `stage`, partial sums added at once, and rows compared with float64."""
+FINDINGS = k.FINDINGS.value
+"""Numbers that a check finds of a lane: see `_findings`."""
 SETTLED, SETTLED_WARPS = 2048, 8
 """Rows that the one program of a lane settles at once, and its warps."""
 WIDE_BM, WIDE_BN, WIDE_WARPS = 16, 64, 4
@@ -151,8 +153,12 @@ class Launches:
         )  # fmt: skip
 
     def _findings(self, lanes: Sequence[Lane]) -> Any:
-        """Room for each lane's residuals, how far sampled rows and columns are off, rounded or not, poisoned or not."""
-        return torch.empty((len(lanes), 6), dtype=torch.float64, device=self.device)
+        """Room for what a check finds of each lane.
+
+        Residuals of rows and columns, mean errors of sampled rows and columns, whether potentials are emitted in
+        float32, whether the state is not finite, and the sum of the largest potentials of both sides in bits.
+        """
+        return torch.empty((len(lanes), FINDINGS), dtype=torch.float64, device=self.device)
 
     def _checked(
         self, live: Any, lanes: Sequence[Lane], errors: Any, vectors: Any, samples: Any, found: Any, **how: bool
@@ -162,13 +168,12 @@ class Launches:
 
     def _checked_of(
         self, live: Any, lanes: Sequence[Lane], errors: Any, vectors: Any, samples: Any, found: Any, *,
-        exact: bool = False, opens: bool = False,
+        opens: bool = False,
     ) -> Launch:  # fmt: skip
         return prepared(
             lane_kernels.checked, (len(lanes),),
             self._table, live, self._states[self._parity], self._arenas["wide"].buffer, errors, vectors, samples,
-            found, SAMPLES, DOUBLE=exact,
-            OPENS=opens, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
+            found, SAMPLES, OPENS=opens, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
         )  # fmt: skip
 
     def _apply_of(self, live: Any, lanes: Sequence[Lane], first: bool, parity: int) -> list[Launch]:

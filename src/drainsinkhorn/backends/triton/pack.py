@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import Couple
 from drainsinkhorn.backends.triton import kernels as k
@@ -19,7 +20,7 @@ from drainsinkhorn.backends.triton.arena import Arena
 from drainsinkhorn.backends.triton.cycles import Crew, Cycles
 from drainsinkhorn.backends.triton.emission import emissions
 from drainsinkhorn.backends.triton.lane import Lane, largest
-from drainsinkhorn.backends.triton.launches import SAMPLES, WIDE_WARPS
+from drainsinkhorn.backends.triton.launches import FINDINGS, SAMPLES, WIDE_WARPS
 from drainsinkhorn.backends.triton.launching import Download, Launch, upload
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.problem import Problem
@@ -28,6 +29,9 @@ from drainsinkhorn.core.result import Residual
 
 GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
 """Leading halves give way at so many times tol or what they blur: earlier where momentum carries on what they did."""
+POTENTIALS = 16 * 2.0**-53
+"""Rounding of a ratio that float64 measures, over the largest potentials of both sides in bits: both are divided by
+eps ln 2, which is rounded itself, and added to a score and to each other."""
 SMALL = 2048
 """Rows of a lane up to which a cycle is two launches: one program applies its f-leg while others finish theirs."""
 
@@ -245,8 +249,8 @@ class TritonPack(Cycles, Counted):
         return self._given
 
     def _note(self, lanes: Sequence[Lane], found: Any) -> None:
-        for lane, single in zip(lanes, found[:, 4].tolist(), strict=True):
-            lane.single = single > 0
+        for lane, (single, broken) in zip(lanes, found[:, 4:6].tolist(), strict=True):
+            lane.single, lane.broken = single > 0, broken > 0
 
     # The verbs of the contract.
 
@@ -293,8 +297,10 @@ class TritonPack(Cycles, Counted):
         kept = self._screening
         kept.scratch.copy_(self._arenas["vectors"].buffer)
         self._run(*kept.launches)
-        numbers, checked = kept.answer.again(kept.numbers).read(), 6 * len(lanes)
-        told = zip(numbers[:checked].reshape(-1, 6).tolist(), numbers[checked:].reshape(-1, 4).tolist(), strict=True)
+        numbers, checked = kept.answer.again(kept.numbers).read(), FINDINGS * len(lanes)
+        told = zip(
+            numbers[:checked].reshape(-1, FINDINGS).tolist(), numbers[checked:].reshape(-1, 4).tolist(), strict=True
+        )
         return [math.nan if math.isnan(stale) else row[0] + band for row, (_, stale, _, band) in told]
 
     def _screen_of(self, key: tuple[Any, ...], lanes: list[Lane]) -> _Screening:
@@ -307,18 +313,23 @@ class TritonPack(Cycles, Counted):
         if double:
             seats = self._seats(double)
             launches.append(self._exact_of(seats, double, 0, k.CHECKED, parity, vectors=scratch, errors=errors))
-        numbers = torch.empty(10 * count, dtype=torch.float64, device=self.device)
+        numbers = torch.empty((FINDINGS + 4) * count, dtype=torch.float64, device=self.device)
         # Nothing is sampled, so nothing is off.
         samples = torch.zeros((2, count, SAMPLES), dtype=torch.float64, device=self.device)
-        launches.append(self._checked_of(live, lanes, errors, scratch, samples, numbers[: 6 * count]))
-        launches += self._look_of(live, numbers[6 * count :], parity)
+        launches.append(self._checked_of(live, lanes, errors, scratch, samples, numbers[: FINDINGS * count]))
+        launches += self._look_of(live, numbers[FINDINGS * count :], parity)
         return _Screening(key, launches, scratch, numbers, Download(numbers))
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
-        """Both sides of the states as they will be emitted, some rows and columns of each compared with float64."""
+        """Both sides of the states as they will be emitted, some rows and columns of each compared with float64.
+
+        With `exact` they are certified from the caller's own arrays.
+        """
         if not lanes:
             return []
         self._legs += 2 * len(lanes)
+        if exact:
+            return self._certified([self._lanes[i] for i in lanes])
         # A screen's memory is a verify's as well, so that both together need no more than one.
         self._screening = None
         some = [self._lanes[i] for i in lanes]
@@ -328,15 +339,20 @@ class TritonPack(Cycles, Counted):
         samples = self._sample(live, some, k.BOTH.value, potentials)
         scratch, errors = torch.empty_like(self._arenas["vectors"].buffer), torch.empty_like(potentials)
         self._run(self._stage_of(live, some, potentials, scratch))
-        double = [lane for lane in some if lane.wide or exact]
-        single = [lane for lane in some if not (lane.wide or exact)]
+        double = [lane for lane in some if lane.wide]
+        single = [lane for lane in some if not lane.wide]
         mixed = bool(single) and bool(double)
         for part, measure in ((single, self._check), (double, self._check_exactly)):
             if part:
                 measure(self._seats(part) if mixed else live, part, potentials, scratch, errors)
-        found = self._checked(live, some, errors, scratch, samples, found, exact=exact)
+        found = self._checked(live, some, errors, scratch, samples, found)
         self._note(some, found)
-        return [self._residual(lane, *row, exact=exact) for lane, row in zip(some, found.tolist(), strict=True)]
+        return [self._residual(lane, *row) for lane, row in zip(some, found.tolist(), strict=True)]
+
+    def _certified(self, lanes: list[Lane]) -> list[Residual]:
+        """Certificates of the states as they will be emitted."""
+        emitted = [emission.potentials for emission in emissions(self, lanes)]
+        return certificates([lane.problem for lane in lanes], emitted, [lane.broken for lane in lanes])
 
     def _check(self, live: Any, lanes: Sequence[Lane], _: Any, vectors: Any, errors: Any) -> None:
         for side in (0, 1):
@@ -347,23 +363,15 @@ class TritonPack(Cycles, Counted):
             self._exact(live, lanes, side, k.CHECKED, potentials, vectors, errors)
 
     def _residual(
-        self,
-        lane: Lane,
-        row: float,
-        col: float,
-        off_rows: float,
-        off_cols: float,
-        _: float,
-        bad: float,
-        *,
-        exact: bool,
+        self, lane: Lane, row: float, col: float, off_rows: float, off_cols: float, _: float, bad: float, size: float
     ) -> Residual:
         if bad:
             return Residual(math.nan, math.nan, math.nan)
         # A maximum that keeps what is not a number.
         off = off_rows if off_rows >= off_cols or math.isnan(off_rows) else off_cols
         off = off if off > k.SINGLE.value or math.isnan(off) else k.SINGLE.value
-        return Residual(row, col, lane.band if exact or lane.wide else lane.band + k.SAFETY.value * off)
+        band = lane.band + POTENTIALS * size
+        return Residual(row, col, band if lane.wide else band + k.SAFETY.value * off)
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """Copies for the caller."""
