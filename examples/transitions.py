@@ -21,12 +21,13 @@ from drainsinkhorn.cells import Table, Timepoints, couple_timepoints
 
 
 class Cells(NamedTuple):
-    """Cells of a data set: points, times, types."""
+    """Cells of a data set: points, times, types, and the order of times that have none of their own."""
 
     name: str
     points: Any
     times: Any
     types: Any
+    order: list[str] | None = None
 
 
 def generated(seed: int = 0) -> Cells:
@@ -66,20 +67,21 @@ def pbmc(folder: Path, most: int, seed: int = 0) -> Cells:
     rng = np.random.default_rng(seed)
     clusters = KMeans(8, n_init=1, random_state=seed).fit_predict(points)
     some = np.concatenate([rng.permutation(np.flatnonzero(stimulated == k))[:most] for k in (0, 1)])
-    times = np.array(["control", "stimulated"])[stimulated[some]]
-    return Cells("PBMC, interferon", points[some], times, np.array([f"cluster {k}" for k in clusters[some]]))
+    order = ["control", "stimulated"]
+    types = np.array([f"cluster {k}" for k in clusters[some]])
+    return Cells("PBMC, interferon", points[some], np.array(order)[stimulated[some]], types, order)
 
 
 def study(cells: Cells, eps: float, bootstraps: int) -> dict[str, Any]:
     begun = time.perf_counter()
-    found = couple_timepoints(cells.points, cells.times, eps=eps, bootstraps=bootstraps)
+    found = couple_timepoints(cells.points, cells.times, times=cells.order, eps=eps, bootstraps=bootstraps)
     solving = time.perf_counter() - begun
     found.solution.raise_for_status()
     begun = time.perf_counter()
     tables = [found.transitions(cells.types, pair) for pair in range(len(found.pairs))]
     using = time.perf_counter() - begun
     begun = time.perf_counter()
-    reference = couple_timepoints(cells.points, cells.times, eps=eps, tol=1e-6)
+    reference = couple_timepoints(cells.points, cells.times, times=cells.order, eps=eps, tol=1e-6)
     strict = time.perf_counter() - begun
     apart = [table.distance(reference.transitions(cells.types, pair)) for pair, table in enumerate(tables)]
     return {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +22,12 @@ from drainsinkhorn.core.result import Result
 from drainsinkhorn.solution import Solution
 
 Array = NDArray[Any]
-MISSING = ("nan", "NaN", "NaT", "None", "<NA>")
-"""How what is no time shows itself, in NumPy and in pandas."""
+MISSING = ("", "nan", "NaN", "NaT", "None", "<NA>")
+"""Texts of labels of cells without a time, in NumPy and in pandas."""
+NO_TIME = frozenset({"mixed", "mixture", "pooled", "unknown", "unassigned", "undefined", "undetermined", "na", "none"})
+"""Words that mark cells of no single time; a label that contains one is never a time point."""
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>[0-9]+(\.[0-9]+)?)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +198,10 @@ def couple_timepoints(
             to clouds.
         key: See above.
         rep: Where an AnnData has the points: an entry of obsm; None is X.
-        times: Which time points, in order; None: all of them, sorted; texts as texts, so "day10" comes
-            before "day2" unless `times` says otherwise.
+        times: Which time points, in order; cells of other times are left out. None: all time points. Ordered
+            categories keep their order; numbers and dates are sorted. Texts that are numbers, or have one prefix and
+            end in a number ("day2", "day10"), are sorted by that number, and a UserWarning states the order. The order
+            of all other texts must be given. A label such as "mixed" or "unknown" is never a time point.
         eps: Entropic strength, as a share of the pair's mean cost if `relative`.
         relative: See eps.
         weights: A column of obs, or an array: weights of all cells, for example of growth; None: uniform.
@@ -242,9 +250,11 @@ def _gathered(data: Any, key: Any, rep: Any, times: Any, weights: Any) -> tuple[
     if isinstance(data, Mapping):
         if weights is not None or key is not None:
             raise ProblemError("with a mapping from times to clouds there is neither key nor weights")
-        names = _known(times, sorted(data))
+        names = _time_points(times, list(data), None)
         clouds = [to_numpy(data[name]) for name in names]
-        return names, [np.arange(len(c)) for c in clouds], clouds, [np.ones(len(c)) for c in clouds]
+        places = [np.arange(len(c)) for c in clouds]
+        _require_finite(names, places, clouds)
+        return names, places, clouds, [np.ones(len(c)) for c in clouds]
     if hasattr(data, "obs"):
         points, key, weights = _from_anndata(data, key, rep, weights)
     else:
@@ -252,42 +262,132 @@ def _gathered(data: Any, key: Any, rep: Any, times: Any, weights: Any) -> tuple[
     if key is None:
         raise ProblemError("key is missing: the times of the cells, or the column of obs that has them")
     labels = np.asarray(key)
+    if labels.dtype.kind in "mM":
+        # Python has no dates in nanoseconds: NumPy would turn them into integers.
+        labels = labels.astype(f"{labels.dtype.str[:3]}[us]")
     if points.ndim != 2 or labels.shape != (len(points),):
         raise ProblemError(f"key must name one time for each of {len(points)} cells, got shape {labels.shape}")
     masses = np.ones(len(points)) if weights is None else to_numpy(weights).astype(np.float64)
     if masses.shape != (len(points),):
         raise ProblemError(f"weights must be one for each of {len(points)} cells, got shape {masses.shape}")
-    names = _known(times, _present(labels, all_needed=times is None))
+    names = _time_points(times, labels.tolist(), _categories(key))
     for name in names:
         some = masses[labels == name]
         if not (np.isfinite(some).all() and (some >= 0).all() and some.sum() > 0):
             raise ProblemError(f"weights of time point {name!r} must be finite, not negative, and not all zero")
     cells = [np.flatnonzero(labels == name) for name in names]
-    return names, cells, [np.ascontiguousarray(points[c]) for c in cells], [masses[c] for c in cells]
+    clouds = [np.ascontiguousarray(points[c]) for c in cells]
+    _require_finite(names, cells, clouds)
+    return names, cells, clouds, [masses[c] for c in cells]
 
 
-def _present(labels: Array, *, all_needed: bool) -> list[Any]:
-    """All times in order; raises ProblemError where a cell without one is not just left out."""
-    each = labels.tolist()
-    names = list(dict.fromkeys(each))
-    missing = [name for name in names if str(name) in MISSING]
-    if missing and all_needed:
+def _require_finite(names: list[Any], cells: list[Array], clouds: list[Array]) -> None:
+    """Raise ProblemError at the first coordinate that is not finite, with its cell and time point."""
+    for name, places, cloud in zip(names, cells, clouds, strict=True):
+        try:
+            finite = np.isfinite(cloud.astype(np.float64))
+        except (TypeError, ValueError):
+            raise ProblemError(f"points of time point {name!r} must be numbers, got {cloud.dtype}") from None
+        if finite.all():
+            continue
+        cell, *coordinate = np.argwhere(~finite)[0]
+        count = len(cloud) - int(finite.reshape(len(cloud), -1).all(1).sum())
         raise ProblemError(
-            f"cell {each.index(missing[0])} has no time ({missing[0]!r}); leave such cells out, or name the time "
+            f"coordinate {', '.join(map(str, coordinate))} of cell {places[cell]}, of time point {name!r}, is "
+            f"{cloud[(cell, *coordinate)]} ({count} cells of this time point are not finite); leave such cells out, or "
+            "compute their coordinates anew"
+        )
+
+
+def _categories(key: Any) -> list[Any] | None:
+    """The categories of an ordered categorical of pandas, in order; None for anything else."""
+    dtype = getattr(key, "dtype", None)
+    return list(dtype.categories) if getattr(dtype, "ordered", False) else None
+
+
+def _time_points(times: Iterable[Any] | None, labels: list[Any], categories: list[Any] | None) -> list[Any]:
+    """Time points in order.
+
+    Args:
+        times: The order that the caller gave, or None.
+        labels: Labels of all cells, or the keys of a mapping.
+        categories: Ordered categories, if the labels have them.
+    """
+    names = list(dict.fromkeys(labels))
+    present = [name for name in names if str(name).strip() not in MISSING]
+    if times is not None:
+        wanted = list(times)
+        absent = [name for name in wanted if name not in present]
+        if absent:
+            raise ProblemError(f"time point {absent[0]!r} has no cells; there are {present}")
+        _refuse_no_time(wanted)
+        return wanted
+    missing = [name for name in names if str(name).strip() in MISSING]
+    if missing:
+        raise ProblemError(
+            f"cell {labels.index(missing[0])} has no time ({missing[0]!r}); leave such cells out, or name the time "
             "points in times="
         )
-    return sorted(name for name in names if str(name) not in MISSING)
+    _refuse_no_time(present)
+    if categories is not None:
+        return _in_category_order(present, categories)
+    if any(isinstance(name, (str, bytes)) for name in present):
+        return _in_number_order(present)
+    try:
+        return sorted(present)
+    except TypeError as error:
+        raise ProblemError(f"the order of time points {present} is unknown ({error}); give it as times=[...]") from None
 
 
-def _known(times: Iterable[Any] | None, present: list[Any]) -> list[Any]:
-    wanted = present if times is None else list(times)
-    missing = [name for name in wanted if name not in present]
-    if missing:
-        raise ProblemError(f"time point {missing[0]!r} has no cells; there are {present}")
-    return wanted
+def _refuse_no_time(names: list[Any]) -> None:
+    for name in names:
+        if isinstance(name, str) and not NO_TIME.isdisjoint(re.split(r"[^a-z0-9]+", name.lower())):
+            raise ProblemError(
+                f"label {name!r} is no time point; leave such cells out, name the other time points in times=, or "
+                "rename it if it is one"
+            )
 
 
-def _from_anndata(data: Any, key: Any, rep: Any, weights: Any) -> tuple[Array, Array, Any]:
+def _in_category_order(present: list[Any], categories: list[Any]) -> list[Any]:
+    """Time points in the order of their categories; warns where numbers in their names say otherwise."""
+    order = [name for name in categories if name in present]
+    numbers = _numbers(order)
+    if numbers is not None and numbers != sorted(numbers):
+        _warn(f"the ordered categories have the time points in the order {order}, which is not that of their numbers")
+    return order
+
+
+def _in_number_order(present: list[Any]) -> list[Any]:
+    """Texts in the order of the numbers they end in, which a warning states; ProblemError where that is no order."""
+    numbers = _numbers(present)
+    if numbers is None or len(set(numbers)) < len(numbers):
+        raise ProblemError(
+            f"the order of time points {present} is unknown: texts are sorted only if they have one prefix and end in "
+            "different numbers; give the order as times=[...], or make the column an ordered categorical"
+        )
+    order = [name for _, name in sorted(zip(numbers, present, strict=True))]
+    _warn(f"time points are taken in the order {order}, by the numbers they end in")
+    return order
+
+
+def _numbers(names: list[Any]) -> list[float] | None:
+    """Numbers that texts are or, after one common prefix, end in; None where that is not so for all of them."""
+    if not all(isinstance(name, str) for name in names):
+        return None
+    if all(NUMBER.fullmatch(name.strip()) for name in names):
+        return [float(name) for name in names]
+    ends = [NUMBERED.fullmatch(name.strip()) for name in names]
+    # "E18" and "P0", or "day-1" and "day1", have numbers that cannot be compared.
+    if None in ends or len({end["prefix"].rstrip(" _").lower() for end in ends if end}) > 1:
+        return None
+    return [float(end["number"]) for end in ends if end]
+
+
+def _warn(order: str) -> None:
+    warnings.warn(f"{order}; pass times=[...] to choose another order or to silence this", UserWarning, stacklevel=6)
+
+
+def _from_anndata(data: Any, key: Any, rep: Any, weights: Any) -> tuple[Array, Any, Any]:
     try:
         import anndata
     except ImportError as error:
@@ -301,5 +401,5 @@ def _from_anndata(data: Any, key: Any, rep: Any, weights: Any) -> tuple[Array, A
         raise ProblemError(f"obsm has no entry {rep!r}; it has {list(data.obsm)}; rep=None takes X")
     points: Any = data.X if rep is None else data.obsm[rep]
     points = points.toarray() if hasattr(points, "toarray") else np.asarray(points)
-    labels = data.obs[key].to_numpy() if isinstance(key, str) else key
+    labels = data.obs[key] if isinstance(key, str) else key
     return points, labels, data.obs[weights].to_numpy() if isinstance(weights, str) else weights

@@ -175,7 +175,115 @@ def test_labels_of_other_cells(found: Any) -> None:
         clouds.transitions(NAMES, 0)
 
 
-def test_texts_are_sorted_as_texts_unless_told() -> None:
-    days = np.array(["", "day2", "day10", "day11"])[TIMES]
-    assert couple_timepoints(POINTS, days).times == ["day10", "day11", "day2"]
-    assert couple_timepoints(POINTS, days, times=["day2", "day10"]).times == ["day2", "day10"]
+DAYS = np.array(["", "day30", "day2", "day10"])[TIMES]
+
+
+def coupled(*args: Any, **settings: Any) -> Any:
+    return couple_timepoints(*args, backend="reference", eps=1.0, tol=0.1, **settings)
+
+
+def test_texts_are_sorted_by_the_numbers_they_end_in() -> None:
+    with pytest.warns(UserWarning, match=r"in the order \['day2', 'day10', 'day30'\].*pass times="):
+        assert coupled(POINTS, DAYS).times == ["day2", "day10", "day30"]
+    assert coupled(POINTS, DAYS, times=["day30", "day2"]).times == ["day30", "day2"]
+    clouds = {day: POINTS[day == DAYS] for day in ("day30", "day10", "day2")}
+    with pytest.warns(UserWarning, match="in the order"):
+        assert coupled(clouds).pairs == [("day2", "day10"), ("day10", "day30")]
+    for texts in (["-9", "9.5", "1e1"], ["E8", "e_8.75", "E 9.5"]):
+        with pytest.warns(UserWarning, match="in the order"):
+            found = coupled(POINTS, np.array(["", *reversed(texts)])[TIMES])
+        assert found.times == texts
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["early", "mid", "late"],
+        ["2h", "10h", "30h"],
+        ["E18", "P0", "P7"],
+        ["day-1", "day0", "day1"],
+        ["day1", "day01", "day2"],
+        [b"day1", b"day2", b"day3"],
+        [1, "day2", 3],
+        [1, (2,), 3],
+    ],
+    ids=str,
+)
+def test_texts_without_an_order_must_be_given_one(texts: list[Any]) -> None:
+    labels = np.empty(len(TIMES), dtype=object)
+    labels[:] = [texts[time - 1] for time in TIMES]
+    with pytest.raises(ds.ProblemError, match=r"the order of time points .* is unknown.*times="):
+        coupled(POINTS, labels)
+
+
+def test_an_order_may_be_given_for_any_texts() -> None:
+    labels = np.array(["", "early", "mid", "late"])[TIMES]
+    assert coupled(POINTS, labels, times=["early", "mid", "late"]).pairs == [("early", "mid"), ("mid", "late")]
+
+
+@pytest.mark.parametrize("name", ["mixed", "Mixed_gastrulation", "unknown 3", "NA"])
+def test_a_label_of_no_single_time_is_refused(name: str) -> None:
+    pandas = needs("pandas")
+    labels = np.array(["", "day2", "day10", name])[TIMES]
+    ordered = pandas.Categorical(labels, categories=["day2", "day10", name], ordered=True)
+    for key in (labels, ordered):
+        for times in (None, ["day2", name]):
+            with pytest.raises(ds.ProblemError, match=f"label '{name}' is no time point"):
+                coupled(POINTS, key, times=times)
+        assert coupled(POINTS, key, times=["day2", "day10"]).pairs == [("day2", "day10")]
+    with pytest.raises(ds.ProblemError, match=f"label '{name}' is no time point"):
+        coupled({1: POINTS, name: POINTS})
+
+
+def test_ordered_categories_keep_their_order() -> None:
+    pandas = needs("pandas")
+    data = annotated()
+    data.obs["day"] = pandas.Categorical(DAYS, categories=["day0", "day2", "day10", "day30"], ordered=True)
+    found = coupled(data, "day")
+    assert found.pairs == [("day2", "day10"), ("day10", "day30")]
+    assert np.array_equal(found.result(0).problem.x, POINTS[DAYS == "day2"])
+    assert coupled(POINTS, data.obs["day"]).pairs == found.pairs
+    assert coupled(data, "day", times=["day10", "day2"]).times == ["day10", "day2"]
+    names = np.array(["", "zygote", "2cell", "blast"])[TIMES]
+    data.obs["day"] = pandas.Categorical(names, categories=["zygote", "2cell", "blast"], ordered=True)
+    assert coupled(data, "day").times == ["zygote", "2cell", "blast"]
+    # pandas sorts categories as texts if they are not given.
+    data.obs["day"] = pandas.Categorical(DAYS, ordered=True)
+    with pytest.warns(UserWarning, match="not that of their numbers"):
+        assert coupled(data, "day").times == ["day10", "day2", "day30"]
+
+
+def test_categories_without_an_order_are_texts() -> None:
+    pandas = needs("pandas")
+    data = annotated()
+    data.obs["day"] = pandas.Categorical(DAYS)
+    with pytest.warns(UserWarning, match="in the order"):
+        assert coupled(data, "day").times == ["day2", "day10", "day30"]
+    data.obs["day"] = pandas.Categorical(np.array(["", "b", "c", "a"])[TIMES])
+    with pytest.raises(ds.ProblemError, match="is unknown"):
+        coupled(data, "day")
+
+
+@pytest.mark.parametrize("unit", ["D", "ns"])
+def test_dates_are_sorted(unit: str) -> None:
+    dates = np.array(["2024-01-01", "2024-02-01", "2024-01-10", "2023-12-31"], dtype=f"datetime64[{unit}]")
+    for labels in (dates[TIMES], (dates - dates[0])[TIMES]):
+        found = coupled(POINTS, labels)
+        assert [len(cells) for cells in found.cells] == [SIZES[3], SIZES[2], SIZES[1]]
+        assert coupled(POINTS, labels, times=found.times[1:]).pairs == found.pairs[1:]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_coordinates_that_are_not_finite(value: float) -> None:
+    points, last = POINTS.copy(), np.flatnonzero(TIMES == 3)[4]
+    points[last, 2] = value
+    data = annotated()
+    data.obsm["X_pca"] = points
+    for given in ((points, TIMES), (data, "day")):
+        with pytest.raises(ds.ProblemError, match=f"coordinate 2 of cell {last}, of time point 3, is {value} .1 cells"):
+            coupled(*given)
+    assert coupled(points, TIMES, times=[1, 2]).pairs == [(1, 2)]
+    with pytest.raises(ds.ProblemError, match=f"coordinate 2 of cell 4, of time point 3, is {value}"):
+        coupled({t: points[t == TIMES] for t in (1, 2, 3)})
+    with pytest.raises(ds.ProblemError, match="points of time point 1 must be numbers, got"):
+        coupled({1: np.array([["a"]]), 2: points})
