@@ -301,7 +301,7 @@ def _require_finite(names: list[Any], cells: list[Array], clouds: list[Array]) -
 
 def _categories(key: Any) -> list[Any] | None:
     """The categories of an ordered categorical of pandas, in order; None for anything else."""
-    dtype = getattr(key, "dtype", None)
+    dtype: Any = getattr(key, "dtype", None)
     return list(dtype.categories) if getattr(dtype, "ordered", False) else None
 
 

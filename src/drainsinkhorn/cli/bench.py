@@ -16,6 +16,7 @@ from rich.table import Table
 from drainsinkhorn.campaign import compare as comparing
 from drainsinkhorn.campaign import meters, named, probe, records, report, runner
 from drainsinkhorn.campaign.plan import SCALES, Campaign
+from drainsinkhorn.cli.show import escape
 from drainsinkhorn.core.errors import DrainError
 
 app = typer.Typer(
@@ -28,7 +29,7 @@ DEVICE = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
 def _warn(message: str) -> None:
-    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(escape(message), markup=False, highlight=False, soft_wrap=True)
 
 
 def _fail(error: Exception | str) -> NoReturn:
@@ -68,9 +69,9 @@ class Live:
         self._done[tick.campaign] = tick.done
         if tick.left is not None and tick.total > tick.done:
             self._rate[tick.campaign] = tick.left / (tick.total - tick.done)
-        left, what = self._left(), f"{tick.campaign}: {tick.what}"
+        left, what = self._left(), escape(f"{tick.campaign}: {tick.what}")
         self._bar.update(self._task, description=what, completed=sum(self._done.values()), left=left)
-        said = f"{tick.campaign}: {tick.what.split(':')[0]}"
+        said = escape(f"{tick.campaign}: {tick.what.split(':')[0]}")
         if self._bar.disable and not self._quiet and said != self._said:
             self._said = said
             count = f"{sum(self._done.values())}/{sum(self._items.values())}"
@@ -168,7 +169,7 @@ def write_report(
     """Write index.html, tables.md and tables.tex from the raw files alone."""
     folders = outs or [Path("bench")]
     for path in _told(lambda: report.write(records.read_all(*folders), to or folders[0] / "report")):
-        Console().print(str(path), markup=False, highlight=False)
+        Console().print(escape(path), markup=False, highlight=False)
 
 
 @app.command()
@@ -223,7 +224,7 @@ def _show_compared(found: list[comparing.Compared], base: str, head: str) -> Non
     for column in ("case", "ratio", "95 % interval", "wins", "noise floor", "verdict"):
         table.add_column(column)
     for row in map(_compared, found):
-        said = row["verdict"] + (f" ({row['note']})" if row["note"] else "")
+        said = escape(row["verdict"] + (f" ({row['note']})" if row["note"] else ""))
         if "ratio" not in row:
             table.add_row(row["case"], "", "", "", "", said)
             continue

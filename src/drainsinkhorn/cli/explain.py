@@ -15,6 +15,7 @@ from rich.text import Text
 from drainsinkhorn.api import solve
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.cli.show import escape
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.errors import OptionsError, ProblemError
 from drainsinkhorn.core.ledger import survival
@@ -90,7 +91,7 @@ def show_explanation(console: Console, said: Mapping[str, Any], ledger: Mapping[
 def _time_table(seconds: Mapping[str, float], shares: Mapping[str, float]) -> Table:
     table = _table("where the time went", ("part", "seconds", "share"))
     for verb, share in sorted(shares.items(), key=lambda item: -item[1]):
-        table.add_row(verb, f"{seconds[verb]:.4f}", f"{share:.1%}")
+        table.add_row(Text(escape(verb)), f"{seconds[verb]:.4f}", f"{share:.1%}")
     return table
 
 

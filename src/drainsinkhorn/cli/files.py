@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,8 @@ import numpy as np
 
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.batch import problems
+from drainsinkhorn.cli.archives import read_arrays, read_limit
+from drainsinkhorn.cli.paths import replace_file
 from drainsinkhorn.core.errors import FileError
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.problem import Cost, Problem
@@ -25,39 +24,22 @@ from drainsinkhorn.core.result import Result
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 KEYS = ("x", "y", "a", "b", "eps", "tol", "f", "g", "cost", "scale", "x_sizes", "y_sizes")
+STACKED = {"x": 3, "y": 3, "a": 2, "b": 2, "eps": 1, "tol": 1, "f": 2, "g": 2, "cost": 3, "x_sizes": 1, "y_sizes": 1}
+"""Number of dimensions with which an array has one entry for each problem."""
+PROBLEM_BYTES = 2048
+"""Memory that a problem and its result take beside their arrays, about."""
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """All arrays of an .npz file, read without pickle."""
-    try:
-        # Opened here, since NumPy leaves the file open when it is torn.
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise FileError(f"{path} holds a single array; expected an .npz archive, as numpy.savez writes it")
-            arrays = {name: archive[name] for name in archive.files}
-            strange = [name for name, value in arrays.items() if not isinstance(value, np.ndarray)]
-            if strange:
-                raise FileError(f"{path} has a member {strange[0]!r} that is no array")
-            return arrays
-    except FileNotFoundError:
-        raise FileError(f"{path} does not exist") from None
-    except FileError:
-        raise
-    # Damaged archives make zipfile raise NotImplementedError and RuntimeError as well.
-    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        hint = " Object arrays need pickle, which is never read: store numbers." if "pickle" in str(error) else ""
-        raise FileError(f"{path} cannot be read as an .npz of plain arrays: {error}.{hint}") from None
-
-
-def read_problems(path: Path) -> list[Problem[Any]]:
-    """The problems of an .npz file."""
-    arrays = read_arrays(path)
+def read_problems(path: Path, limit: int | None = None) -> list[Problem[Any]]:
+    """The problems of an .npz file, which may take `limit` bytes of memory; None: see `read_arrays`."""
+    arrays = read_arrays(path, limit)
     unknown = sorted(set(arrays) - set(KEYS))
     if unknown:
         raise FileError(f"{path} has an unknown key {unknown[0]!r}; known keys are {', '.join(KEYS)}")
     if "eps" not in arrays:
         raise FileError(f"{path} has no eps, the entropic strength: one number or one per problem")
+    count = max(len(arrays[key]) if arrays[key].ndim == ndim else 1 for key, ndim in STACKED.items() if key in arrays)
+    _require_memory(path, count, limit)
     rows, cols = _sizes(arrays, "x_sizes"), _sizes(arrays, "y_sizes")
     start = ("f" in arrays) + ("g" in arrays)
     if start == 1:
@@ -67,6 +49,14 @@ def read_problems(path: Path) -> list[Problem[Any]]:
         name: _split(arrays, name, sizes) for name, sizes in (("x", rows), ("a", rows), ("y", cols), ("b", cols))
     }
     return problems(**columns, eps=arrays["eps"], tol=arrays.get("tol"), init=init, cost=_cost(arrays, rows, cols))
+
+
+def _require_memory(path: Path, count: int, limit: int | None) -> None:
+    if count * PROBLEM_BYTES > read_limit(limit):
+        raise FileError(
+            f"{path} has {count:,} problems, for which there is no memory: each takes about {PROBLEM_BYTES:,} bytes, "
+            f"and the limit is {read_limit(limit):,}; split the file, or give a larger --read-limit"
+        )
 
 
 def _sizes(arrays: Arrays, key: str) -> list[int] | None:
@@ -132,13 +122,10 @@ def write_solution(path: Path, results: list[Result[Any]], ledger: Ledger, tol: 
         else:
             arrays[name] = np.concatenate(vectors) if vectors else np.empty(0)
             arrays[f"{name}_sizes"] = [len(vector) for vector in vectors]
-    beside = path.with_name(path.name + ".partial")
     try:
-        with beside.open("wb") as file:
+        with replace_file(path) as file:
             np.savez_compressed(file, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})
-        os.replace(beside, path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise FileError(f"{path} cannot be written: {error}") from None
 
 
@@ -174,13 +161,14 @@ def json_number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def read_solution(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A saved solution: one row per problem, and the ledger."""
-    arrays = read_arrays(path)
+def read_solution(path: Path, limit: int | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A saved solution: one row per problem, and the ledger. It may take `limit` bytes; None: see `read_arrays`."""
+    arrays = read_arrays(path, limit)
     columns = ("ticket", "status", "message", "depth", "row", "col")
     missing = sorted({*columns, "ledger"} - set(arrays))
     if missing:
         raise FileError(f"{path} is no solution: it has no {missing[0]!r}; write one with drain solve IN -o OUT")
+    _require_memory(path, arrays["ticket"].size, limit)
     try:
         ledger = json.loads(str(arrays["ledger"]))
         rows = [
@@ -194,9 +182,44 @@ def read_solution(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             }
             for ticket, status, message, depth, row, col in zip(*(arrays[name] for name in columns), strict=True)
         ]
-        absent = sorted(set(describe_ledger(Ledger())) - set(ledger))
-        if absent:
-            raise ValueError(f"its ledger has no {absent[0]!r}")
-    except (ValueError, TypeError) as error:
+        _check_ledger(ledger)
+    # Deeply nested JSON ends in a RecursionError, an infinite depth in an OverflowError.
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise FileError(f"{path} is a damaged solution: {error}") from None
     return rows, ledger
+
+
+def _check_ledger(ledger: Any) -> None:
+    """Raise ValueError unless this has all entries of `describe_ledger`, each of its type."""
+    model = describe_ledger(Ledger())
+    absent = sorted(set(model) - set(ledger))
+    if absent:
+        raise ValueError(f"its ledger has no {absent[0]!r}")
+    counts = [name for name, value in model.items() if isinstance(value, int)]
+    sound = {
+        **{name: _is_count(ledger[name]) for name in counts},
+        "survival": isinstance(ledger["survival"], list) and all(map(_is_count, ledger["survival"])),
+        "widths": _is_list_of(ledger["widths"], 2, _is_count),
+        "choices": _is_list_of(ledger["choices"], 3, lambda text: isinstance(text, str)),
+        "seconds": isinstance(ledger["seconds"], dict) and all(map(_is_seconds, ledger["seconds"].values())),
+    }
+    for name, is_sound in sound.items():
+        if not is_sound:
+            raise ValueError(f"the entry {name!r} of its ledger has another form than drain solve writes")
+    if ledger["rescue"] is not None:
+        _check_ledger(ledger["rescue"])
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_list_of(value: Any, length: int, is_part: Callable[[Any], bool]) -> bool:
+    """Whether this is a list of lists of this length, all of whose parts pass."""
+    return isinstance(value, list) and all(
+        isinstance(row, list) and len(row) == length and all(map(is_part, row)) for row in value
+    )

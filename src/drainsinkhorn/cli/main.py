@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -24,7 +24,9 @@ from drainsinkhorn.backends import REGISTRY, choose
 from drainsinkhorn.backends import load as load_backend
 from drainsinkhorn.cli import bench, files, show
 from drainsinkhorn.cli import explain as explaining
+from drainsinkhorn.cli.archives import GIB
 from drainsinkhorn.cli.bar import Bar
+from drainsinkhorn.cli.paths import is_same_file, journal_files
 from drainsinkhorn.core.errors import BackendUnavailable, DrainError
 from drainsinkhorn.core.events import Event, Lost, Resumed, fan_out
 from drainsinkhorn.core.ledger import Ledger
@@ -43,12 +45,20 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+READ_LIMIT = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GIB",
+        help="Size to which a file may unpack. By default half of the available memory, and 1 GiB for a file that "
+        "unpacks to more than 100 times its size.",
+    ),
+]
 UNFINISHED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def _warn(message: str) -> None:
     # Not as markup: paths and names of extras have brackets.
-    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(show.escape(message), markup=False, highlight=False, soft_wrap=True)
 
 
 def _fail(error: Exception | str) -> NoReturn:
@@ -56,16 +66,28 @@ def _fail(error: Exception | str) -> NoReturn:
     raise typer.Exit(BAD_INPUT)
 
 
-def _writable(path: Path | None, *, unlike: Path | None = None) -> None:
-    """Refuse an output that could not be written, before any work is done."""
+def _writable(path: Path | None, **used: Sequence[Path]) -> None:
+    """Refuse an output that could not be written, or would be written over a file in use, before any work is done.
+
+    `used` has the files that the command reads or writes otherwise, by what they hold.
+    """
     if path is None:
         return
     if not path.parent.is_dir():
         _fail(f"{path.parent} is no folder, so {path.name} could not be written there")
     if path.is_dir():
         _fail(f"{path} is a folder; name a file")
-    if unlike is not None and path.exists() and unlike.exists() and path.samefile(unlike):
-        _fail(f"{path} holds the problems; write the solution to another file")
+    if path.exists() and not path.is_file():
+        _fail(f"{path} is no regular file; name a file")
+    for what, others in used.items():
+        if any(is_same_file(path, other) for other in others):
+            _fail(f"{path} holds the {what}; name another file to write to")
+
+
+def _limit(gib: float | None) -> int | None:
+    if gib is not None and not 0 < gib < 2**30:
+        _fail(f"read-limit must be a positive number of GiB, got {gib}")
+    return None if gib is None else int(gib * GIB)
 
 
 def _run_on(fleet: Fleet, problems: list[Problem[Any]], **how: Any) -> tuple[list[Result[Any]], Ledger]:
@@ -200,7 +222,7 @@ def _picture(draw: Callable[[], object], path: Path, console: Console, *, quiet:
         _warn(f"no picture: {error}")
     else:
         if not quiet:
-            console.print(f"picture: {path}", highlight=False, markup=False)
+            console.print(f"picture: {show.escape(path)}", highlight=False, markup=False)
 
 
 @app.command("solve")
@@ -224,6 +246,7 @@ def solve_file(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Solve on a Ray cluster; local starts one, auto finds one.")
     ] = None,
+    read_limit: READ_LIMIT = None,
     as_json: JSON = False,
 ) -> None:
     """Solve the problems of an .npz file. Exit code 0 only if every problem converged."""
@@ -232,9 +255,11 @@ def solve_file(
         options = Options(
             tol=tol, mode=mode, width=width, max_depth=max_depth, accelerate=accelerate, init=init, rescue=rescue
         )
-        _writable(out, unlike=source)
-        _writable(journal, unlike=source)
-        problems = files.read_problems(source)
+        _writable(out, problems=[source], journal=journal_files(journal))
+        _writable(journal)
+        for written in journal_files(journal):
+            _writable(written, problems=[source])
+        problems = files.read_problems(source, _limit(read_limit))
         with _fleet(workers, ray) as fleet:
             results, ledger = _run(problems, options, backend, quiet=as_json, journal=journal, fleet=fleet)
         files.write_solution(out, results, ledger, tol)
@@ -253,7 +278,9 @@ def solve_file(
         print(json.dumps({**report, "out": str(out)}, allow_nan=False))  # noqa: T201
     else:
         _show(report, curve=False)
-        Console().print(f"solution: {out} (drain explain {out})", highlight=False, markup=False)
+        Console().print(
+            f"solution: {show.escape(out)} (drain explain {show.escape(out)})", highlight=False, markup=False
+        )
     raise typer.Exit(UNFINISHED if report["failed"] else 0)
 
 
@@ -270,15 +297,17 @@ def explain(
     tol: Annotated[float, typer.Option(help="With --sample: the tol to vary.")] = 1e-3,
     backend: Annotated[str, typer.Option(help=f"With --sample: auto, {', '.join(REGISTRY)}.")] = "auto",
     plot: Annotated[Path | None, typer.Option(metavar="PATH", help="Draw it (needs the extra plot).")] = None,
+    read_limit: READ_LIMIT = None,
     as_json: JSON = False,
 ) -> None:
     """Explain a solution: where the work went, what was removed, what another width, mode, tol or start would give."""
-    _writable(plot)
+    _writable(plot, **{"problems" if sample is not None else "solution": [source]})
+    limit = _limit(read_limit)
     try:
         if sample is not None:
-            report = explaining.sample(files.read_problems(source), sample, Options(tol=tol).tol, backend)
+            report = explaining.sample(files.read_problems(source, limit), sample, Options(tol=tol).tol, backend)
         else:
-            rows, ledger = files.read_solution(source)
+            rows, ledger = files.read_solution(source, limit)
             report = {"problems": rows, "ledger": ledger, "explanation": explaining.explain(rows, ledger)}
     except DrainError as error:
         _fail(error)
@@ -357,7 +386,7 @@ def tune(as_json: JSON = False) -> None:
         size = f"{trial.tile['bm']} x {trial.tile['bn']}, {trial.tile['warps']} warps"
         table.add_row(tiles.KINDS[trial.kind], str(trial.dp), size, f"{trial.together:.1f}", f"{trial.alone:.1f}")
     Console().print(table)
-    Console().print(f"kept in {path}", highlight=False)
+    Console().print(f"kept in {show.escape(path)}", highlight=False, markup=False)
 
 
 @app.command()

@@ -19,6 +19,11 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"CONVERGED": "green", "DEPTH_LIMIT": "yellow", "NONFINITE": "red", "INVALID": "red"}
 
 
+def escape(text: object) -> str:
+    """A text with control characters written as escapes, so that none of a file or its name reaches the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
 def curve(survival: Sequence[int], columns: int = 60, rows: int = 8) -> Panel:
     """The survival curve: how many problems are still at work at each cycle."""
     depth, top = len(survival), max(survival, default=0)
@@ -66,10 +71,10 @@ def results_table(rows: Sequence[Mapping[str, Any]], *, limit: int | None = 20) 
         status = str(row["status"])
         table.add_row(
             f"{row['ticket']}",
-            Text(status, style=COLOURS.get(status, "")),
+            Text(escape(status), style=COLOURS.get(status, "")),
             f"{row['depth']:,}",
             *("-" if row[side] is None else f"{row[side]:.2e}" for side in ("row", "col")),
-            Text(str(row["note"])),
+            Text(escape(row["note"])),
         )
     if limit is not None and len(rows) > limit:
         table.add_row("...", f"{len(rows) - limit} more", "", "", "", "")
@@ -93,4 +98,4 @@ def as_row(result: Result[Any]) -> dict[str, Any]:
 def show_choices(console: Console, choices: Sequence[Sequence[str]]) -> None:
     """What was chosen, and why."""
     for what, picked, reason in choices:
-        console.print(Text.assemble(f"{what}: ", (picked, "bold"), f" ({reason})"))
+        console.print(Text.assemble(f"{escape(what)}: ", (escape(picked), "bold"), f" ({escape(reason)})"))

@@ -1,0 +1,143 @@
+"""Reading .npz archives of any origin: the size of every array is checked before anything is unpacked."""
+
+from __future__ import annotations
+
+import lzma
+import math
+import os
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from drainsinkhorn.core.errors import FileError
+
+Array = np.ndarray[Any, Any]
+GIB = 2**30
+MEMORY_SHARE = 0.5
+"""Share of the available memory that the arrays of a file may take, if no limit is given."""
+EXPANSION, EXPANDED = 100, GIB
+"""A file that unpacks to more than `EXPANSION` times its size may take `EXPANDED` bytes, if no limit is given."""
+UNKNOWN_MEMORY = 8 * GIB
+"""Bytes that are taken as available where the system does not say."""
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def available_memory() -> int:
+    """Bytes of memory that this process may take: what is free, at most what its container and its ulimit allow."""
+    bounds: list[int] = []
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        bounds += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError):
+        pass
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            # A group without a limit says "max".
+            bounds.append(int((Path("/sys/fs/cgroup") / name).read_text()))
+        except (OSError, ValueError):
+            continue
+    try:
+        import resource
+    except ImportError:  # Not on Windows.
+        return min(bounds, default=UNKNOWN_MEMORY)
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    bounds += [soft] * (soft != resource.RLIM_INFINITY)
+    return min(bounds, default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def read_limit(limit: int | None) -> int:
+    """Bytes that the contents of a file may take: the limit that was given, or a share of the available memory."""
+    return int(MEMORY_SHARE * available_memory()) if limit is None else limit
+
+
+def read_arrays(path: Path, limit: int | None = None) -> dict[str, Array]:
+    """All arrays of an .npz file, read without pickle.
+
+    Args:
+        path: The file.
+        limit: Bytes that its arrays may take together. None: half of the available memory, and 1 GiB where the file
+            unpacks to more than 100 times its size.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise FileError(f"{path} is no regular file; expected an .npz archive, as numpy.savez writes it")
+        with path.open("rb") as file:
+            if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+                raise FileError(f"{path} holds a single array; expected an .npz archive, as numpy.savez writes it")
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+                size = sum(_unpacked_size(path, archive, member) for member in members)
+                _require_room(path, size, os.fstat(file.fileno()).st_size, limit)
+                return {member.filename.removesuffix(".npy"): _unpack(archive, member) for member in members}
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist") from None
+    except FileError:
+        raise
+    except MemoryError:
+        raise FileError(f"{path} does not fit into memory") from None
+    # Damaged archives make zipfile raise NotImplementedError, RuntimeError and what it reads with as well.
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        RuntimeError,
+        OverflowError,
+        struct.error,
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+    ) as error:
+        raise FileError(f"{path} cannot be read as an .npz of plain arrays: {str(error)[:300]}") from None
+
+
+def _unpacked_size(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
+    """Bytes that a member takes, from its header alone; raises FileError where the header promises too much.
+
+    Dimensions of length 0 count as 1: an array of shape (10**12, 0) has no bytes, but what is made for its rows has.
+    """
+    with archive.open(member) as stream:
+        try:
+            version = npy.read_magic(stream)
+        except ValueError:
+            raise FileError(f"{path} has a member {member.filename!r} that is no array") from None
+        if version not in HEADERS:
+            raise ValueError(f"member {member.filename!r} has version {version} of the npy format, not 1 or 2")
+        try:
+            shape, _, dtype = HEADERS[version](stream)
+        except Exception as error:  # NumPy parses headers as Python, and lets errors of tokenize and ast through.
+            raise ValueError(f"the header of member {member.filename!r} cannot be parsed: {error}") from error
+        stored = member.file_size - stream.tell()
+    if dtype.hasobject:
+        raise ValueError(
+            f"member {member.filename!r} holds objects. Object arrays need pickle, which is never read: store numbers."
+        )
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > stored:
+        raise ValueError(
+            f"member {member.filename!r} declares {dtype} of shape {shape}, but has {stored:,} bytes; it is damaged"
+        )
+    return max(member.file_size, math.prod(max(1, length) for length in shape) * max(1, dtype.itemsize))
+
+
+def _require_room(path: Path, size: int, packed: int, limit: int | None) -> None:
+    advice = "give the size with --read-limit if the file is trusted"
+    if limit is None and size > max(EXPANDED, EXPANSION * packed):
+        raise FileError(
+            f"{path} has {packed:,} bytes and unpacks to {size:,}, more than {EXPANSION} times as many and more than "
+            f"{EXPANDED / GIB:g} GiB; {advice}"
+        )
+    if size > read_limit(limit):
+        raise FileError(
+            f"{path} unpacks to {size / GIB:.3g} GiB, more than the limit of {read_limit(limit) / GIB:.3g} GiB "
+            f"({'half of the available memory' if limit is None else '--read-limit'}); {advice}, or split the file"
+        )
+
+
+def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    with archive.open(member) as stream:
+        return npy.read_array(stream, allow_pickle=False)

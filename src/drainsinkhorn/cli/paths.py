@@ -1,0 +1,42 @@
+"""Files that a command writes: made whole beside their place, and never over what it reads or keeps."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+JOURNAL_SUFFIXES = ("", "-wal", "-shm", "-journal", ".damaged", ".damaged-wal", ".damaged-shm")
+"""Ends of the names of all files that a journal consists of or leaves: SQLite's, and what salvage moves away."""
+
+
+@contextmanager
+def replace_file(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path` once it is written, so that no half file is ever seen.
+
+    It is made in the same folder under a random name. Exclusive creation fails where the name exists, and does not
+    follow a symbolic link. After an error nothing is left of it, and what was at `path` is untouched.
+    """
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        with partial.open("xb") as file:
+            yield file
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def is_same_file(one: Path, other: Path) -> bool:
+    """Whether two paths are, or would be, one file: also through symbolic and hard links."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def journal_files(journal: Path | None) -> list[Path]:
+    """All paths that a journal may write to."""
+    return [] if journal is None else [journal.with_name(journal.name + suffix) for suffix in JOURNAL_SUFFIXES]
