@@ -1,15 +1,24 @@
-"""An auditor that shares no code with any backend: float64, direct differences, row by row."""
+"""An auditor that shares no code with any backend.
+
+`marginal_errors` measures a plan in float64 with direct differences, row by row. `judge` says whether a plan is within
+a tolerance, with as much precision as that takes, whatever the size of costs and potentials.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import decimal
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
+Vector = NDArray[np.float64]
 KINDS = ("sqeuclidean", "euclidean", "cosine")
 
 
@@ -21,7 +30,7 @@ def cost_row(problem: Problem[Any], i: int) -> np.ndarray[Any, np.dtype[np.float
         return matrix[i].astype(np.float64)
     cost = cost if isinstance(cost, Cost) else Cost(cost)
     if cost.kind not in KINDS:
-        raise ProblemError(f"the auditor knows the costs {list(KINDS)}, not {cost.kind!r}; give it the matrix of costs")
+        raise _unknown(cost)
     x, y = to_numpy(problem.x)[i].astype(np.float64), to_numpy(problem.y).astype(np.float64)
     if cost.kind == "cosine":
         # As half a squared distance, since 1 - cos loses what is left of nearly parallel vectors.
@@ -49,3 +58,356 @@ def marginal_errors(problem: Problem[Any], potentials: Potentials[Any]) -> tuple
             row += abs(plan.sum() - a[i])
             columns += plan
     return float(row), float(np.abs(columns - b).sum())
+
+
+class Judgement(NamedTuple):
+    """L1 errors of both marginals, and a bound on how far rounding can have moved either of them.
+
+    Attributes:
+        row: Error of the rows, `sum_i |(P 1)_i - a_i|`.
+        col: Error of the columns.
+        error: Bound on the absolute error of `row` and of `col`; inf where nothing is known.
+        arithmetic: What computed them: "float64", "double-double" or "decimal".
+    """
+
+    row: float
+    col: float
+    error: float
+    arithmetic: str
+
+    @property
+    def worst(self) -> float:
+        """The larger error."""
+        return max(self.row, self.col)
+
+    def refutes(self, tol: float) -> bool:
+        """True if the residual certainly exceeds tol."""
+        return not self.worst - self.error <= tol
+
+    def settles(self, tol: float) -> bool:
+        """True if the rounding of this judgement cannot change whether the residual is within tol."""
+        return abs(self.worst - tol) > self.error
+
+
+def judge(problem: Problem[Any], potentials: Potentials[Any], tol: float) -> Judgement:
+    """Measure both marginals of exactly these potentials with as much precision as it takes to compare them with tol.
+
+    The plan is `a_i b_j exp((f_i + g_j - C_ij) / eps)`, where C comes from the caller's points by direct differences,
+    or is the caller's matrix, and a and b are the caller's weights over their exact sums. Float64 is tried first, with
+    a bound on its rounding; where the bound reaches tol, double-double scores and long double sums follow, then decimal
+    arithmetic of 60 digits and more, entry by entry.
+
+    Args:
+        problem: The problem as given.
+        potentials: The potentials as emitted.
+        tol: What the residual is compared with.
+    """
+    claim = _Claim.of(problem, potentials)
+    for arithmetic in (_in_float64, _in_double_double):
+        with np.errstate(all="ignore"):
+            judgement = arithmetic(claim)
+        if judgement.settles(tol):
+            return judgement
+    return _in_decimal(claim)
+
+
+class _Claim(NamedTuple):
+    """A problem and its potentials on the support, in float64, which holds all of them exactly.
+
+    Attributes:
+        x: Points, (n, d); with a dense cost None.
+        y: Points, (m, d).
+        matrix: Dense cost, (n, m), or None.
+        cost: Kind and scale of the cost between points.
+        eps: Strength of the entropic term.
+        f: Potentials of the rows.
+        g: Potentials of the columns.
+        a: Weights of the rows as given, not normalised.
+        b: Weights of the columns, likewise.
+    """
+
+    x: Any
+    y: Any
+    matrix: Any
+    cost: Cost
+    eps: float
+    f: Vector
+    g: Vector
+    a: Vector
+    b: Vector
+
+    @classmethod
+    def of(cls, problem: Problem[Any], potentials: Potentials[Any]) -> _Claim:
+        f, g = (to_numpy(p).astype(np.float64) for p in potentials)
+        a, b = (
+            np.ones(len(p)) if weights is None else to_numpy(weights).astype(np.float64)
+            for weights, p in ((problem.a, f), (problem.b, g))
+        )
+        rows, cols = a > 0, b > 0
+        common = (float(problem.eps), f[rows], g[cols], a[rows], b[cols])
+        if not isinstance(problem.cost, (str, Cost)):
+            return cls(None, None, to_numpy(problem.cost).astype(np.float64)[np.ix_(rows, cols)], Cost(), *common)
+        cost = problem.cost if isinstance(problem.cost, Cost) else Cost(problem.cost)
+        if cost.kind not in KINDS:
+            raise _unknown(cost)
+        x, y = (to_numpy(p).astype(np.float64) for p in (problem.x, problem.y))
+        return cls(x[rows], y[cols], None, cost, *common)
+
+    @property
+    def d(self) -> int:
+        return 0 if self.x is None else self.x.shape[1]
+
+
+UNIT = 2.0**-53
+"""Unit roundoff of float64."""
+LONG = max(float(np.finfo(np.longdouble).eps), 2.0**-64)
+"""Spacing of long doubles at one: 2^-63 on x86, that of float64 where they are no wider."""
+PAIR = 2.0**-100
+"""Relative error of one operation on double-doubles, generously."""
+FLUSHED = 1e-307
+"""What one operation can lose where results below the normal range are flushed to zero."""
+BLOCK = 2**18
+"""Entries of the plan that are computed at once."""
+
+
+def _blocks(claim: _Claim) -> Iterator[slice]:
+    step = max(1, BLOCK // len(claim.g))
+    for start in range(0, len(claim.f), step):
+        yield slice(start, start + step)
+
+
+def _marginals(
+    claim: _Claim, a: Any, b: Any, entries: Callable[[slice], tuple[Any, Any]], unit: float, arithmetic: str
+) -> Judgement:
+    """Marginal errors from blocks of rows of the plan.
+
+    Args:
+        claim: What is judged.
+        a: Normalised weights of the rows.
+        b: Normalised weights of the columns.
+        entries: Rows to `exp((f + g - C) / eps)` and to the same with every score raised by its error bound.
+        unit: Bound on the relative error of one sum, product, exponential or normalised weight.
+        arithmetic: Its name.
+    """
+    row, error, columns, total = b[0] * 0, b[0] * 0, b * 0, b[0] * 0
+    for rows in _blocks(claim):
+        ratios, raised = entries(rows)
+        weight = a[rows, None]
+        plan = weight * (b * ratios)
+        sums = plan.sum(axis=1)
+        row, columns, total = row + np.abs(sums - a[rows]).sum(), columns + plan.sum(axis=0), total + sums.sum()
+        # A weight below the normal range is off by FLUSHED, and so is every product that falls there.
+        lost = FLUSHED * ((weight + b) * raised + 3)
+        error += (weight * (b * raised) - plan + 8 * unit * weight * (b * raised) + lost).sum()
+    error += (len(claim.f) + len(claim.g) + 16) * unit * (2 + total)
+    found = float(row), float(np.abs(columns - b).sum()), float(error)
+    # What is not a number settles nothing.
+    return (
+        Judgement(*found, arithmetic) if all(map(math.isfinite, found)) else Judgement(*found[:2], math.inf, arithmetic)
+    )
+
+
+def _in_float64(claim: _Claim) -> Judgement:
+    """Everything in float64."""
+    cost, d, eps = claim.cost, claim.d, claim.eps
+
+    def costs(rows: slice) -> tuple[Any, Any]:
+        if claim.matrix is not None:
+            return claim.matrix[rows], 0.0
+        x, y = claim.x[rows], claim.y
+        if cost.kind == "cosine":
+            # As half a squared distance, since 1 - cos loses what is left of nearly parallel vectors.
+            x, y = (p / np.linalg.norm(p, axis=1, keepdims=True) for p in (x, y))
+        total = np.zeros((len(x), len(y)))
+        for k in range(d):
+            total += (x[:, k, None] - y[None, :, k]) ** 2
+        error = (d + 6) * UNIT * total + d * FLUSHED
+        if cost.kind == "cosine":
+            total, slip = total / 2, (d + 6) * UNIT
+            error += 2 * slip * np.sqrt(2 * total) + 2 * slip**2
+            # Norms of what is too small or too large to be squared.
+            sizes = np.abs(np.concatenate([claim.x, claim.y])).max(axis=1)
+            error += 0.0 if sizes.min() > 1e-140 and sizes.max() < 1e140 else math.inf
+        elif cost.kind == "euclidean":
+            total, error = np.sqrt(total), (d + 6) * UNIT * np.sqrt(total) + math.sqrt(d * FLUSHED)
+        return cost.scale * total, cost.scale * error + 2 * UNIT * cost.scale * total + FLUSHED
+
+    def entries(rows: slice) -> tuple[Any, Any]:
+        cost, error = costs(rows)
+        sums = claim.f[rows, None] + claim.g
+        gaps = sums - cost
+        error = error + UNIT * np.abs(sums) + 3 * UNIT * np.abs(gaps) + 3 * FLUSHED
+        return np.exp(gaps / eps), np.exp(gaps / eps + 1.001 * error / eps)
+
+    a, b = (weights / math.fsum(weights) for weights in (claim.a, claim.b))
+    return _marginals(claim, a, b, entries, 2 * UNIT, "float64")
+
+
+class _Pair(NamedTuple):
+    """A double-double: the unevaluated sum of two float64 arrays, `lo` at most half a unit in the last place of `hi`.
+
+    See Joldes, Muller and Popescu: Tight and rigorous error bounds for basic building blocks of double-word arithmetic,
+    2017. Products split their factors (Veltkamp), so entries beyond 1e300 become NaN.
+    """
+
+    hi: Any
+    lo: Any
+
+    @classmethod
+    def sum(cls, p: Any, q: Any) -> _Pair:
+        """Of two float64 arrays, exactly."""
+        s = p + q
+        t = s - p
+        return cls(s, (p - (s - t)) + (q - t))
+
+    @classmethod
+    def product(cls, p: Any, q: Any) -> _Pair:
+        """Of two float64 arrays, exactly unless it leaves the range."""
+
+        def split(v: Any) -> tuple[Any, Any]:
+            c = 134217729.0 * v
+            high = c - (c - v)
+            return high, v - high
+
+        product, (p1, p2), (q1, q2) = p * q, split(p), split(q)
+        return cls(product, ((p1 * q1 - product) + p1 * q2 + p2 * q1) + p2 * q2)
+
+    def plus(self, other: _Pair) -> _Pair:
+        s, t = _Pair.sum(self.hi, other.hi), _Pair.sum(self.lo, other.lo)
+        v = _Pair.sum(s.hi, s.lo + t.hi)
+        return _Pair.sum(v.hi, v.lo + t.lo)
+
+    def minus(self, other: _Pair) -> _Pair:
+        return self.plus(_Pair(-other.hi, -other.lo))
+
+    def times(self, other: _Pair) -> _Pair:
+        product = _Pair.product(self.hi, other.hi)
+        return _Pair.sum(product.hi, product.lo + (self.hi * other.lo + self.lo * other.hi))
+
+    def over(self, other: _Pair) -> _Pair:
+        first = self.hi / other.hi
+        rest = self.minus(_Pair(first, 0.0 * first).times(other))
+        return _Pair.sum(first, (rest.hi + rest.lo) / other.hi)
+
+    def root(self) -> _Pair:
+        first = np.sqrt(self.hi)
+        rest = self.minus(_Pair.product(first, first))
+        return _Pair.sum(first, np.where(first > 0, (rest.hi + rest.lo) / (2 * np.where(first > 0, first, 1.0)), 0.0))
+
+
+def _in_double_double(claim: _Claim) -> Judgement:
+    """Scores in double-double; their exponentials and the sums in long double."""
+    kind, scale, d, eps = *_kind_and_scale(claim.cost), claim.d, claim.eps
+
+    def points(values: Any) -> list[_Pair]:
+        """Coordinates of all points, one pair of vectors each; of unit length for the cosine."""
+        found = [_Pair(values[:, k].copy(), np.zeros(len(values))) for k in range(d)]
+        if kind != "cosine":
+            return found
+        # Scaled by a power of two, so that squares stay in range.
+        shift = np.exp2(-np.frexp(np.abs(values).max(axis=1))[1].astype(np.float64))
+        found = [_Pair(p.hi * shift, p.lo) for p in found]
+        total = found[0].times(found[0])
+        for p in found[1:]:
+            total = total.plus(p.times(p))
+        return [p.over(total.root()) for p in found]
+
+    x, y = (points(claim.x), points(claim.y)) if claim.matrix is None else ([], [])
+
+    def costs(rows: slice) -> tuple[_Pair, Any]:
+        if claim.matrix is not None:
+            return _Pair(claim.matrix[rows], np.zeros_like(claim.matrix[rows])), 0.0
+        total = _Pair(*np.zeros((2, *claim.f[rows].shape, len(claim.g))))
+        for p, q in zip(x, y, strict=True):
+            difference = _Pair(p.hi[rows, None], p.lo[rows, None]).minus(_Pair(q.hi[None], q.lo[None]))
+            total = total.plus(difference.times(difference))
+        error = (d + 8) * PAIR * total.hi + d * FLUSHED
+        if kind == "cosine":
+            total, slip = _Pair(total.hi / 2, total.lo / 2), (d + 8) * PAIR
+            error += 2 * slip * np.sqrt(2 * np.abs(total.hi)) + 2 * slip**2
+        elif kind == "euclidean":
+            total = total.root()
+            error = (d + 8) * PAIR * total.hi + math.sqrt(d * FLUSHED)
+        scaled = total.times(_Pair(np.float64(scale), np.float64(0)))
+        return scaled, scale * error + 2 * PAIR * np.abs(scaled.hi) + 4 * FLUSHED
+
+    def entries(rows: slice) -> tuple[Any, Any]:
+        cost, error = costs(rows)
+        gaps = _Pair.sum(claim.f[rows, None], claim.g[None]).minus(cost)
+        scores = gaps.over(_Pair(np.float64(eps), np.float64(0)))
+        error = (error + PAIR * np.abs(gaps.hi) + 4 * FLUSHED) / eps + PAIR * np.abs(scores.hi)
+        # The low part is below 1e-13 wherever the exponential is in range, so two terms of its series suffice.
+        low = scores.lo.astype(np.longdouble)
+        ratios = np.exp(scores.hi.astype(np.longdouble)) * (1 + low + low * low / 2)
+        return ratios, ratios * np.exp(1.001 * error.astype(np.longdouble))
+
+    def weights(given: Vector) -> Any:
+        total = math.fsum(given)
+        rest = math.fsum([*given, -total])
+        return given.astype(np.longdouble) / (np.longdouble(total) + np.longdouble(rest))
+
+    return _marginals(claim, weights(claim.a), weights(claim.b), entries, 4 * LONG, "double-double")
+
+
+def _in_decimal(claim: _Claim) -> Judgement:
+    """Entry by entry in decimal arithmetic, every operation rounded correctly to 50 digits and those of C / eps."""
+    kind, scale = _kind_and_scale(claim.cost)
+    context = decimal.Context(
+        prec=60, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=[decimal.InvalidOperation, decimal.DivisionByZero]
+    )
+
+    def exactly(values: Any) -> list[Any]:
+        return [exactly(value) for value in values] if np.ndim(values) else decimal.Decimal(float(values))
+
+    with decimal.localcontext(context):
+        eps, scale = exactly(claim.eps), exactly(scale)
+        f, g, a, b = (exactly(vector) for vector in (claim.f, claim.g, claim.a, claim.b))
+        a, b = ([w / total for w in weights] for weights, total in ((a, _total(a)), (b, _total(b))))
+        matrix = exactly(claim.matrix) if claim.matrix is not None else []
+        if not matrix:
+            x, y = exactly(claim.x), exactly(claim.y)
+            extents = [max(map(abs, point)) for point in (*x, *y)]
+            if kind == "cosine":
+                x, y = ([_unit(point) for point in points] for points in (x, y))
+
+        def cost(i: int, j: int) -> decimal.Decimal:
+            if matrix:
+                return matrix[i][j]
+            square = sum(((p - q) * (p - q) for p, q in zip(x[i], y[j], strict=True)), decimal.Decimal(0))
+            return scale * (square / 2 if kind == "cosine" else square.sqrt() if kind == "euclidean" else square)
+
+        largest = max(abs(c) for line in matrix for c in line) if matrix else scale * max(extents) ** 2
+        if largest:
+            context.prec = decimal.getcontext().prec = 60 + min(1000, max(0, (largest / eps).adjusted()))
+        rows, columns = [decimal.Decimal(0)] * len(f), [decimal.Decimal(0)] * len(g)
+        for i, (row, weight) in enumerate(zip(f, a, strict=True)):
+            for j, (col, other) in enumerate(zip(g, b, strict=True)):
+                score = (row + col - cost(i, j)) / eps
+                if score > 5000:
+                    # Weights are above 1e-648, so this entry is beyond every tolerance.
+                    return Judgement(math.inf, math.inf, 0.0, "decimal")
+                if score > -5000:
+                    entry = weight * other * score.exp()
+                    rows[i] += entry
+                    columns[j] += entry
+        row = sum((abs(p - w) for p, w in zip(rows, a, strict=True)), decimal.Decimal(0))
+        col = sum((abs(p - w) for p, w in zip(columns, b, strict=True)), decimal.Decimal(0))
+        # Rounded to float64 at last, so a claim within one unit of tol is not refuted.
+        return Judgement(float(row), float(col), 2 * UNIT * float(max(row, col)), "decimal")
+
+
+def _kind_and_scale(cost: Cost) -> tuple[str, float]:
+    return str(cost.kind), float(cost.scale)
+
+
+def _total(values: list[Any]) -> decimal.Decimal:
+    return sum(values, decimal.Decimal(0))
+
+
+def _unit(point: list[Any]) -> list[Any]:
+    length = _total([p * p for p in point]).sqrt()
+    return [p / length for p in point]
+
+
+def _unknown(cost: Cost) -> ProblemError:
+    return ProblemError(f"the auditor knows the costs {list(KINDS)}, not {cost.kind!r}; give it the matrix of costs")

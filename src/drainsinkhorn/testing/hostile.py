@@ -1,0 +1,501 @@
+"""Hostile problems, drawn from a seed, and the ways in which `soak` solves them.
+
+`problem(seed, index, scope)` draws one problem, whatever else is drawn, so a seed and an index are a reproducer. What is
+drawn, each with its own probability:
+
+- points of every geometry (clouds, clusters, lines, duplicates, one point, an outlier, equal clouds) in every dtype of
+  NumPy and torch that holds real numbers, offset, tiny, huge, strided, reversed, read-only; 1 to `scope.largest` points;
+- all costs by name, scaled, and dense matrices: with negative, constant, forbidden (1e30) and widely spread entries;
+- eps from 1e-6 to 1e6 of the median cost;
+- weights: none, uniform, over 300 decades, zero, denormal, huge, integer, one that carries everything;
+- tol from 0.5 to 1e-12, or at the edge: what plain Sinkhorn reaches after a few cycles, give or take 1e-3;
+- starts by name, noise, converged potentials, each shifted along the gauge (f + c, g - c) by up to 1e300, or by what the
+  rounding of potentials can just bear; garbage up to 1e308, and NaN;
+- chains: blocks of CHAINED problems over the same points;
+- a few that cannot be solved: NaN, infinite and negative numbers, empty and mismatched arrays.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.core.audit import Audit
+from drainsinkhorn.core.options import MODES, ORDERS
+from drainsinkhorn.core.problem import Cost, Potentials, Problem
+
+Vector = NDArray[np.float64]
+
+CHAINED = 4
+"""Problems of a chain: consecutive indices, the first a multiple of this."""
+NUMPY = (
+    *["float32", "float64"] * 4,
+    "float16",
+    "longdouble",
+    "int8",
+    "uint8",
+    "int16",
+    "int32",
+    "int64",
+    "uint64",
+    "bool",
+)
+TORCH = (*["float32", "float64"] * 4, *["float16", "bfloat16"] * 2, "int8", "uint8", "int16", "int32", "int64", "bool")
+"""Dtypes by library; the usual ones are drawn most often."""
+SMALL = 2500
+"""Pairs of points up to which the generator computes potentials of its own, for starts and tolerances."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What a backend is given, so that compiling and running stay affordable.
+
+    Attributes:
+        largest: Most points on a side.
+        dimensions: Dimensions of points to draw from.
+        sizes: Sizes to draw from; empty: any, log-uniformly.
+        libraries: Array libraries of the arrays: "numpy", "torch".
+        device: Where torch's tensors lie.
+        depths: Depth limits to draw from.
+        batch: Problems of one solve.
+        accelerations: Names of accelerations to draw from.
+        strict_floats: Some batches are solved under `np.errstate(all="raise")`.
+    """
+
+    largest: int = 160
+    dimensions: tuple[int, ...] = (1, 2, 3, 4, 5, 8, 17, 33, 70)
+    sizes: tuple[int, ...] = ()
+    libraries: tuple[str, ...] = ("numpy", "torch")
+    device: str = "cpu"
+    depths: tuple[int, ...] = (1, 3, 20, 60, 120)
+    batch: int = 50
+    accelerations: tuple[str, ...] = ("momentum", "none")
+    strict_floats: bool = True
+
+
+SCOPES: dict[str, Scope] = {
+    "cpu": Scope(),
+    "reference": Scope(),
+    # Triton's interpreter takes milliseconds for a tile, so problems are small.
+    "interpreter": Scope(largest=20, dimensions=(1, 3, 5, 20), depths=(1, 3, 12), batch=10, strict_floats=False),
+    "triton": Scope(device="cuda", batch=100, strict_floats=False),
+    # JAX compiles for every size, KeOps for every dimension.
+    "ott": Scope(sizes=(1, 7, 16), dimensions=(3,), depths=(20, 60), accelerations=("none",), strict_floats=False),
+    "keops": Scope(dimensions=(3,), depths=(1, 20, 60), strict_floats=False),
+}
+"""What each backend is given; "interpreter" is Triton without a CUDA device."""
+
+
+class Setting(NamedTuple):
+    """How a batch is solved: keywords of `solve`, and whether NumPy raises where it would warn."""
+
+    options: dict[str, Any]
+    raises: bool = False
+
+
+def available(scope: Scope) -> Scope:
+    """The scope without libraries that are not installed."""
+    found = tuple(name for name in scope.libraries if importlib.util.find_spec(name) is not None)
+    return replace(scope, libraries=found)
+
+
+def setting(seed: int, batch: int, scope: Scope) -> Setting:
+    """How batch number `batch` of a seed is solved."""
+    rng = np.random.default_rng([seed, batch, 2])
+    mode = _pick(rng, tuple(MODES))
+    audit = Audit(
+        every=_pick(rng, (None, None, 1, 3, 8)),
+        first_passage=bool(rng.random() < 0.85),
+        screen=_pick(rng, ("free", "free", "free", "row", "none")),
+        batched=bool(rng.random() < 0.8),
+        margin=_pick(rng, (1.0, 1.0, 1.0, 0.5)),
+    )
+    options = {
+        "mode": mode,
+        "width": _pick(rng, (None, None, 2, 7, 16)),
+        "max_depth": _pick(rng, scope.depths),
+        "audit": audit,
+        "certify": _pick(rng, ("auto", "auto", "always")),
+        "accelerate": _pick(rng, scope.accelerations),
+        "rescue": bool(rng.random() < 0.7),
+        "order": _pick(rng, ORDERS),
+    }
+    return Setting(options, scope.strict_floats and bool(rng.random() < 0.2))
+
+
+def other_mode(seed: int, batch: int, first: Setting) -> Setting | None:
+    """Another way to solve a batch that must give the same bits on a bitwise backend; None where there is none.
+
+    Static runs lanes past their first passage, and without first passage audit times decide where lanes leave.
+    """
+    if first.options["mode"] == "static" or not first.options["audit"].first_passage:
+        return None
+    rng = np.random.default_rng([seed, batch, 3])
+    mode = _pick(rng, tuple(name for name in MODES if name not in ("static", first.options["mode"])))
+    audit = replace(first.options["audit"], every=_pick(rng, (None, 1, 5)))
+    return Setting({**first.options, "mode": mode, "width": _pick(rng, (None, 3, 16)), "audit": audit})
+
+
+def block_of(index: int) -> range:
+    """Indices of the problems that may be in one chain with this one."""
+    first = index // CHAINED * CHAINED
+    return range(first, first + CHAINED)
+
+
+def problem(seed: int, index: int, scope: Scope) -> Problem[Any]:
+    """The problem of this number."""
+    return _Draw(seed, index, scope).problem()
+
+
+def _pick(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
+    return choices[int(rng.integers(len(choices)))]
+
+
+@dataclass
+class _Draw:
+    """One problem in the making.
+
+    Attributes:
+        rng: Draws what differs within a chain: eps, weights, tol, start.
+        shared: Draws what a chain has in common: points, dtype, cost.
+    """
+
+    seed: int
+    index: int
+    scope: Scope
+    rng: np.random.Generator = field(init=False)
+    shared: np.random.Generator = field(init=False)
+    chain: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = block_of(self.index)[0]
+        chained = np.random.default_rng([self.seed, first, 1]).random() < 0.12
+        self.chain = first if chained else None
+        self.rng = np.random.default_rng([self.seed, self.index])
+        self.shared = np.random.default_rng([self.seed, first if chained else self.index, 4])
+
+    def problem(self) -> Problem[Any]:
+        rng, shared = self.rng, self.shared
+        n, m = self._size(), self._size()
+        self.library = _pick(shared, self.scope.libraries)
+        self.dtype = _pick(shared, NUMPY if self.library == "numpy" else TORCH)
+        parts = self._dense(n, m) if shared.random() < 0.25 else self._between_points(n, m)
+        with np.errstate(all="ignore"):
+            cost = _costs(parts)
+            eps = self._eps(cost)
+            a, b = self._weights(n, m)
+            # What the library will normalise.
+            weights = [
+                np.full(size, 1 / size) if w is None else _plain(w) / _plain(w).sum() for w, size in ((a, n), (b, m))
+            ]
+            tol = self._tol(cost, *weights, eps)
+            init = self._start(cost, *weights, eps, tol)
+        drawn = Problem(eps=eps, a=a, b=b, tol=tol, init=init, chain=self.chain, **parts)
+        return self._broken(drawn) if rng.random() < 0.03 else drawn
+
+    def _size(self) -> int:
+        if self.scope.sizes:
+            return _pick(self.shared, self.scope.sizes)
+        edge = self.shared.random() < 0.2
+        size = _pick(self.shared, (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129)) if edge else 0
+        largest = self.scope.largest
+        return size if 0 < size <= largest else round(math.exp(self.shared.uniform(0, math.log(largest))))
+
+    # Points and costs.
+
+    def _between_points(self, n: int, m: int) -> dict[str, Any]:
+        shared, rng = self.shared, self.rng
+        d = _pick(shared, self.scope.dimensions)
+        both = self._geometry(n, m, d)
+        if self.chain is not None and rng.random() < 0.5:
+            both += 0.01 * rng.normal(size=both.shape)
+        both *= 10 ** shared.uniform(-3, 3)
+        kind = shared.random()
+        if kind < 0.3:
+            both += np.abs(both).max() * 10 ** shared.uniform(-1, 6) * shared.normal(size=d)
+        elif kind < 0.4:
+            both *= 10 ** (shared.uniform(-150, 150) if self.dtype == "float64" else shared.uniform(-30, 30))
+        name = _pick(shared, ("sqeuclidean", "sqeuclidean", "euclidean", "cosine"))
+        both = _fitted(both, self.dtype)
+        if name == "cosine":
+            both[~both.any(axis=1)] = 1
+        # Integers of unlike sign and size may overflow where they are subtracted before they are converted.
+        cost: Any = name if shared.random() < 0.7 else Cost(name, float(10 ** shared.uniform(-4, 4)))
+        return {"x": self._array(both[:n]), "y": self._array(both[n:]), "cost": cost}
+
+    def _geometry(self, n: int, m: int, d: int) -> Vector:
+        shared = self.shared
+        both = shared.normal(size=(n + m, d))
+        kind = _pick(shared, ("cloud", "cloud", "shifted", "clusters", "line", "copies", "equal", "point", "outlier"))
+        if kind == "shifted":
+            both[n:] += 3 * shared.normal(size=d)
+        elif kind == "clusters":
+            both = 0.05 * both + 10 * shared.normal(size=(3, d))[shared.integers(3, size=n + m)]
+        elif kind == "line":
+            both = both[:, :1] * shared.normal(size=d)
+        elif kind == "copies":
+            both = both[shared.integers(3, size=n + m) % (n + m)]
+        elif kind == "equal":
+            both[n:] = both[np.arange(m) % n]
+        elif kind == "point":
+            both[:] = both[0]
+        elif kind == "outlier":
+            both[shared.integers(n + m)] *= 10 ** shared.uniform(1, 8)
+        return both
+
+    def _dense(self, n: int, m: int) -> dict[str, Any]:
+        shared = self.shared
+        kind = _pick(shared, ("uniform", "distance", "signed", "constant", "spread", "forbidden", "offset", "ranks"))
+        cost = shared.random((n, m))
+        if kind == "distance":
+            cost = np.abs(shared.normal(size=(n, 1)) - shared.normal(size=m))
+        elif kind == "signed":
+            cost = shared.normal(size=(n, m))
+        elif kind == "constant":
+            cost[:] = shared.normal()
+        elif kind == "spread":
+            cost = 10 ** shared.uniform(-8, 8, size=(n, m))
+        elif kind == "forbidden":
+            cost[shared.random((n, m)) < 0.3] = 1e30
+        elif kind == "offset":
+            cost += 10 ** shared.uniform(1, 9)
+        elif kind == "ranks":
+            cost = np.subtract.outer(np.arange(n), np.arange(m)) ** 2.0
+        cost = cost * 10 ** shared.uniform(-3, 3)
+        return {"cost": self._array(_fitted(cost, self.dtype))}
+
+    def _array(self, values: Vector) -> Any:
+        """The values in the library and dtype of the problem, some of them in an unusual layout."""
+        layout = self.shared.random()
+        if self.library == "torch":
+            import torch
+
+            tensor = torch.as_tensor(values).to(getattr(torch, self.dtype)).to(self.scope.device)
+            if layout < 0.1:
+                return tensor.t().contiguous().t()
+            if layout < 0.2:
+                return tensor.repeat_interleave(2, dim=0)[::2]
+            if layout < 0.3 and tensor.is_floating_point():
+                return tensor.requires_grad_()
+            return tensor
+        array = values.astype(self.dtype)
+        if layout < 0.1:
+            array = np.asfortranarray(array)
+        elif layout < 0.2:
+            array = np.repeat(array, 2, axis=0)[::2]
+        elif layout < 0.3:
+            array = array[::-1].copy()[::-1]
+        elif layout < 0.4:
+            array.flags.writeable = False
+        return array
+
+    # Numbers beside the cost.
+
+    def _eps(self, cost: Vector) -> float:
+        rng = self.rng
+        sizes = np.abs(cost[np.isfinite(cost) & (cost != 0)])
+        unit = float(np.median(sizes)) if sizes.size else 1.0
+        ratio = 10 ** (rng.uniform(-6, 6) if rng.random() < 0.4 else rng.uniform(-1.5, 1.5))
+        return float(min(max(unit * ratio, 1e-300), 1e300))
+
+    def _weights(self, n: int, m: int) -> tuple[Any, Any]:
+        kind = self.rng.random()
+        if kind < 0.3:
+            return None, None
+        a, b = self._mass(n), self._mass(m)
+        if kind < 0.4:
+            return a, None
+        # Masses must be equal; what is rounded to a short dtype no longer is, to its precision.
+        total = 1.0 if self.rng.random() < 0.8 else 10 ** self.rng.uniform(-100, 100)
+        a, b = (w / math.fsum(w) * total for w in (a, b))
+        return self._short(a), self._short(b)
+
+    def _mass(self, size: int) -> Vector:
+        rng = self.rng
+        kind = _pick(rng, ("uniform", "random", "softmax", "decades", "denormal", "zeros", "one", "counts"))
+        weights = np.ones(size)
+        if kind == "random":
+            weights = rng.random(size) + 1e-9
+        elif kind == "softmax":
+            weights = np.exp(3 * rng.normal(size=size))
+        elif kind == "decades":
+            weights = 10 ** rng.uniform(-300, 0, size=size)
+        elif kind == "denormal":
+            weights[rng.random(size) < 0.5] = 10 ** rng.uniform(-323, -307)
+        elif kind == "zeros":
+            weights = rng.random(size)
+            weights[rng.random(size) < 0.4] = 0.0
+        elif kind == "one":
+            weights = np.where(np.arange(size) == rng.integers(size), 1.0, 1e-18 * rng.random(size))
+        elif kind == "counts":
+            weights = rng.integers(0, 100, size=size).astype(np.float64)
+        if not weights.any():
+            weights[0] = 1.0
+        return weights
+
+    def _short(self, weights: Vector) -> Any:
+        """Weights in some dtype, if that leaves them usable."""
+        names = ("float64", "float64", "float32", "float16")
+        name = _pick(self.rng, names)
+        rounded = weights.astype(name)
+        total = rounded.astype(np.float64).sum()
+        fits = np.isfinite(total) and abs(total - math.fsum(weights)) <= 1e-6 * math.fsum(weights)
+        rounded = rounded if fits else weights
+        if self.library == "torch" and self.rng.random() < 0.7:
+            import torch
+
+            return torch.as_tensor(rounded).to(self.scope.device)
+        return rounded
+
+    def _tol(self, cost: Vector, a: Vector, b: Vector, eps: float) -> float:
+        rng, kind = self.rng, self.rng.random()
+        if kind < 0.3 and cost.size <= SMALL:
+            cycles = int(rng.integers(1, 9))
+            reached = _residual(cost, a, b, eps, *_sinkhorn(cost, a, b, eps, cycles))
+            edge = reached * (1 + rng.choice([-1, 1]) * 10 ** rng.uniform(-9, -3))
+            if 1e-12 <= edge <= 0.5:
+                return float(edge)
+        if kind < 0.7:
+            return _pick(rng, (0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-6))
+        return float(10 ** rng.uniform(-12, math.log10(0.5)))
+
+    # Starts.
+
+    def _start(self, cost: Vector, a: Vector, b: Vector, eps: float, tol: float) -> Any:
+        rng = self.rng
+        n, m = cost.shape
+        kind = rng.random()
+        if kind < 0.4:
+            return _pick(rng, (None, None, "auto", "zero"))
+        unit = float(np.median(np.abs(cost[np.isfinite(cost)]))) if np.isfinite(cost).any() else 1.0
+        f, g = np.zeros(n), np.zeros(m)
+        if kind < 0.6:
+            size = unit * 10 ** rng.uniform(-3, 3)
+            f, g = size * rng.normal(size=n), size * rng.normal(size=m)
+        elif kind < 0.8 and cost.size <= SMALL:
+            f, g = _sinkhorn(cost, a, b, eps, int(rng.integers(1, 60)))
+        elif kind < 0.9:
+            f, g = self._garbage(n), self._garbage(m)
+        if rng.random() < 0.6:
+            shift = self._shift(eps, tol)
+            f, g = f + shift, g - shift
+        name = _pick(rng, ("float64", "float64", "float32"))
+        pair = [p.astype(name) if np.isfinite(p.astype(name)).all() else p for p in (f, g)]
+        if self.library == "torch" and rng.random() < 0.7:
+            import torch
+
+            pair = [torch.as_tensor(p).to(self.scope.device) for p in pair]
+        return Potentials(*pair)
+
+    def _shift(self, eps: float, tol: float) -> float:
+        """How far to shift along the gauge: anything, or what rounding in float32 or float64 can just bear."""
+        rng = self.rng
+        sign = rng.choice([-1.0, 1.0])
+        if rng.random() < 0.4:
+            return float(sign * 10 ** rng.uniform(0, 300))
+        bearable = eps * tol * _pick(rng, (2.0**24, 2.0**53)) * 10 ** rng.uniform(-3, 2)
+        return float(sign * min(bearable, 1e300))
+
+    def _garbage(self, size: int) -> Vector:
+        rng = self.rng
+        kind = _pick(rng, ("huge", "wild", "largest", "denormal", "one", "nan", "inf"))
+        values = rng.normal(size=size)
+        if kind == "huge":
+            return values * 10 ** rng.uniform(10, 300)
+        if kind == "wild":
+            return values * 10 ** rng.uniform(-300, 300, size=size)
+        if kind == "largest":
+            return np.full(size, rng.choice([-1, 1]) * 1e308)
+        if kind == "denormal":
+            return values * 1e-310
+        if kind == "one":
+            values[rng.integers(size)] = 10 ** rng.uniform(5, 300)
+        else:
+            values[rng.integers(size)] = math.nan if kind == "nan" else math.inf
+        return values
+
+    def _broken(self, drawn: Problem[Any]) -> Problem[Any]:
+        """The problem with something wrong, which must cost its neighbours nothing."""
+        rng, n = self.rng, len(drawn.x if drawn.x is not None else drawn.cost)  # type: ignore[arg-type]
+        size = np.ones(n)
+        wrong: list[dict[str, Any]] = [
+            {"eps": _pick(rng, (0.0, -1.0, math.nan, math.inf, "auto", None))},
+            {"tol": _pick(rng, (0.0, -1.0, math.nan, math.inf, "small"))},
+            {"a": -size},
+            {"a": 0 * size},
+            {"a": math.nan * size},
+            {"a": np.ones(n + 1)},
+            {"a": 1e308 * size if n > 1 else -size},
+            {"init": Potentials(np.zeros(n + 1), np.zeros(1))},
+            {"init": "middling"},
+            {"chain": []},
+            {"x": np.full((2, 2), math.nan), "y": np.zeros((2, 2)), "cost": "sqeuclidean", "a": None, "b": None},
+            {"x": np.full((2, 2), math.inf), "y": np.zeros((2, 2)), "cost": "sqeuclidean", "a": None, "b": None},
+            {"x": np.zeros((2, 2)), "y": np.zeros((3, 1)), "cost": "sqeuclidean", "a": None, "b": None},
+            {"x": np.zeros((0, 2)), "y": np.zeros((3, 2)), "cost": "sqeuclidean", "a": None, "b": None},
+            {"x": np.zeros((2, 2)), "y": np.ones((3, 2)), "cost": "cosine", "a": None, "b": None},
+            {"cost": "unheard of"},
+            {"cost": object()},
+        ]
+        return replace(drawn, **_pick(rng, wrong))
+
+
+def _fitted(values: Vector, dtype: str) -> Vector:
+    """Values that the dtype holds: integers spread over its range, floats clipped to it."""
+    if dtype == "bool":
+        return (values > np.median(values)).astype(np.float64)
+    if dtype.startswith(("int", "uint")):
+        largest = float(np.abs(values).max()) or 1.0
+        bits = int(dtype.removeprefix("u").removeprefix("int"))
+        most = float(min(2 ** (bits - 1) - 1, 2**40))
+        found = np.round(values / largest * most)
+        return np.abs(found) if dtype.startswith("u") else found
+    most = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38}.get(dtype, 1e300)
+    return np.clip(values, -most, most)
+
+
+def _plain(array: Any) -> Vector:
+    """Any array as float64."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu().double()
+    return np.asarray(array).astype(np.float64)
+
+
+def _costs(parts: dict[str, Any]) -> Vector:
+    """Costs to draw eps, starts and tolerances by; in float64, accurate enough for that."""
+    cost = parts["cost"]
+    if "x" not in parts:
+        return _plain(cost)
+    kind, scale = (cost.kind, cost.scale) if isinstance(cost, Cost) else (cost, 1.0)
+    x, y = _plain(parts["x"]), _plain(parts["y"])
+    if kind == "cosine":
+        x, y = (p / np.linalg.norm(p, axis=1, keepdims=True) for p in (x, y))
+    total = np.zeros((len(x), len(y)))
+    for k in range(x.shape[1]):
+        total += (x[:, k, None] - y[None, :, k]) ** 2
+    return scale * (np.sqrt(total) if kind == "euclidean" else total / 2 if kind == "cosine" else total)
+
+
+def _sinkhorn(cost: Vector, a: Vector, b: Vector, eps: float, cycles: int) -> tuple[Vector, Vector]:
+    """Plain Sinkhorn in the log domain; zero where that is not finite."""
+    f, g = np.zeros(len(a)), np.zeros(len(b))
+    for _ in range(cycles):
+        f = -eps * _soft_max((g - cost) / eps, b)
+        g = -eps * _soft_max((f - cost.T) / eps, a)
+    return np.nan_to_num(f, posinf=0.0, neginf=0.0), np.nan_to_num(g, posinf=0.0, neginf=0.0)
+
+
+def _soft_max(scores: Vector, weights: Vector) -> Vector:
+    highest = scores.max(axis=1, where=weights > 0, initial=-np.inf)
+    return highest + np.log(np.exp(scores - highest[:, None]) @ weights)
+
+
+def _residual(cost: Vector, a: Vector, b: Vector, eps: float, f: Vector, g: Vector) -> float:
+    plan = a[:, None] * b * np.exp((f[:, None] + g - cost) / eps)
+    return float(max(np.abs(plan.sum(1) - a).sum(), np.abs(plan.sum(0) - b).sum()))

@@ -1,0 +1,357 @@
+"""Solve hostile problems with a backend and judge every result: `python -m drainsinkhorn.testing.soak --backend cpu`.
+
+A finding is one of
+
+- "false": a result is CONVERGED, and its emitted potentials miss tol (see `auditor.judge`);
+- "exception": `solve` raised;
+- "missing": a problem has no result, or another problem's;
+- "not finite": a problem that is not INVALID has potentials that are not finite, or none, or of another shape;
+- "unequal bits": another mode gave other bits on a bitwise backend.
+
+Only NumPy is needed, and what the backend itself needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import secrets
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from drainsinkhorn.api import solve
+from drainsinkhorn.backends import load
+from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.core.result import Result, Status
+from drainsinkhorn.testing.auditor import judge
+from drainsinkhorn.testing.hostile import SCOPES, Scope, Setting, available, block_of, other_mode, problem, setting
+
+COMPARED = 4
+"""One batch of so many is solved in a second mode, and its bits are compared."""
+
+
+class Finding(NamedTuple):
+    """Something that must not happen.
+
+    Attributes:
+        kind: See the module.
+        backend: Name of the backend.
+        seed: Seed of the generator.
+        index: Number of the problem.
+        batch: Number of the batch in which it was solved.
+        alone: True if it happens without the other problems of the batch, but those of its chain.
+        detail: What was claimed and what is true.
+    """
+
+    kind: str
+    backend: str
+    seed: int
+    index: int
+    batch: int
+    alone: bool
+    detail: str
+
+    def __str__(self) -> str:
+        only = f"--only {self.index}" if self.alone else f"--batch {self.batch}"
+        again = f"python -m drainsinkhorn.testing.soak --backend {self.backend} --seed {self.seed} {only}"
+        return f"{self.kind}: problem {self.index}: {self.detail}\n    {again}"
+
+
+@dataclass
+class Tally:
+    """What came of a soak.
+
+    Attributes:
+        backend: Name of the backend.
+        seed: Seed of the generator.
+        problems: Problems that were solved.
+        judged: CONVERGED results that the auditor judged.
+        statuses: Results by status.
+        arithmetic: Judgements by the arithmetic that settled them.
+        refusals: INVALID results by the first words of their messages.
+        compared: Problems whose bits were compared between modes.
+        findings: All findings.
+        seconds: Seconds in `solve` and in all.
+    """
+
+    backend: str
+    seed: int
+    problems: int = 0
+    judged: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    arithmetic: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def count(self, kind: str) -> int:
+        """Findings of a kind."""
+        return sum(finding.kind == kind for finding in self.findings)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.backend}, seed {self.seed}: {self.problems} problems, {self.statuses['CONVERGED']} converged, "
+            f"{self.count('false')} false, {len(self.findings)} findings; statuses {dict(self.statuses)}; judged in "
+            f"{dict(self.arithmetic)}; {self.compared} compared between modes; "
+            f"{self.seconds[0]:.0f} s in solve, {self.seconds[1]:.0f} s in all"
+        )
+
+
+def scope_of(backend: str) -> Scope:
+    """What this backend is given here; Triton without a CUDA device runs in its interpreter."""
+    name = backend
+    if backend == "triton":
+        import torch
+
+        if not torch.cuda.is_available():
+            name = "interpreter"
+            # Triton looks at its environment once, when it is imported.
+            os.environ["TRITON_INTERPRET"] = "1"
+    return available(SCOPES[name])
+
+
+def soak(
+    backend: str,
+    problems: int,
+    seed: int,
+    *,
+    scope: Scope | None = None,
+    batches: Sequence[int] | None = None,
+    report: Callable[[Finding | Tally], None] = lambda _: None,
+    seconds: float = math.inf,
+) -> Tally:
+    """Solve hostile problems in batches, each in a way of its own, and judge every result.
+
+    Args:
+        backend: Name of the backend.
+        problems: How many; batches are solved whole, so there may be some more.
+        seed: Seed of the generator.
+        scope: What to draw from. None: what suits the backend.
+        batches: Numbers of the batches to solve, in place of `problems`.
+        report: Called with every finding as it comes, and with the tally after every batch.
+        seconds: No batch begins after so many seconds.
+    """
+    scope = scope_of(backend) if scope is None else scope
+    tally, loaded, begun = Tally(backend, seed), load(backend), time.perf_counter()
+    for batch in range(-(-problems // scope.batch)) if batches is None else batches:
+        if time.perf_counter() - begun > seconds:
+            break
+        for finding in _Batch(tally, loaded, scope, batch).findings():
+            tally.findings.append(finding)
+            report(finding)
+        tally.seconds[1] = time.perf_counter() - begun
+        report(tally)
+    return tally
+
+
+def soak_one(backend: str, index: int, seed: int, *, scope: Scope | None = None) -> Tally:
+    """Solve one problem and those before it in its chain, as its batch would, and judge the results."""
+    scope = scope_of(backend) if scope is None else scope
+    tally = Tally(backend, seed)
+    batch = _Batch(tally, load(backend), scope, index // scope.batch)
+    tally.findings.extend(batch.findings(_chain_of(index, seed, scope)))
+    return tally
+
+
+def _chain_of(index: int, seed: int, scope: Scope) -> list[int]:
+    """The problem, and those that its chain has before it."""
+    if problem(seed, index, scope).chain is None:
+        return [index]
+    return [other for other in block_of(index) if other <= index]
+
+
+class _Batch:
+    """Some consecutive problems and how they are solved.
+
+    Args:
+        tally: What counts them.
+        backend: What solves them.
+        scope: What they are drawn from.
+        number: Which batch of the seed.
+    """
+
+    def __init__(self, tally: Tally, backend: Backend[Any], scope: Scope, number: int) -> None:
+        self.tally, self.backend, self.scope, self.number = tally, backend, scope, number
+        self.setting = setting(tally.seed, number, scope)
+
+    def findings(self, indices: Sequence[int] | None = None) -> Iterator[Finding]:
+        """Solve the problems, all of the batch by default, count them and yield what is wrong."""
+        tally, whole = self.tally, indices is None
+        indices = range(self.number * self.scope.batch, (self.number + 1) * self.scope.batch) if whole else indices
+        wrong = self._wrong(indices, tally)
+        tally.problems += len(indices)
+        for index, (kind, detail) in wrong.items():
+            alone = not whole or kind in {k for k, _ in self._wrong(self._chain(index), None).values()}
+            yield Finding(kind, self.backend.name, tally.seed, index, self.number, alone, detail)
+
+    def _chain(self, index: int) -> list[int]:
+        return _chain_of(index, self.tally.seed, self.scope)
+
+    def _wrong(self, indices: Sequence[int], tally: Tally | None) -> dict[int, tuple[str, str]]:
+        """What is wrong, by index of the problem: kind and detail."""
+        problems = [problem(self.tally.seed, index, self.scope) for index in indices]
+        begun = time.perf_counter()
+        try:
+            results = self._solve(problems, self.setting)
+        except Exception as error:  # noqa: BLE001  whatever escapes is a finding
+            return self._culprits(indices, error)
+        finally:
+            self.tally.seconds[0] += time.perf_counter() - begun
+        if len(results) != len(problems):
+            return {indices[0]: ("missing", f"{len(problems)} problems gave {len(results)} results")}
+        wrong: dict[int, tuple[str, str]] = {}
+        for place, (index, asked, result) in enumerate(zip(indices, problems, results, strict=True)):
+            found = _judged(place, asked, result, tally)
+            if found is not None:
+                wrong[index] = (found[0], f"{found[1]}; {self._told(asked, result)}")
+        if self.number % COMPARED == 0 and self.backend.bitwise:
+            wrong = {**self._unequal(indices, problems, results, tally), **wrong}
+        return wrong
+
+    def _solve(self, problems: list[Problem[Any]], chosen: Setting) -> list[Result[Any]]:
+        with warnings.catch_warnings(), np.errstate(all="raise") if chosen.raises else contextlib.nullcontext():
+            warnings.simplefilter("ignore")
+            return list(solve(problems, backend=self.backend, **chosen.options))
+
+    def _culprits(self, indices: Sequence[int], error: Exception) -> dict[int, tuple[str, str]]:
+        """Problems that raise alone, each with its exception; else the first, with that of all."""
+        wrong: dict[int, tuple[str, str]] = {}
+        for index in indices if len(indices) > 1 else ():
+            try:
+                self._solve([problem(self.tally.seed, k, self.scope) for k in self._chain(index)], self.setting)
+            except Exception as own:  # noqa: BLE001
+                wrong[index] = ("exception", _shown(own))
+        return wrong or {indices[-1]: ("exception", _shown(error))}
+
+    def _unequal(
+        self, indices: Sequence[int], problems: list[Problem[Any]], first: list[Result[Any]], tally: Tally | None
+    ) -> dict[int, tuple[str, str]]:
+        other = other_mode(self.tally.seed, self.number, self.setting)
+        if other is None:
+            return {}
+        try:
+            second = self._solve(problems, other)
+        except Exception as error:  # noqa: BLE001
+            return {indices[0]: ("exception", f"in mode {other.options['mode']}: {_shown(error)}")}
+        if tally is not None:
+            tally.compared += len(problems)
+        return {
+            index: (
+                "unequal bits",
+                f"{one!r} in mode {self.setting.options['mode']}, {two!r} in {other.options['mode']}",
+            )
+            for index, one, two in zip(indices, first, second, strict=True)
+            if _bits(one) != _bits(two)
+        }
+
+    def _told(self, asked: Problem[Any], result: Result[Any]) -> str:
+        sizes = [len(p) for p in result.emitted] if result.emitted is not None else []
+        like = asked.x if asked.x is not None else asked.cost
+        options = ", ".join(f"{name}={value!r}" for name, value in self.setting.options.items())
+        largest = max((float(np.abs(to_numpy(p)).max()) for p in result.emitted or ()), default=math.nan)
+        return (
+            f"{result.status.name}, claims {result.residual.worst:.3g} (band {result.residual.band:.2g}), "
+            f"tol {asked.tol}, eps {asked.eps}, sizes {sizes}, cost {_name(asked.cost)}, "
+            f"{type(like).__module__} {getattr(like, 'dtype', '')}, largest potential {largest:.3g}, "
+            f"{result.arithmetic}, rescued {result.rescued}; {options}{', raises' if self.setting.raises else ''}"
+        )
+
+
+def _judged(place: int, asked: Problem[Any], result: Result[Any], tally: Tally | None) -> tuple[str, str] | None:
+    """What is wrong with a result, as kind and detail; None: nothing."""
+    if tally is not None:
+        tally.statuses[result.status.name] += 1
+        if result.status is Status.INVALID:
+            tally.refusals[" ".join(result.detail.split()[:6])] += 1
+    if result.ticket != place or result.problem is not asked:
+        return "missing", f"place {place} holds the result of problem {result.ticket}"
+    if result.status is Status.INVALID:
+        return None
+    if result.emitted is None:
+        return "not finite", "there are no potentials"
+    wanted = asked.cost.shape if asked.x is None else (len(asked.x), len(asked.y))  # type: ignore[union-attr,arg-type]
+    found = [to_numpy(p) for p in result.emitted]
+    if tuple(p.shape for p in found) != tuple((size,) for size in wanted):
+        return "not finite", f"potentials have shapes {[p.shape for p in found]}"
+    if not all(np.isfinite(p).all() for p in found):
+        return "not finite", f"{[int((~np.isfinite(p)).sum()) for p in found]} potentials are not finite"
+    if not result.converged:
+        return None
+    assert asked.tol is not None
+    judgement = judge(asked, result.emitted, asked.tol)
+    if tally is not None:
+        tally.judged += 1
+        tally.arithmetic[judgement.arithmetic] += 1
+    if judgement.refutes(asked.tol) or not result.residual.worst <= asked.tol:
+        return "false", f"the residual is {judgement.worst:.6g} (in {judgement.arithmetic})"
+    return None
+
+
+def _bits(result: Result[Any]) -> Any:
+    potentials = None if result.emitted is None else [to_numpy(p).tobytes() for p in result.emitted]
+    return result.status, result.depth, potentials
+
+
+def _name(cost: Any) -> str:
+    return "dense" if hasattr(cost, "shape") else str(cost)
+
+
+def _shown(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    ours = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames if "drainsinkhorn" in f.filename]
+    return f"{type(error).__name__}: {str(error)[:200]} at {where} from {ours[-1] if ours else ''}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns 1 if anything was found."""
+    parser = argparse.ArgumentParser(prog="python -m drainsinkhorn.testing.soak", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--backend", default="cpu", choices=sorted(set(SCOPES) - {"interpreter"}))
+    parser.add_argument("--problems", type=int, default=1000, help="how many problems (default 1000)")
+    parser.add_argument("--seed", type=int, help="seed of the generator; a random one by default, which is printed")
+    parser.add_argument("--batch", type=int, help="solve this batch alone")
+    parser.add_argument("--only", type=int, metavar="INDEX", help="solve this problem alone, and its chain")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no batch after so many seconds")
+    parser.add_argument("--report", metavar="FILE", help="write the findings there, as JSON")
+    asked = parser.parse_args(arguments)
+    seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
+
+    def report(news: Finding | Tally) -> None:
+        if isinstance(news, Finding):
+            sys.stdout.write(f"{news}\n")
+            sys.stdout.flush()
+
+    sys.stdout.write(f"backend {asked.backend}, seed {seed}\n")
+    if asked.only is not None:
+        tally = soak_one(asked.backend, asked.only, seed)
+        for finding in tally.findings:
+            report(finding)
+    else:
+        batches = None if asked.batch is None else [asked.batch]
+        tally = soak(asked.backend, asked.problems, seed, batches=batches, report=report, seconds=asked.seconds)
+    sys.stdout.write(f"{tally}\n")
+    for words, count in tally.refusals.most_common(20):
+        sys.stdout.write(f"    INVALID {count}: {words}\n")
+    if asked.report:
+        with open(asked.report, "w", encoding="utf-8") as file:
+            json.dump([finding._asdict() for finding in tally.findings], file, indent=1)
+    return 1 if tally.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
