@@ -1,16 +1,17 @@
 """Hostile problems, drawn from a seed, and the ways in which `soak` solves them.
 
-`problem(seed, index, scope)` draws one problem, whatever else is drawn, so a seed and an index are a reproducer. What is
-drawn, each with its own probability:
+`problem(seed, index, scope)` draws one problem, whatever else is drawn, so a seed and an index are a reproducer. What
+is drawn, each with its own probability:
 
 - points of every geometry (clouds, clusters, lines, duplicates, one point, an outlier, equal clouds) in every dtype of
-  NumPy and torch that holds real numbers, offset, tiny, huge, strided, reversed, read-only; 1 to `scope.largest` points;
+  NumPy and torch that holds real numbers, offset, tiny, huge, strided, reversed, read-only; 1 to `scope.largest`
+  points;
 - all costs by name, scaled, and dense matrices: with negative, constant, forbidden (1e30) and widely spread entries;
 - eps from 1e-6 to 1e6 of the median cost;
 - weights: none, uniform, over 300 decades, zero, denormal, huge, integer, one that carries everything;
 - tol from 0.5 to 1e-12, or at the edge: what plain Sinkhorn reaches after a few cycles, give or take 1e-3;
-- starts by name, noise, converged potentials, each shifted along the gauge (f + c, g - c) by up to 1e300, or by what the
-  rounding of potentials can just bear; garbage up to 1e308, and NaN;
+- starts by name, noise, converged potentials, each shifted along the gauge (f + c, g - c) by up to 1e300, or by what
+  the rounding of potentials can just bear; garbage up to 1e308, and NaN;
 - chains: blocks of CHAINED problems over the same points;
 - a few that cannot be solved: NaN, infinite and negative numbers, empty and mismatched arrays.
 """
@@ -34,19 +35,9 @@ Vector = NDArray[np.float64]
 
 CHAINED = 4
 """Problems of a chain: consecutive indices, the first a multiple of this."""
-NUMPY = (
-    *["float32", "float64"] * 4,
-    "float16",
-    "longdouble",
-    "int8",
-    "uint8",
-    "int16",
-    "int32",
-    "int64",
-    "uint64",
-    "bool",
-)
-TORCH = (*["float32", "float64"] * 4, *["float16", "bfloat16"] * 2, "int8", "uint8", "int16", "int32", "int64", "bool")
+WHOLE = ("int8", "uint8", "int16", "int32", "int64", "bool")
+NUMPY = (*["float32", "float64"] * 4, "float16", "longdouble", "uint64", *WHOLE)
+TORCH = (*["float32", "float64"] * 4, *["float16", "bfloat16"] * 2, *WHOLE)
 """Dtypes by library; the usual ones are drawn most often."""
 SMALL = 2500
 """Pairs of points up to which the generator computes potentials of its own, for starts and tolerances."""
@@ -191,9 +182,8 @@ class _Draw:
             eps = self._eps(cost)
             a, b = self._weights(n, m)
             # What the library will normalise.
-            weights = [
-                np.full(size, 1 / size) if w is None else _plain(w) / _plain(w).sum() for w, size in ((a, n), (b, m))
-            ]
+            given = (np.ones(size) if w is None else _plain(w) for w, size in ((a, n), (b, m)))
+            weights = [w / w.sum() for w in given]
             tol = self._tol(cost, *weights, eps)
             init = self._start(cost, *weights, eps, tol)
         drawn = Problem(eps=eps, a=a, b=b, tol=tol, init=init, chain=self.chain, **parts)
@@ -225,7 +215,6 @@ class _Draw:
         both = _fitted(both, self.dtype)
         if name == "cosine":
             both[~both.any(axis=1)] = 1
-        # Integers of unlike sign and size may overflow where they are subtracted before they are converted.
         cost: Any = name if shared.random() < 0.7 else Cost(name, float(10 ** shared.uniform(-4, 4)))
         return {"x": self._array(both[:n]), "y": self._array(both[n:]), "cost": cost}
 

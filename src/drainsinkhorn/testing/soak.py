@@ -5,6 +5,7 @@ A finding is one of
 - "false": a result is CONVERGED, and its emitted potentials miss tol (see `auditor.judge`);
 - "exception": `solve` raised;
 - "missing": a problem has no result, or another problem's;
+- "refused": a problem is INVALID because NumPy was told to raise where it would warn;
 - "not finite": a problem that is not INVALID has potentials that are not finite, or none, or of another shape;
 - "unequal bits": another mode gave other bits on a bitwise backend.
 
@@ -249,12 +250,10 @@ class _Batch:
             return {indices[0]: ("exception", f"in mode {other.options['mode']}: {_shown(error)}")}
         if tally is not None:
             tally.compared += len(problems)
+        modes = [chosen.options["mode"] for chosen in (self.setting, other)]
         return {
-            index: (
-                "unequal bits",
-                f"{one!r} in mode {self.setting.options['mode']}, {two!r} in {other.options['mode']}",
-            )
-            for index, one, two in zip(indices, first, second, strict=True)
+            index: ("unequal bits", f"{one!r} in mode {modes[0]}, {two!r} in {modes[1]}; {self._told(asked, one)}")
+            for index, asked, one, two in zip(indices, problems, first, second, strict=True)
             if _bits(one) != _bits(two)
         }
 
@@ -280,7 +279,7 @@ def _judged(place: int, asked: Problem[Any], result: Result[Any], tally: Tally |
     if result.ticket != place or result.problem is not asked:
         return "missing", f"place {place} holds the result of problem {result.ticket}"
     if result.status is Status.INVALID:
-        return None
+        return ("refused", result.detail) if "FloatingPointError" in result.detail else None
     if result.emitted is None:
         return "not finite", "there are no potentials"
     wanted = asked.cost.shape if asked.x is None else (len(asked.x), len(asked.y))  # type: ignore[union-attr,arg-type]
