@@ -3,13 +3,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test gpu-test bench gpu-bench bench-cpu lint format types imports spelling check clean
+.PHONY: demo test soak gpu-test bench gpu-bench bench-cpu lint format types imports spelling check clean
 
 demo: .venv/demo.stamp
 	$(BIN)/drain demo --out demo.png
 
 test: .venv/test.stamp
 	$(BIN)/python -m pytest -n auto
+
+# Hostile problems by the thousand, and other tests at full length; hours where Triton's interpreter is slow. Every run
+# has a seed of its own, which it prints; make soak SEED=1 repeats one.
+soak: .venv/test.stamp
+	@seed=$${SEED:-$$($(BIN)/python -c 'import secrets; print(secrets.randbelow(2**31))')}; status=0; \
+	echo "make soak SEED=$$seed"; \
+	for job in "cpu 10000" "triton 500" "ott 500" "keops 500"; do set -- $$job; \
+	  $(BIN)/python -m drainsinkhorn.testing.soak --backend $$1 --problems $$2 --seed $$seed || status=1; done; \
+	DRAIN_SOAK=1 $(BIN)/python -m pytest -q -n auto tests/faults/test_journal*.py || status=1; exit $$status
 
 # On a machine with a CUDA device: with the Python at hand, which has torch, triton and pytest; nothing is installed.
 gpu-test:

@@ -39,6 +39,8 @@ WHOLE = ("int8", "uint8", "int16", "int32", "int64", "bool")
 NUMPY = (*["float32", "float64"] * 4, "float16", "longdouble", "uint64", *WHOLE)
 TORCH = (*["float32", "float64"] * 4, *["float16", "bfloat16"] * 2, *WHOLE)
 """Dtypes by library; the usual ones are drawn most often."""
+COMPARED = 0.3
+"""Part of the batches that are solved in a second mode, if they have one."""
 SMALL = 2500
 """Pairs of points up to which the generator computes potentials of its own, for starts and tolerances."""
 
@@ -51,6 +53,7 @@ class Scope:
         largest: Most points on a side.
         dimensions: Dimensions of points to draw from.
         sizes: Sizes to draw from; empty: any, log-uniformly.
+        dense: Part of the problems whose cost is a dense matrix.
         libraries: Array libraries of the arrays: "numpy", "torch".
         device: Where torch's tensors lie.
         depths: Depth limits to draw from.
@@ -62,10 +65,11 @@ class Scope:
     largest: int = 160
     dimensions: tuple[int, ...] = (1, 2, 3, 4, 5, 8, 17, 33, 70)
     sizes: tuple[int, ...] = ()
+    dense: float = 0.25
     libraries: tuple[str, ...] = ("numpy", "torch")
     device: str = "cpu"
     depths: tuple[int, ...] = (1, 3, 20, 60, 120)
-    batch: int = 50
+    batch: int = 25
     accelerations: tuple[str, ...] = ("momentum", "none")
     strict_floats: bool = True
 
@@ -75,10 +79,10 @@ SCOPES: dict[str, Scope] = {
     "reference": Scope(),
     # Triton's interpreter takes milliseconds for a tile, so problems are small.
     "interpreter": Scope(largest=20, dimensions=(1, 3, 5, 20), depths=(1, 3, 12), batch=10, strict_floats=False),
-    "triton": Scope(device="cuda", batch=100, strict_floats=False),
+    "triton": Scope(device="cuda", batch=50, strict_floats=False),
     # JAX compiles for every size, KeOps for every dimension.
     "ott": Scope(sizes=(1, 7, 16), dimensions=(3,), depths=(20, 60), accelerations=("none",), strict_floats=False),
-    "keops": Scope(dimensions=(3,), depths=(1, 20, 60), strict_floats=False),
+    "keops": Scope(dimensions=(3,), dense=0.0, depths=(1, 20, 60), strict_floats=False),
 }
 """What each backend is given; "interpreter" is Triton without a CUDA device."""
 
@@ -121,13 +125,14 @@ def setting(seed: int, batch: int, scope: Scope) -> Setting:
 
 
 def other_mode(seed: int, batch: int, first: Setting) -> Setting | None:
-    """Another way to solve a batch that must give the same bits on a bitwise backend; None where there is none.
+    """Another way to solve a batch that must give the same bits on a bitwise backend, for a part of the batches.
 
-    Static runs lanes past their first passage, and without first passage audit times decide where lanes leave.
+    There is none for static, which runs lanes past their first passage, nor without first passage, where audit times
+    decide where lanes leave.
     """
-    if first.options["mode"] == "static" or not first.options["audit"].first_passage:
-        return None
     rng = np.random.default_rng([seed, batch, 3])
+    if rng.random() > COMPARED or first.options["mode"] == "static" or not first.options["audit"].first_passage:
+        return None
     mode = _pick(rng, tuple(name for name in MODES if name not in ("static", first.options["mode"])))
     audit = replace(first.options["audit"], every=_pick(rng, (None, 1, 5)))
     return Setting({**first.options, "mode": mode, "width": _pick(rng, (None, 3, 16)), "audit": audit})
@@ -176,7 +181,7 @@ class _Draw:
         n, m = self._size(), self._size()
         self.library = _pick(shared, self.scope.libraries)
         self.dtype = _pick(shared, NUMPY if self.library == "numpy" else TORCH)
-        parts = self._dense(n, m) if shared.random() < 0.25 else self._between_points(n, m)
+        parts = self._dense(n, m) if shared.random() < self.scope.dense else self._between_points(n, m)
         with np.errstate(all="ignore"):
             cost = _costs(parts)
             eps = self._eps(cost)

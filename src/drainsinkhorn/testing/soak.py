@@ -40,9 +40,6 @@ from drainsinkhorn.core.result import Result, Status
 from drainsinkhorn.testing.auditor import judge
 from drainsinkhorn.testing.hostile import SCOPES, Scope, Setting, available, block_of, other_mode, problem, setting
 
-COMPARED = 4
-"""One batch of so many is solved in a second mode, and its bits are compared."""
-
 
 class Finding(NamedTuple):
     """Something that must not happen.
@@ -219,7 +216,7 @@ class _Batch:
             found = _judged(place, asked, result, tally)
             if found is not None:
                 wrong[index] = (found[0], f"{found[1]}; {self._told(asked, result)}")
-        if self.number % COMPARED == 0 and self.backend.bitwise:
+        if self.backend.bitwise:
             wrong = {**self._unequal(indices, problems, results, tally), **wrong}
         return wrong
 
