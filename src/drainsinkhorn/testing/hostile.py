@@ -39,6 +39,8 @@ WHOLE = ("int8", "uint8", "int16", "int32", "int64", "bool")
 NUMPY = (*["float32", "float64"] * 4, "float16", "longdouble", "uint64", *WHOLE)
 TORCH = (*["float32", "float64"] * 4, *["float16", "bfloat16"] * 2, *WHOLE)
 """Dtypes by library; the usual ones are drawn most often."""
+SMALLEST_TOL, LARGEST_TOL = 1e-12, 0.5
+"""Tolerances that are drawn."""
 COMPARED = 0.3
 """Part of the batches that are solved in a second mode, if they have one."""
 SMALL = 2500
@@ -353,11 +355,11 @@ class _Draw:
             cycles = int(rng.integers(1, 9))
             reached = _residual(cost, a, b, eps, *_sinkhorn(cost, a, b, eps, cycles))
             edge = reached * (1 + rng.choice([-1, 1]) * 10 ** rng.uniform(-9, -3))
-            if 1e-12 <= edge <= 0.5:
+            if SMALLEST_TOL <= edge <= LARGEST_TOL:
                 return float(edge)
         if kind < 0.7:
             return _pick(rng, (0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-6))
-        return float(10 ** rng.uniform(-12, math.log10(0.5)))
+        return float(10 ** rng.uniform(math.log10(SMALLEST_TOL), math.log10(LARGEST_TOL)))
 
     # Starts.
 

@@ -3,11 +3,15 @@
 A finding is one of
 
 - "false": a result is CONVERGED, and its emitted potentials miss tol (see `auditor.judge`);
+- "edge": the same, where tol was chosen to be what the result had claimed before (see below);
 - "exception": `solve` raised;
 - "missing": a problem has no result, or another problem's;
 - "refused": a problem is INVALID because NumPy was told to raise where it would warn;
 - "not finite": a problem that is not INVALID has potentials that are not finite, or none, or of another shape;
 - "unequal bits": another mode gave other bits on a bitwise backend.
+
+A result, converged or not, whose residual and band together are less than its true residual would be false if tol lay
+between them. Its problem is solved again with tol there, at the edge, and what comes back is judged like the rest.
 
 Only NumPy is needed, and what the backend itself needs.
 """
@@ -26,7 +30,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +42,18 @@ from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
 from drainsinkhorn.testing.auditor import judge
-from drainsinkhorn.testing.hostile import SCOPES, Scope, Setting, available, block_of, other_mode, problem, setting
+from drainsinkhorn.testing.hostile import (
+    LARGEST_TOL,
+    SCOPES,
+    SMALLEST_TOL,
+    Scope,
+    Setting,
+    available,
+    block_of,
+    other_mode,
+    problem,
+    setting,
+)
 
 
 class Finding(NamedTuple):
@@ -52,6 +67,7 @@ class Finding(NamedTuple):
         batch: Number of the batch in which it was solved.
         alone: True if it happens without the other problems of the batch, but those of its chain.
         detail: What was claimed and what is true.
+        tol: The tol that was put in place of the problem's own, at the edge; None: its own.
     """
 
     kind: str
@@ -61,9 +77,11 @@ class Finding(NamedTuple):
     batch: int
     alone: bool
     detail: str
+    tol: float | None = None
 
     def __str__(self) -> str:
         only = f"--only {self.index}" if self.alone else f"--batch {self.batch}"
+        only += "" if self.tol is None else f" --tol {self.tol!r}"
         again = f"python -m drainsinkhorn.testing.soak --backend {self.backend} --seed {self.seed} {only}"
         return f"{self.kind}: problem {self.index}: {self.detail}\n    {again}"
 
@@ -81,6 +99,7 @@ class Tally:
         arithmetic: Judgements by the arithmetic that settled them.
         refusals: INVALID results by the first words of their messages.
         compared: Problems whose bits were compared between modes.
+        understated: Results whose residual and band together are less than the true residual, tol or no tol.
         findings: All findings.
         seconds: Seconds in `solve` and in all.
     """
@@ -93,6 +112,7 @@ class Tally:
     arithmetic: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     compared: int = 0
+    understated: int = 0
     findings: list[Finding] = field(default_factory=list)
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
@@ -103,8 +123,9 @@ class Tally:
     def __str__(self) -> str:
         return (
             f"{self.backend}, seed {self.seed}: {self.problems} problems, {self.statuses['CONVERGED']} converged, "
-            f"{self.count('false')} false, {len(self.findings)} findings; statuses {dict(self.statuses)}; judged in "
-            f"{dict(self.arithmetic)}; {self.compared} compared between modes; "
+            f"{self.count('false')} false, {dict(Counter(f.kind for f in self.findings))} in all; "
+            f"statuses {dict(self.statuses)}; judged in "
+            f"{dict(self.arithmetic)}; {self.understated} understated; {self.compared} compared between modes; "
             f"{self.seconds[0]:.0f} s in solve, {self.seconds[1]:.0f} s in all"
         )
 
@@ -156,12 +177,24 @@ def soak(
     return tally
 
 
-def soak_one(backend: str, index: int, seed: int, *, scope: Scope | None = None) -> Tally:
-    """Solve one problem and those before it in its chain, as its batch would, and judge the results."""
+def soak_one(backend: str, index: int, seed: int, *, tol: float | None = None, scope: Scope | None = None) -> Tally:
+    """Solve one problem and those before it in its chain, as its batch would, and judge the results.
+
+    Args:
+        backend: Name of the backend.
+        index: Number of the problem.
+        seed: Seed of the generator.
+        tol: A tol in place of the problem's own, with a margin of 1. None: its own.
+        scope: What to draw from. None: what suits the backend.
+    """
     scope = scope_of(backend) if scope is None else scope
     tally = Tally(backend, seed)
     batch = _Batch(tally, load(backend), scope, index // scope.batch)
-    tally.findings.extend(batch.findings(_chain_of(index, seed, scope)))
+    if tol is None:
+        tally.findings.extend(batch.findings(_chain_of(index, seed, scope)))
+    else:
+        tally.findings.extend(batch.at_edge(index, tol))
+        tally.problems += 1
     return tally
 
 
@@ -185,6 +218,7 @@ class _Batch:
     def __init__(self, tally: Tally, backend: Backend[Any], scope: Scope, number: int) -> None:
         self.tally, self.backend, self.scope, self.number = tally, backend, scope, number
         self.setting = setting(tally.seed, number, scope)
+        self.edges: dict[int, float] = {}
 
     def findings(self, indices: Sequence[int] | None = None) -> Iterator[Finding]:
         """Solve the problems, all of the batch by default, count them and yield what is wrong."""
@@ -192,9 +226,30 @@ class _Batch:
         indices = range(self.number * self.scope.batch, (self.number + 1) * self.scope.batch) if whole else indices
         wrong = self._wrong(indices, tally)
         tally.problems += len(indices)
+        edges, self.edges = self.edges, {}
+        for index, tol in edges.items():
+            tally.understated += 1
+            yield from self.at_edge(index, tol)
         for index, (kind, detail) in wrong.items():
             alone = not whole or kind in {k for k, _ in self._wrong(self._chain(index), None).values()}
             yield Finding(kind, self.backend.name, tally.seed, index, self.number, alone, detail)
+
+    def at_edge(self, index: int, tol: float) -> Iterator[Finding]:
+        """Solve a problem and those before it in its chain with another tol, and yield what is wrong with it."""
+        problems = [problem(self.tally.seed, k, self.scope) for k in self._chain(index)]
+        problems[-1] = replace(problems[-1], tol=tol)
+        options = {**self.setting.options, "audit": replace(self.setting.options["audit"], margin=1.0)}
+        try:
+            result = self._solve(problems, self.setting._replace(options=options))[-1]
+            found = _judged(len(problems) - 1, problems[-1], result, None)
+        except Exception as error:  # noqa: BLE001
+            kind, detail = "exception", _shown(error)
+        else:
+            if found is None:
+                return
+            kind = "edge" if found[0] == "false" else found[0]
+            detail = f"{found[1]}; {self._told(problems[-1], result)}"
+        yield Finding(kind, self.backend.name, self.tally.seed, index, self.number, True, detail, tol)
 
     def _chain(self, index: int) -> list[int]:
         return _chain_of(index, self.tally.seed, self.scope)
@@ -216,6 +271,8 @@ class _Batch:
             found = _judged(place, asked, result, tally)
             if found is not None:
                 wrong[index] = (found[0], f"{found[1]}; {self._told(asked, result)}")
+            elif tally is not None and _understated(asked, result):
+                self.edges[index] = result.residual.worst
         if self.backend.bitwise:
             wrong = {**self._unequal(indices, problems, results, tally), **wrong}
         return wrong
@@ -293,8 +350,17 @@ def _judged(place: int, asked: Problem[Any], result: Result[Any], tally: Tally |
         tally.judged += 1
         tally.arithmetic[judgement.arithmetic] += 1
     if judgement.refutes(asked.tol) or not result.residual.worst <= asked.tol:
-        return "false", f"the residual is {judgement.worst:.6g} (in {judgement.arithmetic})"
+        excess = f"tol and {judgement.worst - asked.tol:.2g} more"
+        return "false", f"the residual is {judgement.worst:.6g}, {excess} (in {judgement.arithmetic})"
     return None
+
+
+def _understated(asked: Problem[Any], result: Result[Any]) -> bool:
+    """Whether the true residual is above what the result says, band included, and a tol could lie between them."""
+    worst = result.residual.worst
+    if result.emitted is None or not SMALLEST_TOL <= worst <= LARGEST_TOL:
+        return False
+    return judge(asked, result.emitted, worst).refutes(worst)
 
 
 def _bits(result: Result[Any]) -> Any:
@@ -322,6 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="seed of the generator; a random one by default, which is printed")
     parser.add_argument("--batch", type=int, help="solve this batch alone")
     parser.add_argument("--only", type=int, metavar="INDEX", help="solve this problem alone, and its chain")
+    parser.add_argument("--tol", type=float, help="with --only: solve it with this tol, at the edge")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no batch after so many seconds")
     parser.add_argument("--report", metavar="FILE", help="write the findings there, as JSON")
     asked = parser.parse_args(arguments)
@@ -334,7 +401,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     sys.stdout.write(f"backend {asked.backend}, seed {seed}\n")
     if asked.only is not None:
-        tally = soak_one(asked.backend, asked.only, seed)
+        tally = soak_one(asked.backend, asked.only, seed, tol=asked.tol)
         for finding in tally.findings:
             report(finding)
     else:
