@@ -33,3 +33,24 @@ def test_the_rounding_of_large_potentials_is_reported(shift: float, seed: int) -
     assert truth <= max(found.row, found.col) + found.band
     if shift >= 1e14:
         assert found.band > 1e-2
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("light", [1e-35, 1e-60, 5e-315])
+def test_light_points_with_large_ratios_count(light: float) -> None:
+    # The costs of light rows are so low that rows of no weight to speak of take much mass at first.
+    cost = np.where(np.arange(8)[:, None] < 5, 0.0, 1000.0) * np.ones((8, 31))
+    a = np.where(np.arange(8) < 5, light, 1.0)
+    problem = ds.Problem(cost=cost, a=a / a.sum(), eps=1.0, tol=0.5, init="zero")
+    pack = TritonBackend(device=DEVICE).pack([admit(problem, 0.5)])
+    for _ in range(3):
+        (said,), (certified,) = pack.verify([0]), pack.verify([0], exact=True)
+        assert abs(said.row - certified.row) <= said.band + certified.band
+        assert abs(said.col - certified.col) <= said.band + certified.band
+        pack.advance(1, [-1.0])
+
+
+def test_arrays_of_one_row_turned_around_are_read() -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 1, 3))
+    (result,) = ds.solve([ds.Problem(x=x[::-1], y=y[:, ::-1], eps=1.0)], backend=TritonBackend(device=DEVICE))
+    assert result.converged

@@ -8,27 +8,32 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from drainsinkhorn.backends.arrays import is_single
+from drainsinkhorn.backends.arrays import is_single, to_numpy
 from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.problem import Problem
+
+LIGHTEST = 2.0**-100
+"""Smallest weight that float32 sums keep, with room for the factors that potentials put on it."""
 
 
 class Lane:
     """A problem, and the place of its numbers in the table."""
 
     __slots__ = (
-        "broken", "budget", "depth", "folded", "frozen", "group", "inner", "place", "problem", "row", "single",
+        "broken", "budget", "depth", "folded", "frozen", "group", "inner", "light", "place", "problem", "row", "single",
         "support", "unit", "wide",
     )  # fmt: skip
 
-    def __init__(self, problem: Problem[Any], full: dict[int, bool]) -> None:
+    def __init__(self, problem: Problem[Any], full: dict[int, bool], least: dict[int, float]) -> None:
         self.problem = problem
         self.inner, self.support = restrict(problem, full)
         self.unit = problem.eps * math.log(2)
         # By how much rounding for a caller in float32 may move potentials; nobody else's are rounded.
         self.budget = problem.eps * float(problem.tol or 0) / 10 if is_single(caller_array(problem)) else -1.0
         self.broken = self.frozen = self.wide = self.single = self.folded = False
+        # Lighter weights are lost in float32, and what they carry to the other side with them.
+        self.light = min(_least(weights, least) for weights in (self.inner.a, self.inner.b)) < LIGHTEST
         self.depth = 0
         self.place = self.row = -1
         self.group: Any = None
@@ -47,6 +52,13 @@ class Lane:
     def potentials(self) -> list[int]:
         """Where its potentials of rows and columns begin."""
         return self.group.potentials[self.row]
+
+
+def _least(weights: Any, known: dict[int, float]) -> float:
+    """The least weight; `known` remembers it by identity, since many problems of a pack share theirs."""
+    if id(weights) not in known:
+        known[id(weights)] = float(to_numpy(weights).min())
+    return known[id(weights)]
 
 
 def largest(lanes: Sequence[Lane], side: int) -> tuple[int, int]:

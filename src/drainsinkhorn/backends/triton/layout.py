@@ -37,7 +37,9 @@ def on_device(value: Any, device: Any) -> Any:
     if kind == "jax" and device.type == "cuda":
         return torch.from_dlpack(value).to(device)
     if kind != "torch":
-        value = torch.from_numpy(np.ascontiguousarray(_native(to_numpy(value))))
+        value = np.ascontiguousarray(_native(to_numpy(value)))
+        # NumPy takes any stride of an axis of one element for contiguous, torch no negative one.
+        value = torch.from_numpy(value.copy() if min(value.strides, default=0) < 0 else value)
     return value.detach().to(device)
 
 

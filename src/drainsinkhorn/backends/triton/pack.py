@@ -91,10 +91,10 @@ class TritonPack(Cycles, Counted):
 
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted; only the table of live lanes changes."""
-        kept, full = [self._lanes[i] for i in keep], dict[int, bool]()
+        kept, full, least = [self._lanes[i] for i in keep], dict[int, bool](), dict[int, float]()
         self._seated.clear()
         try:
-            admitted = self._open([Lane(problem, full) for problem in admit])
+            admitted = self._open([Lane(problem, full, least) for problem in admit])
         except torch.OutOfMemoryError as error:
             # Buffers may have grown: what was made ready for the old ones must not run again.
             self._line_up()
@@ -195,7 +195,7 @@ class TritonPack(Cycles, Counted):
         self._go()
         left = lanes
         for folded in (True, False) if self._precision == "auto" else ():
-            some = [lane for lane in left if lane.folded or not folded]
+            some = [lane for lane in left if (lane.folded or not folded) and not lane.light]
             if not some:
                 continue
             live = self._seats(some)
