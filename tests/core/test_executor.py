@@ -167,6 +167,37 @@ def test_a_dead_lane_does_not_slow_a_static_batch() -> None:
     assert beside.status[1] is Status.NONFINITE
 
 
+@pytest.mark.parametrize("screen", ["free", "row"])
+@pytest.mark.parametrize("first_passage", [True, False])
+@pytest.mark.parametrize(
+    ("profile", "limit", "verified"),
+    [
+        ([3, 40, 12, 80], 1000, 4),
+        ([3, Script(40, nan_at=2), 12, 80], 1000, 4),
+        # Three audits find every screen passed: two of them reject the deepest lane.
+        ([3, 40, 12, Script(80, rejects=8)], 1000, 12),
+        # At the depth limit lanes are verified although one screen has not passed.
+        ([3, 40, 12, 80], 60, 4),
+    ],
+)
+def test_static_verifies_only_where_every_screen_passes(
+    profile: list[Script | int], limit: int, verified: int, first_passage: bool, screen: str
+) -> None:
+    audit = Audit(every=4, first_passage=first_passage, screen=screen)  # type: ignore[arg-type]
+    run = Outcome(profile, mode="static", width=4, max_depth=limit, audit=audit)
+    assert run.ledger.verified == verified
+    assert len(run.retired) == 4
+
+
+def test_an_expired_lane_of_a_static_batch_is_verified_when_all_leave() -> None:
+    plan = replace(Options(mode="static", width=3, audit=Audit(every=4)).plan(None), expired={0})
+    ledger, waiting = Ledger(), Batch([Admission(k, scripted(depth)) for k, depth in enumerate((90, 20, 40))])
+    retired = {each.ticket: each for each in execute(ScriptedBackend(), waiting, plan, ledger)}
+    assert {ticket: each.depth for ticket, each in retired.items()} == {0: 40, 1: 40, 2: 40}
+    assert (retired[0].status, retired[1].status) == (Status.DEPTH_LIMIT, Status.CONVERGED)
+    assert ledger.verified == 3
+
+
 @settings(max_examples=300)
 @given(profiles, widths, limits, st.sampled_from([1, 4, 7]))
 def test_off_first_passage_depths_do_not_depend_on_neighbours(

@@ -135,6 +135,7 @@ def judge(
     holds: list[float],
     audit: Audit,
     exact: bool,
+    quorum: int = 0,
 ) -> tuple[dict[int, Verdict], Counts]:
     """Screen the lanes that are due, verify the candidates, and return those that are decided.
 
@@ -153,6 +154,7 @@ def judge(
         holds: What the screen must not exceed, by lane; -inf where lanes are not held.
         audit: The rules.
         exact: Ask verify for its most careful arithmetic.
+        quorum: Candidates below which none is verified: all live lanes where lanes leave together, else 0.
     """
     if audit.screen == "none":
         candidates = list(due)
@@ -163,6 +165,8 @@ def judge(
         candidates = [lane for lane, value, bar in zip(due, values, bars, strict=True) if not value > bar]
     turned_down = sorted(set(due) - set(candidates) - set(final)) if audit.shadow else []
     candidates = sorted({*candidates, *final})
+    if len(candidates) < quorum:
+        candidates = []
 
     def verify(lanes: Sequence[int]) -> list[Residual]:
         if audit.batched:

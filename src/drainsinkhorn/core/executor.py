@@ -84,9 +84,12 @@ class _Window:
         retired, plan = dict[int, Retired](), self.plan
         final = [k for k, (t, _) in self.live.items() if self.progress[k].depth >= plan.max_depth or t in plan.expired]
         due = list(self.live) if self.on_grid else final
-        decided, counts = judge(self.pack, self.progress, due, final, self.stops, self.holds, plan.audit, plan.exact)
+        quorum = len(self.live) if plan.mode.together else 0
+        decided, counts = judge(
+            self.pack, self.progress, due, final, self.stops, self.holds, plan.audit, plan.exact, quorum
+        )
         self.observe(Audited(counts, self._newly_spent()))
-        leaving = [] if plan.mode.together and len(decided) < len(self.live) else list(decided)
+        leaving = list(decided) if len(decided) >= quorum else []
         for number, (potentials, widened) in zip(leaving, self.pack.emit(leaving), strict=True):
             (ticket, problem), verdict, depth = self.live.pop(number), decided[number], self.progress[number].depth
             retired[number] = Retired(ticket, problem, potentials, *verdict, depth, widened)
