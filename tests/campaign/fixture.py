@@ -229,7 +229,8 @@ class Book:
             "inputs": self.inputs,
             "options": {"data": "invented", **self.options},
             "arms": [
-                {"name": name, "label": label, "options": {"mode": name, "audit": {"every": 4}}, "slack": 1.0}
+                {"name": name, "label": label, "options": {"mode": name, "audit": {"every": 4}}}
+                | {"slack": 1.01 if name == "official" else 1.0}
                 for name, label in self.arms.items()
             ],
             "units": self.units,

@@ -81,6 +81,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
         row("Gaussian start", "start", "momentum"),
         row("all together", "start", "serial-verify"),
         versus(f"mask / compact, {ALIKE}", "compact", "mask", units=[ALIKE]),
+        versus(f"static / mask, {ALIKE}", "mask", "row-screen", units=[ALIKE]),
     ]
     kept = device != "cuda" or cells.points.shape[1] > 64
     more = () if kept else ("the GPU keeps scores only above 64 dimensions, so that `cached` changes nothing here",)
@@ -99,13 +100,14 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             )
             for seed in range(seeds)
         ]
-        # Lanes that all finish together: compaction has nothing to remove, and must cost nothing.
+        # Lanes that all finish together: compaction has nothing to remove and must cost nothing; static and mask spend
+        # equal slots and must take equal time.
         + [
             Unit(
                 name=ALIKE,
                 load=lambda: Loaded([load(0).problems[0]] * count),
                 options={"n": n, "problems": count, "width": width, "eps": EPS},
-                arms=("mask", "compact"),
+                arms=("row-screen", "mask", "compact"),
                 # A ratio to be told from one to a hundredth, where single runs differ by some.
                 repeats=21,
             )

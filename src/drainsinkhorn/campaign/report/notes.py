@@ -113,7 +113,10 @@ THEORY = (
     "What the identities and the measured width-cost curve say should happen, beside what did. Slots are exact; "
     "time is a prediction from the curve, depths one from the spectrum of a problem."
 )
-PADDING = "A point is a unit. Solid: all padding becomes time. Dashed: 0.92 of it, what must hold on a GPU from 0.2 on."
+PADDING = (
+    "A point is a unit and an arm. Solid: all padding becomes time. Dashed: 0.92 of it, what mask / compact must reach "
+    "from a padding of 0.2 on."
+)
 FORETOLD = (
     "Shaded: within 10 %. Prediction and measurement are lower quartiles: other work on a machine only adds time."
 )

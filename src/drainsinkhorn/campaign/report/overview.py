@@ -6,7 +6,7 @@ import statistics as middle
 from collections.abc import Iterator, Sequence
 
 from drainsinkhorn.campaign.report import notes, words
-from drainsinkhorn.campaign.report.claims import DELIVERED, errors_of, padded
+from drainsinkhorn.campaign.report.claims import DELIVERED, RIVALS, errors_of, padded
 from drainsinkhorn.campaign.report.evidence import Evidence
 from drainsinkhorn.campaign.report.figures import speed, theory
 from drainsinkhorn.campaign.report.figures.frame import ALL_PADDING, MOST_PADDING, TONES, Figure, Series
@@ -43,7 +43,7 @@ def _series(place: int, name: str) -> Series:
 
 def _promise(every: Sequence[Evidence]) -> Iterator[Figure]:
     """Ratio over compact against padding, every unit of every campaign."""
-    spots = [(e.name, *row) for e in every for row in padded(e)]
+    spots = [(e.name, *row) for e in every for mode in RIVALS for row in padded(e, mode)]
     if not spots:
         return
     ends = around([1.0, *(1 + pad for *_, pad, _ in spots)], log=True)
