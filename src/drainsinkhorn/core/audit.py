@@ -137,7 +137,7 @@ def judge(
     exact: bool,
     quorum: int = 0,
 ) -> tuple[dict[int, Verdict], Counts]:
-    """Screen the lanes that are due, verify the candidates, and return those that are decided.
+    """Screen the lanes that are due, verify the candidates, and return those that are decided and may leave.
 
     Only verify can pass a lane. A lane that is verified and not decided was rejected, and goes on; if it had been held,
     it is held again only when its screen has fallen by as much as verify found missing, or a little.
@@ -154,7 +154,8 @@ def judge(
         holds: What the screen must not exceed, by lane; -inf where lanes are not held.
         audit: The rules.
         exact: Ask verify for its most careful arithmetic.
-        quorum: Candidates below which none is verified: all live lanes where lanes leave together, else 0.
+        quorum: Fewer candidates are not verified, fewer decided lanes do not leave: the number of live lanes where all
+            lanes leave together, else 0.
     """
     if audit.screen == "none":
         candidates = list(due)
@@ -207,5 +208,5 @@ def judge(
             holds[lane] = max(stops[lane] - (residual.worst - progress[lane].stale), BACK_OFF * holds[lane])
     ready = sum(r.worst <= stops[lane] for lane, r in zip(turned_down, verify(turned_down), strict=True))
     passed = sum(verdict.status is Status.CONVERGED for verdict in decided.values())
-    rejected = len(candidates) - len(decided)
-    return decided, Counts(len(due), len(candidates), passed, rejected, len(turned_down), ready)
+    counts = Counts(len(due), len(candidates), passed, len(candidates) - len(decided), len(turned_down), ready)
+    return decided if len(decided) >= quorum else {}, counts

@@ -81,17 +81,14 @@ class _Window:
 
     def _audit(self) -> dict[int, Retired]:
         """Judge the lanes that are due and emit those that leave, by lane number."""
-        retired, plan = dict[int, Retired](), self.plan
-        final = [k for k, (t, _) in self.live.items() if self.progress[k].depth >= plan.max_depth or t in plan.expired]
+        retired, plan, progress = dict[int, Retired](), self.plan, self.progress
+        final = [k for k, (t, _) in self.live.items() if progress[k].depth >= plan.max_depth or t in plan.expired]
         due = list(self.live) if self.on_grid else final
         quorum = len(self.live) if plan.mode.together else 0
-        decided, counts = judge(
-            self.pack, self.progress, due, final, self.stops, self.holds, plan.audit, plan.exact, quorum
-        )
+        decided, counts = judge(self.pack, progress, due, final, self.stops, self.holds, plan.audit, plan.exact, quorum)
         self.observe(Audited(counts, self._newly_spent()))
-        leaving = list(decided) if len(decided) >= quorum else []
-        for number, (potentials, widened) in zip(leaving, self.pack.emit(leaving), strict=True):
-            (ticket, problem), verdict, depth = self.live.pop(number), decided[number], self.progress[number].depth
+        for number, (potentials, widened) in zip(decided, self.pack.emit(list(decided)), strict=True):
+            (ticket, problem), verdict, depth = self.live.pop(number), decided[number], progress[number].depth
             retired[number] = Retired(ticket, problem, potentials, *verdict, depth, widened)
             self.holds[number] = -math.inf
         return retired
