@@ -284,6 +284,17 @@ def test_a_timed_run_without_its_audit_breaks_the_claim(runs: list[Run]) -> None
     assert states([run])[TIMED] == "no"
 
 
+def test_an_audit_of_some_answers_does_not_cover_all_that_were_timed(runs: list[Run]) -> None:
+    run = named(runs, "metropt3")
+    for gate in run.kind("gate"):
+        gate["audited"] = 1 if gate["arm"] == "official" else gate["problems"]
+    # The peer's seconds are scaled up from the problems that it ran.
+    assert states([run])[TIMED] == "yes"
+    for record in run.kind("timing"):
+        record["extrapolated"] = False
+    assert states([run])[TIMED] == "no"
+
+
 def test_a_void_peer_is_no_fault_of_ours(runs: list[Run]) -> None:
     run = named(runs, "packer19")
     assert any(not gate["passed"] for gate in run.kind("gate"))

@@ -150,6 +150,19 @@ def test_a_part_that_is_extrapolated_passes_on_what_it_has(tmp_path: Path):
     assert statistics.summarise(found, found.manifest["contrasts"][0]).extrapolated
 
 
+def test_a_first_run_that_had_no_time_for_all_problems_is_not_the_audited_one(tmp_path: Path):
+    """A peer that compiles in its first run solves one problem in it, and all of them in the runs that are timed."""
+    calls = list[str]()
+
+    def compiling(work: Work) -> Outcome:
+        calls.append(work.unit.name)
+        return replace(lazy(work), extrapolated=True) if len(calls) == 1 else toy.ours("mask")(work)
+
+    _, found = go(toy.campaign(arms=[toy.arm("mask", run=compiling), toy.arm("compact")]), tmp_path)
+    assert [g["audited"] for g in found.kind("gate") if g["arm"] == "mask"] == [4, 4]
+    assert not any(t["extrapolated"] for t in found.kind("timing"))
+
+
 def test_a_timed_run_that_contradicts_its_gate_makes_the_arm_void(tmp_path: Path):
     seen = iter(range(100))
 

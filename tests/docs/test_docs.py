@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import needs
 
+from drainsinkhorn.campaign.arms import PEER_SECONDS
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -44,3 +46,20 @@ def test_the_executor_can_be_read_in_one_sitting() -> None:
     code = "\n".join(line for line in lines if not line.lstrip().startswith(("#", '"')))
     for mode in ("width-one", "static", "mask", "compact", "stream"):
         assert mode not in code, f"the executor has a branch for {mode}"
+
+
+def test_what_is_said_to_be_scaled_took_longer_than_the_limit() -> None:
+    """A serial arm is scaled up only beyond its limit, so that no scaled figure is below it."""
+    pages = {name: (ROOT / "docs" / name).read_text() for name in ("campaigns.md", "benchmarks/campaigns.md")}
+    assert f"longer than {PEER_SECONDS:g} s for one run" in pages["campaigns.md"]
+    cells = [line.split("|") for line in pages["benchmarks/campaigns.md"].splitlines()]
+    scaled, column = list[str](), None
+    for row in cells:
+        if len(row) == 1:
+            column = None
+        marked = [place for place, cell in enumerate(row) if len(row) > 1 and "scaled" in cell]
+        column = marked[0] if marked and not re.search(r"\d", row[marked[0]]) else column
+        scaled += [row[place] for place in {*marked, *([column] if column else [])} if re.search(r"\d", row[place])]
+    seconds = [float(number) for cell in scaled for number in re.findall(r"([\d.]+) s\b", cell)]
+    assert len(seconds) >= 3
+    assert min(seconds) > PEER_SECONDS
