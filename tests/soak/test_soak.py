@@ -63,7 +63,7 @@ class TestGenerator:
         assert setting(5, 3, SCOPE) == setting(5, 3, SCOPE)
 
     def test_it_draws_all_that_it_says(self) -> None:
-        drawn = [problem(7, index, available(SCOPES["cpu"])) for index in range(3000)]
+        drawn = [problem(7, index, available(SCOPES["cpu"])) for index in range(1200)]
         usual = [p for p in drawn if isinstance(p.eps, float) and isinstance(p.tol, float) and p.tol > 0]
         assert min(p.tol for p in usual) < 1e-11
         assert max(p.tol for p in usual if p.tol < np.inf) == 0.5
@@ -81,12 +81,12 @@ class TestGenerator:
         assert (weights == 0).any()
         assert (weights > 1e90).any()
         assert {len(p.x) for p in drawn if p.x is not None} >= {1, 2, 129}
-        assert sum(p.chain is not None for p in drawn) > 100
+        assert sum(p.chain is not None for p in drawn) > 50
         assert {p.cost for p in drawn if isinstance(p.cost, str)} >= {"sqeuclidean", "euclidean", "cosine"}
 
     def test_eps_spans_twelve_decades_of_the_median_cost(self) -> None:
         ratios = []
-        for index in range(1500):
+        for index in range(800):
             drawn = problem(8, index, replace(SCOPE, dense=1.0, libraries=("numpy",)))
             if isinstance(drawn.eps, float) and hasattr(drawn.cost, "ndim"):
                 sizes = np.abs(np.asarray(drawn.cost, dtype=float))
@@ -192,7 +192,7 @@ class TestFindings:
             return moved(results) if options["mode"] == "mask" else results
 
         monkeypatch.setattr(module, "solve", by_mode)
-        tally = soak("reference", 600, 4, scope=SCOPE)
+        tally = soak("reference", 300, 4, scope=SCOPE)
         assert tally.compared > 0
         assert tally.count("unequal bits") > 0
 

@@ -350,35 +350,33 @@ def _in_double_double(claim: _Claim) -> Judgement:
 
 
 def _in_decimal(claim: _Claim) -> Judgement:
-    """Entry by entry in decimal arithmetic, every operation rounded correctly to 50 digits and those of C / eps."""
+    """Entry by entry in decimal arithmetic, every operation rounded correctly to 60 digits and those of C / eps."""
     kind, scale = _kind_and_scale(claim.cost)
-    context = decimal.Context(
-        prec=60, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=[decimal.InvalidOperation, decimal.DivisionByZero]
-    )
+    # The largest cost in decimal digits, generously: of points, the square of their largest distance.
+    largest = np.abs(claim.matrix if claim.matrix is not None else np.concatenate([claim.x, claim.y])).max()
+    magnitude = math.log10(max(float(largest), 1.0)) * (1 if claim.matrix is not None else 2)
+    digits = 60 + max(0, math.ceil(magnitude + math.log10(scale * max(1, claim.d)) - math.log10(claim.eps)))
+    traps = [decimal.InvalidOperation, decimal.DivisionByZero]
+    context = decimal.Context(prec=digits, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=traps)
 
-    def exactly(values: Any) -> list[Any]:
+    def exactly(values: Any) -> Any:
         return [exactly(value) for value in values] if np.ndim(values) else decimal.Decimal(float(values))
 
     with decimal.localcontext(context):
-        eps, scale = exactly(claim.eps), exactly(scale)
+        eps, factor = exactly(claim.eps), exactly(scale)
         f, g, a, b = (exactly(vector) for vector in (claim.f, claim.g, claim.a, claim.b))
         a, b = ([w / total for w in weights] for weights, total in ((a, _total(a)), (b, _total(b))))
-        matrix = exactly(claim.matrix) if claim.matrix is not None else []
-        if not matrix:
-            x, y = exactly(claim.x), exactly(claim.y)
-            extents = [max(map(abs, point)) for point in (*x, *y)]
-            if kind == "cosine":
-                x, y = ([_unit(point) for point in points] for points in (x, y))
+        matrix = None if claim.matrix is None else exactly(claim.matrix)
+        x, y = ([], []) if matrix is not None else (exactly(claim.x), exactly(claim.y))
+        if kind == "cosine":
+            x, y = ([_unit(point) for point in points] for points in (x, y))
 
         def cost(i: int, j: int) -> decimal.Decimal:
-            if matrix:
+            if matrix is not None:
                 return matrix[i][j]
-            square = sum(((p - q) * (p - q) for p, q in zip(x[i], y[j], strict=True)), decimal.Decimal(0))
-            return scale * (square / 2 if kind == "cosine" else square.sqrt() if kind == "euclidean" else square)
+            square = _total([(p - q) * (p - q) for p, q in zip(x[i], y[j], strict=True)])
+            return factor * (square / 2 if kind == "cosine" else square.sqrt() if kind == "euclidean" else square)
 
-        largest = max(abs(c) for line in matrix for c in line) if matrix else scale * max(extents) ** 2
-        if largest:
-            context.prec = decimal.getcontext().prec = 60 + min(1000, max(0, (largest / eps).adjusted()))
         rows, columns = [decimal.Decimal(0)] * len(f), [decimal.Decimal(0)] * len(g)
         for i, (row, weight) in enumerate(zip(f, a, strict=True)):
             for j, (col, other) in enumerate(zip(g, b, strict=True)):
@@ -390,8 +388,8 @@ def _in_decimal(claim: _Claim) -> Judgement:
                     entry = weight * other * score.exp()
                     rows[i] += entry
                     columns[j] += entry
-        row = sum((abs(p - w) for p, w in zip(rows, a, strict=True)), decimal.Decimal(0))
-        col = sum((abs(p - w) for p, w in zip(columns, b, strict=True)), decimal.Decimal(0))
+        row = _total([abs(p - w) for p, w in zip(rows, a, strict=True)])
+        col = _total([abs(p - w) for p, w in zip(columns, b, strict=True)])
         # Rounded to float64 at last, so a claim within one unit of tol is not refuted.
         return Judgement(float(row), float(col), 2 * UNIT * float(max(row, col)), "decimal")
 

@@ -190,9 +190,9 @@ class _Draw:
             a, b = self._weights(n, m)
             # What the library will normalise.
             given = (np.ones(size) if w is None else _plain(w) for w, size in ((a, n), (b, m)))
-            weights = [w / w.sum() for w in given]
-            tol = self._tol(cost, *weights, eps)
-            init = self._start(cost, *weights, eps, tol)
+            rows, cols = (w / w.sum() for w in given)
+            tol = self._tol(cost, rows, cols, eps)
+            init = self._start(cost, rows, cols, eps, tol)
         drawn = Problem(eps=eps, a=a, b=b, tol=tol, init=init, chain=self.chain, **parts)
         return self._broken(drawn) if rng.random() < 0.03 else drawn
 

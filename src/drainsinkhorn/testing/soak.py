@@ -30,8 +30,8 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +56,8 @@ from drainsinkhorn.testing.hostile import (
 )
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """Something that must not happen.
 
     Attributes:
@@ -223,7 +224,8 @@ class _Batch:
     def findings(self, indices: Sequence[int] | None = None) -> Iterator[Finding]:
         """Solve the problems, all of the batch by default, count them and yield what is wrong."""
         tally, whole = self.tally, indices is None
-        indices = range(self.number * self.scope.batch, (self.number + 1) * self.scope.batch) if whole else indices
+        if indices is None:
+            indices = range(self.number * self.scope.batch, (self.number + 1) * self.scope.batch)
         wrong = self._wrong(indices, tally)
         tally.problems += len(indices)
         edges, self.edges = self.edges, {}
@@ -412,7 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"    INVALID {count}: {words}\n")
     if asked.report:
         with open(asked.report, "w", encoding="utf-8") as file:
-            json.dump([finding._asdict() for finding in tally.findings], file, indent=1)
+            json.dump([asdict(finding) for finding in tally.findings], file, indent=1)
     return 1 if tally.findings else 0
 
 
