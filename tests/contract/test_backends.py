@@ -155,6 +155,11 @@ class Unmarked(Mutant):
         return [emission._replace(widened=not emission.widened) for emission in super().emit(lanes)]
 
 
+class Anonymous(Mutant):
+    def emit(self, lanes: Sequence[int]) -> Any:
+        return [one._replace(problem=dataclasses.replace(one.problem)) for one in super().emit(lanes)]
+
+
 class Peeking(Mutant):
     def screen(self, lanes: Sequence[int]) -> Any:
         return [0.0 for _ in lanes]
@@ -181,6 +186,7 @@ BROKEN = {
     OneCost: "every cost",
     Bandless: "the screen is outward",
     Unmarked: "emit copies",
+    Anonymous: "an emission names its problem",
     Peeking: "the screen is outward",
 }
 

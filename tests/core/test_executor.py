@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from drainsinkhorn.core.events import Advanced, Event, Narrowed, Retired, ignore
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Mode, Options
+from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.result import Status
 from drainsinkhorn.core.source import Admission, Batch
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, ScriptedPack, scripted
@@ -333,6 +335,60 @@ def test_a_pack_that_does_not_move_is_a_broken_contract() -> None:
 
     with pytest.raises(ContractError, match="moved no live lane"):
         Outcome([3], backend=Sticky())
+
+
+class Astray(ScriptedPack):
+    """Emits the state of lane 0 wherever lane 1 leaves."""
+
+    def emit(self, lanes: Sequence[int]):
+        return [super(Astray, self).emit([0 if lane == 1 else lane])[0] for lane in lanes]
+
+
+class Swapping(ScriptedPack):
+    """Keeps lanes in another order than it was told."""
+
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        super().repack(list(reversed(keep)), admit)
+
+
+class Doubling(ScriptedPack):
+    """Keeps the first lane in place of the last."""
+
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        super().repack([*keep[:-1], *keep[:1]], admit)
+
+
+class Short(ScriptedPack):
+    """Emits one lane too few."""
+
+    def emit(self, lanes: Sequence[int]):
+        return super().emit(lanes[1:])
+
+
+@pytest.mark.parametrize(
+    ("pack", "mode", "depths", "sound", "message"),
+    [
+        (Astray, "compact", [5, 5, 5], [0, 2], "lane 1 holds problem 1, but emit returned the state of problem 0"),
+        (Astray, "mask", [2, 9, 9], [0, 2], "lane 1 holds problem 1, but emit returned the state of a lane that has"),
+        (Swapping, "compact", [2, 9, 9], [0], "lane 0 holds problem 1, but emit returned the state of problem 2"),
+        (Doubling, "compact", [2, 9, 9], [0, 1], "lane 1 holds problem 2, but emit returned the state of problem 1"),
+        (Short, "compact", [5, 5, 5], [], "emit was asked for 3 lanes and returned 2"),
+    ],
+)
+def test_a_lane_leaves_only_with_its_own_state(
+    pack: type[ScriptedPack], mode: str, depths: list[int], sound: list[int], message: str
+) -> None:
+    class Straying(ScriptedBackend):
+        def pack(self, problems):
+            return pack(self, problems)
+
+    plan = Options(mode=mode, width=3, audit=Audit(every=1)).plan(None)
+    source = Batch([Admission(ticket, scripted(depth)) for ticket, depth in enumerate(depths)])
+    retired = list[int]()
+    with pytest.raises(ContractError, match=message):
+        for lane in execute(Straying(), source, plan, ignore):
+            retired.append(lane.ticket)
+    assert retired == sound
 
 
 def test_results_are_yielded_before_later_lanes_run() -> None:

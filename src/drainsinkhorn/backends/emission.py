@@ -79,7 +79,7 @@ def _emission(problem: Problem[Any], state: Rounded, *, idle: bool = False) -> E
         f, g = np.clip(f, -largest, largest), np.clip(g, -largest, largest)
     potentials = Potentials(to_caller(f.astype(dtype), like), to_caller(g.astype(dtype), like))
     # Not a comparison of dtypes alone: NumPy takes None for float64.
-    return Emission(potentials, widened=own is None or own != dtype)
+    return Emission(potentials, own is None or own != dtype, problem)
 
 
 class States:
@@ -124,7 +124,7 @@ class States:
             if support is None and type(like) is np.ndarray:
                 f, g = short if single else (self.f, self.g)
                 potentials = Potentials(f[rows].copy(), g[cols].copy())
-                emitted.append(Emission(potentials, potentials.f.dtype != like.dtype))
+                emitted.append(Emission(potentials, potentials.f.dtype != like.dtype, problem))
             else:
                 others[place] = Rounded(self.f[rows], self.g[cols], _SINGLE if single else _DOUBLE)
                 emitted.append(None)

@@ -11,6 +11,7 @@ from drainsinkhorn.core.audit import Standing, judge
 from drainsinkhorn.core.errors import ContractError
 from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired, refused
 from drainsinkhorn.core.options import Plan
+from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import FRESH, Backend, Pack, Progress, Spent
 from drainsinkhorn.core.source import Admission, Source
 
@@ -47,10 +48,12 @@ class _Window:
     def run(self, source: Source) -> Iterator[Retired]:
         while self.live:
             self._advance()
-            leaving = self._audit()
+            leaving, stray = self._audit()
             for retired in leaving.values():
                 self.observe(retired)
                 yield retired
+            if stray:
+                raise ContractError(f"backend {self.backend.name!r}: {stray}")
             self._repack(source, leaving)
 
     def _seat(self, lanes: Sequence[Admission], progress: Sequence[Progress], holds: Sequence[float]) -> None:
@@ -79,19 +82,30 @@ class _Window:
         self.on_grid = self.plan.holds or self.clock >= audit_at
         self.observe(Advanced(cycles, self.pack.width, len(self.live), self._newly_spent(), self._standings))
 
-    def _audit(self) -> dict[int, Retired]:
-        """Judge the lanes that are due and emit those that leave, by lane number."""
+    def _audit(self) -> tuple[dict[int, Retired], str]:
+        """Judge the lanes that are due and emit those that leave.
+
+        Returns:
+            The lanes that left, by lane number, and which lane was emitted with a state that is not its own ("": none).
+            Such a lane is not among those that left.
+        """
         retired, plan, progress = dict[int, Retired](), self.plan, self.progress
         final = [k for k, (t, _) in self.live.items() if progress[k].depth >= plan.max_depth or t in plan.expired]
         due = list(self.live) if self.on_grid else final
         quorum = len(self.live) if plan.mode.together else 0
         decided, counts = judge(self.pack, progress, due, final, self.stops, self.holds, plan.audit, plan.exact, quorum)
         self.observe(Audited(counts, self._newly_spent()))
-        for number, (potentials, widened) in zip(decided, self.pack.emit(list(decided)), strict=True):
+        emitted, before, stray = self.pack.emit(list(decided)), list(self.live.values()), ""
+        if len(emitted) != len(decided):
+            return retired, f"emit was asked for {len(decided)} lanes and returned {len(emitted)}"
+        for number, (potentials, widened, owner) in zip(decided, emitted, strict=True):
             (ticket, problem), verdict, depth = self.live.pop(number), decided[number], progress[number].depth
-            retired[number] = Retired(ticket, problem, potentials, *verdict, depth, widened)
             self.holds[number] = -math.inf
-        return retired
+            if owner is problem:
+                retired[number] = Retired(ticket, problem, potentials, *verdict, depth, widened)
+            else:
+                stray = stray or f"lane {number} holds problem {ticket}, but emit returned {_whose(owner, before)}"
+        return retired, stray
 
     def _repack(self, source: Source, left: Collection[int]) -> None:
         """Fill or close the vacancies, or freeze what stays in the kernel."""
@@ -117,3 +131,9 @@ class _Window:
         self.pack.repack(keep, [admission.problem for admission in new])
         self._seat(lanes, [self.progress[number] for number in keep], [self.holds[number] for number in keep])
         self.observe(Repacked(len(keep), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))
+
+
+def _whose(owner: Problem[Any], live: Sequence[Admission]) -> str:
+    """In words, whose state was emitted in place of a lane's own."""
+    tickets = [ticket for ticket, problem in live if problem is owner]
+    return f"the state of problem {tickets[0]}" if tickets else "the state of a lane that has left, or was never there"

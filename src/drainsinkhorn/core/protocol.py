@@ -39,10 +39,18 @@ class Spent(NamedTuple):
 
 
 class Emission(NamedTuple):
-    """Potentials as the caller gets them, and whether they came back wider than the caller's dtype."""
+    """What leaves a pack with a lane.
+
+    Attributes:
+        potentials: The potentials as the caller gets them.
+        widened: True if they are wider than the caller's dtype.
+        problem: The very problem, as it was packed, whose state these potentials are. A pack reads it where it keeps
+            the state, so that a state that went astray names its owner; the executor compares it with the lane's.
+    """
 
     potentials: Potentials[Any]
     widened: bool
+    problem: Problem[Any]
 
 
 class Couplings(Protocol[A]):
@@ -132,7 +140,7 @@ class Pack(Protocol[A]):
         ...
 
     def emit(self, lanes: Sequence[int]) -> Sequence[Emission]:
-        """Copies of the last finite potentials, in the caller's library, device and dtype."""
+        """Copies of the last finite potentials, in the caller's library, device and dtype, and whose they are."""
         ...
 
     def freeze(self, lanes: Sequence[int]) -> None:

@@ -136,7 +136,7 @@ class Ride:
 
     def state(self, lane: int) -> list[Any]:
         """What the lane would emit, and what verify says of it."""
-        ((potentials, _),) = self.pack.emit([lane])
+        ((potentials, _, _),) = self.pack.emit([lane])
         return [potentials.f, potentials.g, *self.pack.verify([lane])[0]]
 
     def potentials(self, lane: int) -> Potentials[Any]:
@@ -455,3 +455,15 @@ def _answers_agree_with_the_reference(bench: Bench) -> None:
 
 def _padding(bench: Bench, lanes: int) -> int:
     return bench.backend.width_for(lanes) - lanes
+
+
+@_promise
+def _an_emission_names_its_problem(bench: Bench) -> None:
+    problems, late = bench.problems(), bench.problem(7)
+    ride = bench.open(problems)
+    ride.go(2)
+    ride.repack([2, 0], [late])
+    ride.go(1)
+    owners = [emission.problem for emission in ride.pack.emit([2, 0, 1])]
+    for owner, problem in zip(owners, (late, problems[2], problems[0]), strict=True):
+        assert owner is problem, "an emission names the very problem whose state it is, after a repack too"

@@ -101,9 +101,13 @@ class ScriptedBackend:
 
 @dataclass(slots=True)
 class _Lane:
-    script: Script
+    problem: Problem[Any]
     depth: int = 0
     frozen: bool = False
+
+    @property
+    def script(self) -> Script:
+        return _script(self.problem)
 
     @property
     def stale(self) -> float:
@@ -167,7 +171,8 @@ class ScriptedPack:
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """The lane's depth stands for its potentials."""
-        return [Emission(Potentials(self._lanes[i].depth, self._lanes[i].depth), False) for i in lanes]
+        some = [self._lanes[i] for i in lanes]
+        return [Emission(Potentials(lane.depth, lane.depth), False, lane.problem) for lane in some]
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """See Pack."""
@@ -178,6 +183,6 @@ class ScriptedPack:
         """See Pack."""
         if len(keep) + len(admit) > self._backend.room:
             raise MemoryError(f"{len(keep) + len(admit)} lanes, room for {self._backend.room}")
-        self._lanes = [self._lanes[i] for i in keep] + [_Lane(_script(problem)) for problem in admit]
+        self._lanes = [self._lanes[i] for i in keep] + [_Lane(problem) for problem in admit]
         self.width = self._backend.width_for(len(self._lanes))
         self._legs += len(admit)

@@ -141,6 +141,7 @@ class _ReplayPack:
     def __init__(self, meter: Meter, problems: Sequence[Problem[Any]]) -> None:
         self._meter = meter
         self._slots = 0
+        self._problems = list(problems)
         self._target = [_depth(problem) for problem in problems]
         self._depth = [0] * len(problems)
         self._frozen: set[int] = set()
@@ -189,12 +190,13 @@ class _ReplayPack:
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         if lanes:
             self._meter.emitted(len(lanes))
-        return [Emission(Potentials(0, 0), False) for _ in lanes]
+        return [Emission(Potentials(0, 0), False, self._problems[lane]) for lane in lanes]
 
     def freeze(self, lanes: Sequence[int]) -> None:
         self._frozen.update(lanes)
 
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        self._problems = [self._problems[lane] for lane in keep] + list(admit)
         self._target = [self._target[lane] for lane in keep] + [_depth(problem) for problem in admit]
         self._depth = [self._depth[lane] for lane in keep] + [0] * len(admit)
         self._frozen = set()

@@ -25,6 +25,7 @@ from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import States
 from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import restrict
+from drainsinkhorn.core.errors import ContractError
 from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Emission, Progress, is_held
 from drainsinkhorn.core.result import Residual
@@ -36,14 +37,19 @@ SPLIT_PAIRS = 2**20
 
 
 class _Lane:
-    """A problem and the blocks that hold its vectors."""
+    """A problem and the blocks that hold its vectors.
 
-    __slots__ = ("frozen", "inner", "keep", "problem", "support")
+    Attributes:
+        home: The address of its potentials f, which no other lane has and which moves with its row of the table.
+    """
+
+    __slots__ = ("frozen", "home", "inner", "keep", "problem", "support")
 
     def __init__(self, problem: Problem[Any], full: dict[int, bool]) -> None:
         self.problem = problem
         self.inner, self.support = restrict(problem, full)
         self.keep: Any = None
+        self.home = 0
         self.frozen = False
 
 
@@ -105,7 +111,10 @@ class CpuPack(Counted):
         return list(map(Residual, *found.T.tolist()))
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
-        """Copies for the caller."""
+        """Copies for the caller, of rows of the table that are still those of their lanes."""
+        for i, home in zip(lanes, self._table[np.asarray(lanes, dtype=np.int64), k.STATE_F].tolist(), strict=True):
+            if home != self._lanes[i].home:
+                raise ContractError(f"backend 'cpu': row {i} of the lane table does not hold the state of lane {i}")
         couple = partial(compiled_couplings, threads=self._threads)
         return self._states(lanes).emissions([self._lanes[i].support for i in lanes], couple) if lanes else []
 
@@ -150,6 +159,8 @@ class CpuPack(Counted):
             if table[places[0], k.SHARED]:
                 self._fill_shared(table, numbers, places)
         self._share(self._kernels.open_lanes, table, numbers, np.arange(len(problems)))
+        for lane, home in zip(lanes, table[:, k.STATE_F].tolist(), strict=True):
+            lane.home = home
         for i in np.flatnonzero(table[:, k.STATE] == k.HOMELESS):
             self._house(lanes[i], table[i], numbers[i])
         return table, numbers, lanes

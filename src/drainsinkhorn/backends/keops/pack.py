@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from drainsinkhorn.backends.momentum import PLAIN, Momentum
 from drainsinkhorn.backends.scores import Scores, samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support, restrict
+from drainsinkhorn.core.errors import ContractError
 from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Emission, Progress, is_held
 from drainsinkhorn.core.result import Residual
@@ -63,6 +65,7 @@ class Lane:
     """One problem and where it stands."""
 
     problem: Problem[Any]
+    number: int
     inner: Problem[Any]
     support: Support | None
     scores: Scores
@@ -83,8 +86,12 @@ class Lane:
 
 
 SIDES = ("x", "y")
-VECTORS = {"x": ("short_x", "x", "a", "f", "next", "before", "scale_x"), "y": ("short_y", "y", "b", "g", "scale_y")}
-"""Arrays with one row per point of a side."""
+VECTORS = {
+    "x": ("short_x", "x", "a", "f", "next", "before", "scale_x", "owner"),
+    "y": ("short_y", "y", "b", "g", "scale_y"),
+}
+"""Arrays with one row per point of a side. In "owner" every row of a lane has the lane's number."""
+_numbers = itertools.count()
 
 
 class KeopsPack(Counted):
@@ -278,7 +285,11 @@ class KeopsPack(Counted):
         return rounded(lane.problem, lane.problem.eps * f, lane.problem.eps * g)
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
-        """Copies for the caller."""
+        """Copies for the caller, of rows that are still those of their lanes."""
+        for i in lanes:
+            lane = self._lanes[i]
+            if bool((self._arrays["owner"][slice(*lane.rows)] != lane.number).any()):
+                raise ContractError(f"backend 'keops': the rows of lane {i} do not hold the state of lane {i}")
         return [emission(self._lanes[i].problem, self._rounded(i), self._lanes[i].support) for i in lanes]
 
     def freeze(self, lanes: Sequence[int]) -> None:
@@ -335,10 +346,11 @@ class KeopsPack(Counted):
             f, g = (side / eps for side in start(inner))
         some = {side: samples(to_numpy(w), SAMPLES) for side, w in (("rows", inner.a), ("cols", inner.b))}
         momentum = Momentum() if self._momentum else None
-        lane = Lane(problem, inner, support, scores(inner), momentum, some)
+        lane = Lane(problem, next(_numbers), inner, support, scores(inner), momentum, some)
         arrays = {
             "x": x, "y": y, "a": to_numpy(inner.a), "b": to_numpy(inner.b), "f": f, "g": g,
             "next": np.zeros(n), "before": f, "scale_x": np.full(n, factor), "scale_y": np.full(m, factor),
+            "owner": np.full(n, lane.number),
         }  # fmt: skip
         moved = {key: torch.tensor(value, dtype=torch.float64, device=self._device) for key, value in arrays.items()}
         for side in SIDES:

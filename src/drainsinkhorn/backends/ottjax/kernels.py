@@ -130,7 +130,7 @@ def _direct(how: How, x: Any, y: Any) -> Any:
 def _load(how: How, given: Lane) -> Lane:
     """A lane from arrays: points or costs, weights, start, eps, places of the samples, its own rounding."""
     dtype, rows, cols = how.dtype, given["rows"], given["cols"]
-    lane = {key: given[key] for key in ("a", "b", "rows", "cols", "rounding", "broken")}
+    lane = {key: given[key] for key in ("a", "b", "rows", "cols", "rounding", "owner", "broken")}
     lane |= {"eps": given["eps"].astype(dtype), "exact_eps": given["eps"]}
     if how.kind == "dense":
         lane["cost"] = given["cost"].astype(dtype)

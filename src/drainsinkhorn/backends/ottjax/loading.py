@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from drainsinkhorn.backends.support import Support
 from drainsinkhorn.core.problem import Cost, Problem
 
 Vector = NDArray[np.float64]
+_numbers = itertools.count()
 
 
 def filled_size(size: int) -> int:
@@ -35,6 +37,7 @@ class Loaded:
 
     Attributes:
         problem: The admitted problem.
+        number: A number of its own, which is among its arrays and moves with them.
         arrays: What `Kernels.load` takes; empty once it is on the device.
         how: How it is computed.
         unit: One unit of the lane's potentials in units of the cost.
@@ -48,6 +51,7 @@ class Loaded:
     """
 
     problem: Problem[Any]
+    number: int
     arrays: dict[str, Any]
     how: How
     unit: float
@@ -110,9 +114,10 @@ def load(problem: Problem[Any], how: How) -> Loaded:
         "a": _filled(a, how.n), "b": _filled(b, how.m), "f": _filled(f, how.n), "g": _filled(g, how.m),
         "eps": np.float64(eps), "rounding": np.float64(rounding),
         "rows": samples(a, SAMPLES), "cols": samples(b, SAMPLES),
+        "owner": np.int64(number := next(_numbers)),
         "broken": np.bool_(not math.isfinite(largest) or not math.isfinite(1 / eps)),
     }  # fmt: skip
-    return Loaded(problem, arrays, how, unit, eps, rows, cols, support)
+    return Loaded(problem, number, arrays, how, unit, eps, rows, cols, support)
 
 
 def _filled(array: Any, *shape: int) -> Any:

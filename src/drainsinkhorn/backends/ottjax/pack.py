@@ -18,6 +18,7 @@ from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.ottjax.kernels import STATE, How, Lane, kernels
 from drainsinkhorn.backends.ottjax.loading import Loaded, load
+from drainsinkhorn.core.errors import ContractError
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.core.result import Residual
@@ -155,9 +156,12 @@ class OttPack:
         """A lane's potentials on its support, in our convention and in units of the cost, as they will be emitted."""
         if self._read is None:
             with careful(self._device):
-                self._read = jax.device_get((self._stack["f"], self._stack["g"]))
-        f, g = (side[i].astype(np.float64) for side in self._read)
+                self._read = jax.device_get([self._stack[key] for key in ("f", "g", "owner")])
+        *sides, owners = self._read
+        f, g = (side[i].astype(np.float64) for side in sides)
         lane = self._lanes[i]
+        if owners[i] != lane.number:
+            raise ContractError(f"backend 'ott': place {i} of the stack does not hold the state of lane {i}")
         return rounded(lane.problem, *lane.emptied(f, g))
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:

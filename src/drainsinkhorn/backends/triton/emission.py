@@ -45,7 +45,8 @@ def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:
         both = _both(given, [lanes[number] for number in numbers], torch.float32 if single else torch.float64)
         both = [part.cpu().numpy() if where is None else part.to(where) for part in both]
         for number, f, g in zip(numbers, *both, strict=True):
-            found[number] = Emission(Potentials(f, g), f.dtype != caller_array(lanes[number].problem).dtype)
+            problem = lanes[number].problem
+            found[number] = Emission(Potentials(f, g), f.dtype != caller_array(problem).dtype, problem)
     return found
 
 
