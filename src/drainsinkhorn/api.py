@@ -17,7 +17,7 @@ from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.backends.door import admit, finite_on_device
 from drainsinkhorn.backends.starts import extend
 from drainsinkhorn.batch import problems, trusted
-from drainsinkhorn.core.errors import FeedClosed, OptionsError, ProblemError
+from drainsinkhorn.core.errors import ContractError, FeedClosed, OptionsError, ProblemError
 from drainsinkhorn.core.events import Chosen, Finished, Observer, Rescuing, Retired, fan_out, ignore, refused
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.feed import Tap
@@ -29,6 +29,7 @@ from drainsinkhorn.core.result import Result, Status
 from drainsinkhorn.core.source import Admission, Batch, Sorter
 from drainsinkhorn.core.timed import Timed
 from drainsinkhorn.journal import Entry, Journal
+from drainsinkhorn.recheck import Recheck
 from drainsinkhorn.solution import Record, Records, Results, Solution
 
 DEFAULTS = Options()
@@ -80,11 +81,16 @@ def solve(
         options: All options at once; keywords below change single ones.
         observe: Told every event of the run; of a rescue, only that it begins and what it finishes.
         journal: A file that keeps what is finished, so that a run that was killed can go on from there.
-        **settings: Fields of Options: mode, width, max_depth, audit, certify, accelerate, rescue, strict, lookahead.
+        **settings: Fields of Options: mode, width, max_depth, audit, certify, accelerate, rescue, strict, lookahead,
+            recheck.
 
     Returns:
         One Result per problem in the order of submission, and the ledger. A problem that cannot be solved has a status
         that says why; only `strict=True` raises.
+
+    Raises:
+        ContractError: A lane left with a state that is not its own, or a CONVERGED result did not stand a recheck
+            (`recheck`). What was finished before is in the error's `results`.
 
     Examples:
         >>> import numpy as np
@@ -108,9 +114,10 @@ def solve(
         for retired in run.ends():
             records.enter(run.record(retired))
     except KeyboardInterrupt:
-        for retired in run.unrescued():
-            records.enter(run.record(retired))
-        raise Interrupted({r.ticket: run.result(r) for r in records.entered()}, len(given), run.ledger) from None
+        raise Interrupted(run.finished(records), len(given), run.ledger) from None
+    except ContractError as error:
+        error.results = run.finished(records)
+        raise
     return Solution(Results(records, run.result), run.ledger)
 
 
@@ -239,6 +246,7 @@ class _Run:
         self._backend = pick_backend(backend, given, self._observe)
         self._acceleration = pick_acceleration(options, self._backend)
         self._backend = self._backend.using(self._acceleration)
+        self._recheck = Recheck(options.recheck, options.audit.margin, self._backend.name, count)
         self._given: dict[int, Problem[Any]] = {}
         self._refused: deque[Retired] = deque()
         self._failed: dict[int, Retired] = {}
@@ -274,6 +282,8 @@ class _Run:
         """Run everything; each problem once, as it ends. With a journal, what is yielded has been recorded."""
         try:
             for retired in self._ends():
+                if retired.ticket not in self._recalled or self._options.recheck == "all":
+                    self._recheck(retired)
                 if self._journal is not None:
                     self._enter(self._journal, retired)
                 if self._tell is not ignore:
@@ -297,7 +307,7 @@ class _Run:
         if entry is None:
             return None
         self._recalled[ticket], record = entry, entry.record
-        if problem.chain is not None:
+        if problem.chain is not None or self._options.recheck == "all":
             problem = admit(problem, self._options.tol, self._options.audit.margin, self._options.init)
         ended = Retired(ticket, problem, record.potentials, record.residual, record.status, record.depth)
         self._refused.append(ended)
@@ -376,6 +386,12 @@ class _Run:
         """What waits for its rescue, as its first run left it."""
         while self._failed:
             yield self._failed.pop(min(self._failed))
+
+    def finished(self, records: Records) -> dict[int, Result[Any]]:
+        """Results of a run that was cut short, by ticket; what waits for its rescue is as its first run left it."""
+        for retired in self.unrescued():
+            records.enter(self.record(retired))
+        return {record.ticket: self.result(record) for record in records.entered()}
 
     def _rescue(self) -> Iterator[Retired]:
         """Run what failed once more, alone and in float64, from its last finite potentials."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DrainError(Exception):
     """Root of every error this library raises on purpose."""
@@ -20,7 +22,15 @@ class BackendUnavailable(DrainError, ImportError):
 
 
 class ContractError(DrainError, AssertionError):
-    """A backend broke a promise of the pack contract."""
+    """A backend broke a promise of the pack contract.
+
+    Attributes:
+        results: Raised by `solve`: every Result that was finished before, by ticket.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.results: dict[int, Any] = {}
 
 
 class NotConverged(DrainError, RuntimeError):

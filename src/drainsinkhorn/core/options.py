@@ -13,6 +13,7 @@ from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.problem import Problem
 
 Certify = Literal["auto", "always"]
+Rechecks = Literal["sampled", "all", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,7 @@ class Settings(TypedDict, total=False):
     strict: bool
     profile: Profile | None
     order: str
+    recheck: Rechecks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,10 @@ class Options:
         profile: What is known of the problems, for mode "auto"; None: nothing.
         order: "given", or by predicted depth among what may be read ahead: "grouped" runs deep problems first, with
             others of their depth; "mixed" gives every window some of each. It changes no result.
+        recheck: Which CONVERGED results are recomputed from your own arrays before they are released: "sampled" (some
+            rows and columns of the first and of some later ones, for less than 1 % of the time), "all" (all rows and
+            columns of every one, which may take longer than the solve) or "none". One that does not hold is a
+            ContractError.
     """
 
     tol: float = 1e-3
@@ -179,6 +185,7 @@ class Options:
     strict: bool = False
     profile: Profile | None = None
     order: str = "given"
+    recheck: Rechecks = "sampled"
 
     def __post_init__(self) -> None:
         if not is_positive(self.tol):
@@ -197,6 +204,8 @@ class Options:
             raise OptionsError(f"init must be one of {list(STARTS)} for all problems, got {self.init!r}")
         if self.order not in ORDERS:
             raise OptionsError(f"order must be one of {list(ORDERS)}, got {self.order!r}")
+        if self.recheck not in ("sampled", "all", "none"):
+            raise OptionsError(f'recheck must be "sampled", "all" or "none", got {self.recheck!r}')
         if not isinstance(cast(object, self.profile), Profile | None):
             raise OptionsError(f"profile must be a Profile or None, got {self.profile!r}; Profile(depths=...) is one")
         self.plan(None)
