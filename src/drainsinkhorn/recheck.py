@@ -125,7 +125,8 @@ class Recheck:
 
     def _judge(self, retired: Retired, *, whole: bool) -> None:
         problem, potentials = retired.problem, retired.potentials
-        assert problem.tol is not None and potentials is not None, "a converged result was admitted and emitted"
+        assert problem.tol is not None, "the door sets tol"
+        assert potentials is not None, "a converged result has potentials"
         tol = problem.tol / self._margin
         finding = refute(problem, potentials, tol, ticket=retired.ticket, whole=whole)
         if finding is not None:
@@ -201,7 +202,7 @@ def _first_count(rows: int, cols: int, dim: int) -> int:
 
 
 def _where(problem: Problem[Any]) -> str:
-    """ "device" if the problem's points or costs lie on a CUDA device, where named costs can be computed; or "host"."""
+    """Where to recompute: "device" if a problem's arrays lie on a CUDA device, unless the cost is the caller's own."""
     cost = problem.cost
     like, named = (problem.x, isinstance(cost.kind, str)) if isinstance(cost, Cost) else (cost, True)
     return "device" if named and library(like) == "torch" and like.is_cuda else "host"  # type: ignore[union-attr]

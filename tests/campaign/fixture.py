@@ -503,11 +503,15 @@ def precision() -> Book:
         }
         cases.append(("decision", value | {"screen_gap": rounded(1e-8 * (1 + book.rng.random()))}))
     book.study("near the threshold", cases)
-    kinds = ("NaN in a potential", "inf in a potential", "corrupted screen value", "wrong lane order at repack")
-    kinds += ("premature pass", "stale verify", "NaN in a score", "lost worker")
+    kinds = {
+        "NaN in a potential": "reported", "inf in a potential": "reported", "corrupted screen value": "verify",
+        "wrong lane order at repack": "identity", "premature pass": "recheck", "stale verify": "recheck",
+        "NaN in a score": "reported", "lost worker": "requeued",
+    }  # fmt: skip
+    how = "reported as failed; the others agree"
     tried = [
-        ("attack", {"attack": kind, "workers": workers, "caught": True, "how": "reported as failed; the others agree"})
-        for kind in kinds
+        ("attack", {"attack": kind, "workers": workers, "stopped_by": guard, "caught": True, "how": how, "let_out": 0})
+        for kind, guard in kinds.items()
         for workers in (1, 2)
     ]
     book.study("attacks", tried)

@@ -84,14 +84,20 @@ def test_a_wrapped_backend_changes_nothing():
 def test_every_attack_is_stopped_by_whom_it_should_be():
     ended = dict(attacks.attacks(2, CpuBackend(), load("reference")))
     assert len(ended) == len(attacks.ATTACKS) >= 16
-    assert {name: outcome.how for name, outcome in ended.items() if not outcome.caught} == {}
+    assert {name: outcome.how for name, outcome in ended.items() if not outcome.as_foretold} == {}
+    assert [name for name, outcome in ended.items() if not outcome.caught] == ["a later premature pass"]
+    assert [name for name, outcome in ended.items() if outcome.let_out] == ["a later premature pass"]
 
 
-@pytest.mark.parametrize("attack", ["premature pass", "verify says NaN", "NaN in the potentials"])
+@pytest.mark.parametrize(
+    "attack", ["premature pass", "lanes swapped at repack", "verify says NaN", "NaN in the potentials"]
+)
 def test_an_attack_that_does_not_bite_is_not_called_caught(attack: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(attacks.ATTACKS, "nothing at all", attacks.ATTACKS[attack])
     with LocalFleet(1) as fleet:
-        assert not attacks.strike(fleet, "nothing at all", load("reference")).caught
+        ended = attacks.strike(fleet, "nothing at all", load("reference"))
+    assert not ended.as_foretold
+    assert not ended.caught
 
 
 def test_shadow_replay_counts_what_the_screen_turned_down():

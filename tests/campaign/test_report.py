@@ -326,6 +326,8 @@ def test_static_over_mask_is_held_to_the_bound_of_its_machine(runs: list[Run], g
     [
         ("decision", {"guarded": True, "float64": False}, "Guarded decisions are float64's"),
         ("shadow", {"missed_ready": 1}, "The screen holds back no lane that is ready"),
+        ("attack", {"caught": True, "stopped_by": "gate"}, "No attack on a running solve gets a wrong answer out"),
+        ("attack", {"caught": False, "let_out": 1}, "No attack on a running solve gets a wrong answer out"),
         ("attack", {"caught": False}, "No attack on a running solve gets a wrong answer out"),
     ],
 )

@@ -124,6 +124,8 @@ class TestSolve:
         out = tmp_path / "out.npz"
         assert drain("solve", stacked, "-o", out, "--mode", "mask", "--tol", "1e-6", "--width", "2").exit_code == 0
         assert load(out)["row"].max() <= 1e-6
+        assert drain("solve", stacked, "-o", out, "--recheck", "all").exit_code == 0
+        assert "recheck must be one of" in drain("solve", stacked, "-o", out, "--recheck", "some").output
         limited = drain("solve", stacked, "-o", out, "--max-depth", "2", "--no-rescue")
         assert limited.exit_code == 1
         assert load(out)["depth"].max() == 2

@@ -385,9 +385,13 @@ def test_a_lane_leaves_only_with_its_own_state(
     plan = Options(mode=mode, width=3, audit=Audit(every=1)).plan(None)
     source = Batch([Admission(ticket, scripted(depth)) for ticket, depth in enumerate(depths)])
     retired = list[int]()
-    with pytest.raises(ContractError, match=message):
+
+    def run() -> None:
         for lane in execute(Straying(), source, plan, ignore):
             retired.append(lane.ticket)
+
+    with pytest.raises(ContractError, match=message):
+        run()
     assert retired == sound
 
 

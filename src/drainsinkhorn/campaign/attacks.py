@@ -9,11 +9,16 @@ who must stop it:
 - "rescue": the lane is given up, run again alone by the sound backend, and right;
 - "reported": the lane comes back as NONFINITE;
 - "requeued": a worker dies, its problems run again, and every answer is right;
+- "identity": a lane leaves with a state that is not its own, the executor refuses it, and the worker stops; its
+  problems run again, or come back as not solved where it had one left;
+- "recheck": verify passed a wrong answer, the recheck from the caller's own arrays withholds it, and the worker stops;
+  its problems run again, or come back as not solved where it had one left;
 - "quarantine": the worker stops by itself, and the problem comes back as not solved;
-- "gate": the answer is wrong although verify passed it, and the float64 audit of a campaign sees that.
+- "nobody": the library lets a wrong answer out, and only the float64 audit of a campaign, which looks at every answer
+  from outside, sees it.
 
-An attack counts as caught where all neighbours are right and the attacked lanes end as written. One that does not bite
-is not caught.
+An attack counts as caught where the library itself stopped it: no wrong answer got out, all neighbours are right and
+the attacked lanes end as written. One that does not bite is not caught, nor is one that nobody stops.
 """
 
 from __future__ import annotations
@@ -25,13 +30,14 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.events import Event, Lost
+from drainsinkhorn.core.options import Rechecks
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress
 from drainsinkhorn.core.result import Residual, Result, Status
@@ -51,6 +57,7 @@ class Attacked(WrappedPack):
     def __init__(self, inner: Pack[Any], attack: str, token: str) -> None:
         super().__init__(inner)
         self.attack, self.token, self.calls, self.looks = attack, token, 0, 0
+        self.emitted = self.struck = 0
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         """What the screen says of lane 0, or its state, or the processes, when the time has come."""
@@ -63,6 +70,9 @@ class Attacked(WrappedPack):
         if self.attack in SCREENS and DUE <= self.calls <= DUE + 2:
             told[0] = told[0]._replace(stale=SCREENS[self.attack](told[0].stale))
         if self.attack in ("premature pass", "verify understated") and self.calls == DUE:
+            told[0] = told[0]._replace(stale=0.0)
+        if self.attack in LATE and self.emitted and not self.struck:
+            self.struck = self.calls
             told[0] = told[0]._replace(stale=0.0)
         if self.attack == "depth inflated" and self.calls == DUE:
             told[0] = told[0]._replace(depth=10**6)
@@ -77,6 +87,8 @@ class Attacked(WrappedPack):
             return found
         self.looks += 1
         place = list(lanes).index(0)
+        if self.attack in LATE and self.struck == self.calls:
+            found[place] = Residual(0.0, 0.0, 0.0)
         if self.attack in VERIFIES and self.looks <= VERIFIES[self.attack][0]:
             found[place] = VERIFIES[self.attack][1](found[place])
         return found
@@ -84,6 +96,7 @@ class Attacked(WrappedPack):
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """Lane 0 gets what its neighbour has."""
         found = list(self.inner.emit(lanes))
+        self.emitted += len(found)
         if self.attack == "a neighbour's potentials emitted" and 0 in lanes and self.inner.width > 1:
             found[list(lanes).index(0)] = self.inner.emit([1])[0]
         return found
@@ -151,19 +164,24 @@ VERIFIES: dict[str, tuple[float, Callable[[Residual], Residual]]] = {
     "verify says NaN": (1, lambda _: Residual(math.nan, math.nan, math.nan)),
 }
 
+LATE = {"a later premature pass": "sampled", "a later premature pass, all rechecked": "all"}
+"""A premature pass once other lanes have left, and which results are rechecked: the first of a run always is."""
+
 ATTACKS: dict[str, str] = {
     **dict.fromkeys(SCREENS, "verify"),
     "NaN in the potentials": "reported",
     "inf in the potentials": "reported",
     "a bit flipped in a potential": "healed",
     "potentials set back to zero": "healed",
-    "premature pass": "gate",
-    "verify understated": "gate",
+    "premature pass": "recheck",
+    "verify understated": "recheck",
+    "a later premature pass": "nobody",
+    "a later premature pass, all rechecked": "recheck",
     "verify overstated": "verify",
     "verify says NaN": "rescue",
-    "a neighbour's potentials emitted": "gate",
-    "lanes swapped at repack": "gate",
-    "a lane twice at repack": "gate",
+    "a neighbour's potentials emitted": "identity",
+    "lanes swapped at repack": "identity",
+    "a lane twice at repack": "identity",
     "advance that moves nothing": "quarantine",
     "depth inflated": "rescue",
     "memory runs out at refill": "healed",
@@ -174,6 +192,14 @@ ATTACKS: dict[str, str] = {
     "NaN in the start": "door",
 }
 """Every attack, and who must stop it."""
+FEW = {"quarantine": 2, "recheck": 4, "identity": 8}
+"""Problems of attacks under which workers stop by themselves: one is replaced for every part of what it had."""
+SAID = {
+    "identity": "but emit returned",
+    "recheck": "recomputed from its own arrays",
+    "quarantine": "moved no live lane",
+}
+"""What the error of each guard says that stops a worker."""
 
 
 @dataclass(frozen=True)
@@ -222,16 +248,24 @@ def _spoiled(attack: str, given: list[Problem[Any]]) -> tuple[list[Problem[Any]]
 
 
 class Ended(NamedTuple):
-    """How an attack went."""
+    """How an attack went.
 
+    Attributes:
+        as_foretold: True if it ended as ATTACKS says.
+        caught: True if moreover the library itself stopped it.
+        how: What happened, in words.
+        let_out: Wrong answers that the library reported as CONVERGED.
+    """
+
+    as_foretold: bool
     caught: bool
     how: str
+    let_out: int
 
 
 def strike(fleet: Fleet, attack: str, backend: Backend[Any]) -> Ended:
     """Run an attack on a fleet and judge it."""
-    # A worker that stops by itself is replaced for every problem it had.
-    given, hit = _spoiled(attack, problems()[: 2 if ATTACKS[attack] == "quarantine" else COUNT])
+    given, hit = _spoiled(attack, problems()[: FEW.get(ATTACKS[attack], COUNT)])
     lost = list[Lost]()
 
     def watch(event: Event) -> None:
@@ -242,11 +276,11 @@ def strike(fleet: Fleet, attack: str, backend: Backend[Any]) -> Ended:
         attacked = AttackedBackend(backend, attack, f"{folder}/token")
         stream = fleet.stream(
             iter(given), tol=TOL, backend=attacked, observe=watch, accelerate="none", init="zero",
-            audit=Audit(every=2), width=4, max_depth=5000,
+            audit=Audit(every=2), width=4, max_depth=5000, recheck=cast("Rechecks", LATE.get(attack, "sampled")),
         )  # fmt: skip
         results = {result.ticket: result for result in stream}
     if sorted(results) != list(range(len(given))):
-        return Ended(False, f"{len(results)} answers for {len(given)} problems")
+        return Ended(False, False, f"{len(results)} answers for {len(given)} problems", 0)
     return _judged(ATTACKS[attack], results, given, hit, lost, stream.ledger.rejected)
 
 
@@ -264,25 +298,31 @@ def _judged(
     refused = {k for k, result in results.items() if result.status is Status.INVALID}
     quarantined = {k for k, result in results.items() if result.status is Status.QUARANTINED}
     nonfinite = {k for k, result in results.items() if result.status is Status.NONFINITE}
+    stopped = [loss for loss in lost if SAID.get(expected, "") in loss.reason]
     rescued = {k for k, result in results.items() if result.rescued}
     seen = {
         "door": (refused, f"{len(refused)} refused as INVALID"),
-        "gate": (wrong, f"{len(wrong)} wrong answers seen by the float64 audit"),
+        "nobody": (wrong, f"{len(wrong)} wrong let out, seen by the external float64 audit alone"),
         "rescue": (rescued, f"{len(rescued)} run again alone and right"),
         "reported": (nonfinite, f"{len(nonfinite)} returned as NONFINITE"),
+        "identity": (stopped, f"{len(stopped)} stray states refused, {len(quarantined)} returned as not solved"),
+        "recheck": (stopped, f"{len(stopped)} wrong withheld, {len(quarantined)} returned as not solved"),
         "quarantine": (quarantined, f"{len(quarantined)} returned as not solved"),
         "requeued": (lost, f"{len(lost)} workers lost, their problems run again"),
         "verify": (True, f"{rejected} rejected by verify, all answers right"),
         "healed": (True, "all answers right"),
     }[expected]
     everyone = set(results)
+    withheld = len(stopped) == len(lost) > 0 and not wrong and said | quarantined == everyone
     sound = {
         "door": refused == hit and said == everyone - hit and not wrong,
-        "gate": 0 < len(wrong) < len(everyone) and said == everyone,
+        "nobody": 0 < len(wrong) < len(everyone) and said == everyone,
         "reported": 0 < len(nonfinite) < len(everyone) and not wrong and said | nonfinite == everyone,
-        "quarantine": bool(quarantined) and not wrong and said | quarantined == everyone,
+        "identity": withheld,
+        "recheck": withheld,
+        "quarantine": bool(quarantined) and bool(stopped) and not wrong and said | quarantined == everyone,
     }.get(expected, said == everyone and not wrong and bool(seen[0]))
-    return Ended(bool(sound), seen[1])
+    return Ended(bool(sound), bool(sound) and expected != "nobody", seen[1], len(wrong))
 
 
 def attacks(workers: int, sound: Backend[Any], lanes: Backend[Any]) -> Iterator[tuple[str, Ended]]:

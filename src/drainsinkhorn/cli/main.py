@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from rich.console import Console
@@ -30,7 +30,7 @@ from drainsinkhorn.cli.paths import is_same_file, journal_files
 from drainsinkhorn.core.errors import BackendUnavailable, DrainError
 from drainsinkhorn.core.events import Event, Lost, Resumed, fan_out
 from drainsinkhorn.core.ledger import Ledger
-from drainsinkhorn.core.options import MODES, STARTS, Options
+from drainsinkhorn.core.options import MODES, RECHECKS, STARTS, Options, Rechecks
 from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.result import Result
 from drainsinkhorn.parallel import Fleet, LocalFleet, RayFleet
@@ -239,6 +239,10 @@ def solve_file(
     accelerate: Annotated[str, typer.Option(help="auto, none (plain Sinkhorn), or what the backend offers.")] = "auto",
     init: Annotated[str, typer.Option(help=f"{', '.join(STARTS)}: where problems without a start begin.")] = "auto",
     rescue: Annotated[bool, typer.Option(help="Run unconverged problems once more, alone.")] = True,
+    recheck: Annotated[
+        str,
+        typer.Option(help=f"{', '.join(RECHECKS)}: which converged results are recomputed before they are written."),
+    ] = "sampled",
     journal: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Keep what is finished here; go on from it when run again.")
     ] = None,
@@ -253,8 +257,9 @@ def solve_file(
     start = time.perf_counter()
     try:
         options = Options(
-            tol=tol, mode=mode, width=width, max_depth=max_depth, accelerate=accelerate, init=init, rescue=rescue
-        )
+            tol=tol, mode=mode, width=width, max_depth=max_depth, accelerate=accelerate, init=init, rescue=rescue,
+            recheck=cast("Rechecks", recheck),
+        )  # fmt: skip
         _writable(out, problems=[source], journal=journal_files(journal))
         _writable(journal)
         for written in journal_files(journal):

@@ -71,6 +71,8 @@ MODES: dict[str, Mode] = {
 
 ORDERS = ("given", "grouped", "mixed")
 """Orders of work by name."""
+RECHECKS = ("sampled", "all", "none")
+"""Which converged results are recomputed from the caller's arrays before they are released."""
 STARTS = ("auto", "gaussian", "zero")
 """Starts by name; "auto" is gaussian for sqeuclidean where that moves the potentials enough, and zero elsewhere."""
 
@@ -204,8 +206,8 @@ class Options:
             raise OptionsError(f"init must be one of {list(STARTS)} for all problems, got {self.init!r}")
         if self.order not in ORDERS:
             raise OptionsError(f"order must be one of {list(ORDERS)}, got {self.order!r}")
-        if self.recheck not in ("sampled", "all", "none"):
-            raise OptionsError(f'recheck must be "sampled", "all" or "none", got {self.recheck!r}')
+        if self.recheck not in RECHECKS:
+            raise OptionsError(f"recheck must be one of {list(RECHECKS)}, got {self.recheck!r}")
         if not isinstance(cast(object, self.profile), Profile | None):
             raise OptionsError(f"profile must be a Profile or None, got {self.profile!r}; Profile(depths=...) is one")
         self.plan(None)

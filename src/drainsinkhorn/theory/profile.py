@@ -296,7 +296,7 @@ def _settled(backend: Backend[Any], given: Sequence[Problem[Any]], lanes: Sequen
     pack = backend.pack(lanes)
     pack.advance(SETTLED, [-math.inf] * len(lanes))
     emitted = pack.emit(range(len(lanes)))
-    return [replace(problem, init=potentials) for problem, (potentials, _) in zip(given, emitted, strict=True)]
+    return [replace(problem, init=one.potentials) for problem, one in zip(given, emitted, strict=True)]
 
 
 def _openings(

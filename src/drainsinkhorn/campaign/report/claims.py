@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from drainsinkhorn.campaign.records import Record
 from drainsinkhorn.campaign.report import words
-from drainsinkhorn.campaign.report.evidence import Evidence
+from drainsinkhorn.campaign.report.evidence import Evidence, is_let_out, is_stopped
 from drainsinkhorn.campaign.report.tables import Table
 
 NULL, NEAR_NULL = 0.01, 0.005
@@ -185,10 +185,11 @@ def _precision(every: Sequence[Evidence]) -> Iterator[Claim]:
     found = f"{missed} of {words.count(total)} lanes held back" if events else "not measured"
     yield Claim("The screen holds back no lane that is ready", "0 missed", found, missed == 0 if events else None)
     tried = [fact["value"] for e in every for fact in e.facts("attack")]
-    caught = sum(bool(value["caught"]) for value in tried)
-    found = f"{caught} of {len(tried)} caught" if tried else "not measured"
-    yield Claim("No attack on a running solve gets a wrong answer out", "all caught", found,
-                caught == len(tried) if tried else None)  # fmt: skip
+    stopped, out = sum(map(is_stopped, tried)), sum(map(is_let_out, tried))
+    found = f"{stopped} of {len(tried)} stopped" if tried else "not measured"
+    found += f"; {out} seen by the external audit alone" if out else ""
+    yield Claim("No attack on a running solve gets a wrong answer out", "all stopped by the library", found,
+                stopped == len(tried) if tried else None)  # fmt: skip
 
 
 def claim_table(found: Sequence[Claim]) -> Table:

@@ -186,3 +186,14 @@ def spread(values: Sequence[Any], most: int) -> list[Any]:
     if len(values) <= most:
         return list(values)
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def is_let_out(attack: dict[str, Any]) -> bool:
+    """True if an attack got a wrong answer past the library, which the external audit alone has seen."""
+    # Records of older campaigns count what the audit saw as caught, and name the audit's gate as the guard.
+    return bool(attack.get("let_out")) or (bool(attack["caught"]) and attack.get("stopped_by") == "gate")
+
+
+def is_stopped(attack: dict[str, Any]) -> bool:
+    """True if the library itself stopped an attack."""
+    return bool(attack["caught"]) and not is_let_out(attack)

@@ -33,6 +33,12 @@ INTRODUCTIONS = {
     "scaleout": ("Whole windows on independent workers; nothing is exchanged while they run."),
 }
 
+ATTACKS = (
+    "Stopped: the library let no wrong answer out. Let out: it reported a wrong answer as CONVERGED, which the "
+    "external float64 audit of every answer saw. The recheck of released results is a sample, so a single wrong pass "
+    "of a lane that is not drawn gets out unless all results are rechecked."
+)
+
 METHOD = {
     "Gate": (
         "Before an arm is timed in a unit its answers are audited in float64 with direct differences by code that "

@@ -10,7 +10,8 @@ from drainsinkhorn.campaign.report import words
 from drainsinkhorn.campaign.report.figures.frame import Figure
 
 VOID = "void"
-FLAGS = {VOID: "void", "missed": "bad", "disagrees": "bad", "no": "bad", "yes": "good", "caught": "good"}
+FLAGS = {VOID: "void", "missed": "bad", "disagrees": "bad", "no": "bad", "yes": "good", "stopped": "good",
+         "let out": "bad", "not as foretold": "bad"}  # fmt: skip
 """Cells that are one of these words are coloured on the page."""
 SLIM = 66
 """Letters of the widest row that half the page holds."""

@@ -19,6 +19,21 @@ _TEX = {
     "µ": r"\textmu{}", "é": r"\'e", "Σ": r"$\Sigma$", "→": r"$\to$",
 }  # fmt: skip
 
+GUARDS = {
+    "door": "validation of the problem",
+    "verify": "verify",
+    "healed": "the iteration itself",
+    "rescue": "rescue",
+    "reported": "status NONFINITE",
+    "requeued": "the fleet",
+    "identity": "lane identity",
+    "recheck": "recheck",
+    "quarantine": "the executor",
+    "nobody": "none of ours",
+    "gate": "none of ours",
+}
+"""What stops an attack, by the names that records have for it; "gate" stands in records of older campaigns."""
+
 
 def times(ratio: float | None) -> str:
     """A ratio: 4.11×, 12.3×, 131×; near one, where digits matter, 1.004×."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drainsinkhorn.campaign.report import notes, paper, words
-from drainsinkhorn.campaign.report.evidence import Evidence
+from drainsinkhorn.campaign.report.evidence import Evidence, is_let_out, is_stopped
 from drainsinkhorn.campaign.report.figures import truth
 from drainsinkhorn.campaign.report.tables import VOID, Block, Table
 
@@ -54,19 +54,21 @@ def decisions(e: Evidence) -> Iterator[Block]:
 
 
 def attacks(e: Evidence) -> Iterator[Block]:
-    """Attacks on a running solve; a line for each kind and outcome, with the numbers of workers it was tried on."""
+    """Attacks on a running solve and the guard of each; a line for each kind, with the numbers of workers."""
     facts = [fact["value"] for fact in e.facts("attack")]
     if not facts:
         return
-    tried = dict[tuple[str, str, str], list[str]]()
+    tried = dict[tuple[str, str, str, str], list[str]]()
     for value in facts:
-        outcome = "caught" if value["caught"] else "missed"
-        key = (str(value["attack"]), outcome, str(value.get("how") or ""))
+        guard = words.GUARDS.get(str(value.get("stopped_by")), words.DASH)
+        outcome = "stopped" if is_stopped(value) else "let out" if is_let_out(value) else "not as foretold"
+        key = (str(value["attack"]), outcome, guard, str(value.get("how") or ""))
         tried.setdefault(key, []).append(words.plain(value.get("workers")))
-    rows = [[attack, ", ".join(workers), outcome, how] for (attack, outcome, how), workers in tried.items()]
-    caught = sum(bool(value["caught"]) for value in facts)
-    title = f"attacks, {caught} of {len(facts)} caught"
-    yield Table(f"{e.name}-attacks", title, ("attack", ">workers", "outcome", "how"), rows)
+    rows = [[attack, ", ".join(workers), *rest] for (attack, *rest), workers in tried.items()]
+    stopped, out = sum(map(is_stopped, facts)), sum(map(is_let_out, facts))
+    title = f"attacks, {stopped} of {len(facts)} stopped by the library"
+    title += f", {out} seen by the external audit alone" if out else ""
+    yield Table(f"{e.name}-attacks", title, ("attack", ">workers", "outcome", "guard", "how"), rows, notes.ATTACKS)
 
 
 def shadow(e: Evidence) -> Iterator[Block]:
