@@ -22,6 +22,7 @@ from drainsinkhorn.core.errors import DeadlineError as DeadlineError
 from drainsinkhorn.core.errors import DrainError as DrainError
 from drainsinkhorn.core.errors import FeedClosed as FeedClosed
 from drainsinkhorn.core.errors import FeedFull as FeedFull
+from drainsinkhorn.core.errors import KernelCacheWarning as KernelCacheWarning
 from drainsinkhorn.core.errors import NotConverged as NotConverged
 from drainsinkhorn.core.errors import OptionsError as OptionsError
 from drainsinkhorn.core.errors import ProblemError as ProblemError

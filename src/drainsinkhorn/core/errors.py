@@ -63,3 +63,7 @@ class DeadlineError(DrainError, TimeoutError):
 
 class FleetError(DrainError, RuntimeError):
     """A fleet that cannot work: its workers do not start, or it is used in a way that cannot be."""
+
+
+class KernelCacheWarning(UserWarning):
+    """Compiled kernels cannot be kept on disk, so that every process compiles them anew; the text says what to set."""

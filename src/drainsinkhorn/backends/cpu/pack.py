@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -20,6 +18,7 @@ from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import groups, load_group
 from drainsinkhorn.backends.cpu.memory import Block
+from drainsinkhorn.backends.cpu.stored import compiling
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import States
@@ -29,8 +28,6 @@ from drainsinkhorn.core.errors import ContractError
 from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Emission, Progress, is_held
 from drainsinkhorn.core.result import Residual
-
-_log = logging.getLogger("drainsinkhorn")
 
 SPLIT_PAIRS = 2**20
 """Pairs from which one lane's sweep is worth sharing among threads."""
@@ -299,12 +296,9 @@ class CpuPack(Counted):
 
 @lru_cache(maxsize=8)
 def compile_kernels(dtype: np.dtype[Any], *, streaming: bool, momentum: bool) -> None:
-    """Run every kernel once on a tiny problem. What Numba compiles it keeps on disk; what takes long is announced."""
+    """Run every kernel once on a tiny problem, so that it is compiled, or loaded from the kernel cache."""
     what = "streaming" if streaming else f"{dtype.name}, momentum" if momentum else dtype.name
-    said = threading.Timer(2.0, _log.warning, ["compiling CPU kernels (%s), once for this machine, about 30 s", what])
-    said.daemon = True
-    said.start()
-    try:
+    with compiling(what):
         points, weights = np.array([[0.0], [1.0]]), np.array([0.5, 0.5])
         problem = Problem(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(), init="zero")
         gaussian = replace(problem, init="gaussian")
@@ -314,5 +308,3 @@ def compile_kernels(dtype: np.dtype[Any], *, streaming: bool, momentum: bool) ->
         else:
             for start in (problem, gaussian):
                 CpuPack([start], dtype, threads=1, momentum=momentum).touch()
-    finally:
-        said.cancel()

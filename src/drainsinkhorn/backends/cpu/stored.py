@@ -1,7 +1,12 @@
-"""Where compiled kernels are kept: a folder for each state of the sources of all of them.
+"""The kernel cache: compiled kernels on disk, in a folder for each version, state of the sources, and machine.
 
 Numba asks only whether the file of a function has changed. A kernel that calls kernels of other files would be loaded
-with what those were when it was compiled.
+with what those were when it was compiled. So the name of a folder has a digest of all sources.
+
+Processes share a folder by two locks of the operating system, which end with the process that holds them. A process
+that uses a folder holds IN_USE shared; whoever removes the folder must hold it alone. A process that compiles holds
+COMPILING; others wait for it, and find its kernels on disk. Where there are no locks (Windows, some network file
+systems) nothing is removed, and processes that start together each compile for themselves.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
@@ -9,60 +14,258 @@ with what those were when it was compiled.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
+import sys
+import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
+import numba
 from numba import config, njit
+from numba.core.caching import FunctionCache
+from numba.misc.appdirs import AppDirs
+
+from drainsinkhorn.core.errors import KernelCacheWarning
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_log = logging.getLogger("drainsinkhorn")
 
 HERE = Path(__file__).parent
+PREFIX = "drainsinkhorn-"
+"""How the names of our folders begin, in a cache that others may share."""
+IN_USE, COMPILING = "in-use.lock", "compiling.lock"
+"""Files in each folder that processes lock."""
+STALE = 14 * 86400.0
+"""Seconds after its last use from which a folder that no process has in use is removed."""
+PATIENCE = 900.0
+"""Seconds that a process waits for another's kernels before it compiles its own: many times what compilation takes."""
+POLL = 0.05
+"""Seconds between two attempts to get a lock."""
+
+_compiling: set[int] = set()
+"""Descriptors through which this process holds COMPILING."""
+_unsaved: list[str] = []
+"""Why kernels of this process are not kept on disk."""
 
 
 def compiled(**options: Any) -> Callable[[Any], Any]:
-    """A decorator: Numba's, releasing the lock, with NumPy's errors, kept on disk."""
-    decorate = njit(nogil=True, cache=True, error_model="numpy", **options)
+    """A decorator: Numba's, releasing the lock, with NumPy's errors, kept on disk if some folder can be written."""
+    decorate = njit(nogil=True, error_model="numpy", **options)
 
     def keep(function: Any) -> Any:
-        with _kept():
-            return decorate(function)
+        kernel, folder = decorate(function), kernel_folder(config.CACHE_DIR)
+        if folder is not None:
+            # Numba chooses the folder of a function when its cache is made.
+            before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+            try:
+                kernel._cache = _Cache(function)
+            except RuntimeError as error:
+                _unsaved.append(str(error))
+            finally:
+                config.CACHE_DIR = before
+        return kernel
 
     return keep
 
 
+class _Cache(FunctionCache):
+    """Numba's cache of one function, for which a full or read-only disk is no error: the kernel is not kept."""
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Save a kernel, or note why it could not be saved."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _unsaved.append(str(error))
+
+
 @contextmanager
-def _kept() -> Iterator[None]:
-    """Numba chooses the folder of a function where it is decorated."""
-    before, config.CACHE_DIR = config.CACHE_DIR, _folder(config.CACHE_DIR)
+def compiling(what: str) -> Iterator[None]:
+    """Call kernels inside, so that they are compiled or loaded. Of several processes one compiles and the others wait.
+
+    Compilation and waiting that take long are announced. If kernels cannot be kept on disk, that is said once, by a
+    KernelCacheWarning.
+
+    Args:
+        what: Which kernels these are, for messages and for the note on disk that all of them are there.
+    """
+    folder = kernel_folder(config.CACHE_DIR)
+    note = None if folder is None else folder / f"{what.replace(', ', '-')}.complete"
+    if folder is None or note is None or note.exists():
+        with _announced(what):
+            yield
+    else:
+        with _one_process(folder / COMPILING, note, what), _announced(what):
+            yield
+            if not _unsaved:
+                with suppress(OSError):
+                    note.touch()
+    if _unsaved:
+        _warn_unsaved()
+
+
+@contextmanager
+def _announced(what: str) -> Iterator[None]:
+    """Say that kernels are being compiled, if they are after two seconds."""
+    said = threading.Timer(2.0, _log.warning, ["compiling CPU kernels (%s), once for this machine, about 30 s", what])
+    said.daemon = True
+    said.start()
     try:
         yield
     finally:
-        config.CACHE_DIR = before
+        said.cancel()
 
 
 @cache
-def _folder(chosen: str) -> str:
-    """Below the folder that the user chose, or beside the sources; Numba's own choice where that cannot be written."""
-    parent = Path(chosen) if chosen else HERE / "__pycache__"
-    folder = parent / f"kernels-{fingerprint(sorted(HERE.glob('*.py')))}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return chosen
-    if not os.access(folder, os.W_OK):
-        return chosen
-    for other in parent.glob("kernels-*"):
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
-    return str(folder)
+def _warn_unsaved() -> None:
+    warnings.warn(
+        f"compiled CPU kernels are not kept on disk, so every process compiles them anew, for about a minute: "
+        f"{_unsaved[0]}; set NUMBA_CACHE_DIR to a folder that can be written",
+        KernelCacheWarning,
+        stacklevel=2,
+    )
 
 
-def fingerprint(files: list[Path]) -> str:
-    """The same for the same names and contents."""
-    found = hashlib.sha256()
+@cache
+def kernel_folder(chosen: str) -> Path | None:
+    """The folder of these sources' kernels, in use from now on; None if none can be written.
+
+    It lies below the folder that the user chose for Numba, or beside the sources, or below the user's cache folder:
+    the first of them that can be written.
+    """
+    parents = [HERE / "__pycache__", Path(AppDirs(appname="numba", appauthor=False).user_cache_dir)]
+    if chosen:
+        parents.insert(0, Path(chosen))
+    for parent in parents:
+        folder = parent / _folder_name()
+        try:
+            _claim(folder)
+        except OSError:
+            continue
+        _remove_stale_folders(folder)
+        return folder
+    _unsaved.append("none of " + ", ".join(map(str, parents)) + " can be written")
+    return None
+
+
+def _folder_name() -> str:
+    """Different for kernels that differ, or that Numba would take for different ones."""
+    version = sys.modules["drainsinkhorn"].__version__
+    machine = (config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), config.CPU_FEATURES, sys.version)
+    facts = repr((version, numba.__version__, str(HERE), *machine))
+    return f"{PREFIX}{version}-{fingerprint(sorted(HERE.glob('*.py')), facts)}"
+
+
+def fingerprint(files: list[Path], facts: str = "") -> str:
+    """The same for the same names and contents, and the same facts."""
+    found = hashlib.sha256(facts.encode())
     for file in files:
         found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return found.hexdigest()[:16]
+
+
+def _claim(folder: Path) -> None:
+    """Make a folder, or find it, and hold it in use until this process ends. Raises OSError if it cannot be written."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)
+        with suppress(OSError):
+            _lock(descriptor, shared=True, patience=1.0)
+        with suppress(FileNotFoundError):
+            # Another process may have removed the folder before it was held.
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder / IN_USE)):
+                os.utime(folder / IN_USE)
+                return
+        os.close(descriptor)
+
+
+def _remove_stale_folders(own: Path) -> None:
+    """Remove folders of ours beside this one that were not used for long and that no process has in use."""
+    for folder in own.parent.glob(f"{PREFIX}*"):
+        if folder != own:
+            with suppress(OSError):
+                _remove_if_stale(folder)
+
+
+def _remove_if_stale(folder: Path) -> None:
+    if time.time() - (folder / IN_USE).stat().st_mtime < STALE:
+        return
+    removed = folder.with_name(f"{folder.name}-removed-{os.getpid()}")
+    descriptor = os.open(folder / IN_USE, os.O_RDWR)
+    try:
+        if not _lock(descriptor):
+            return
+        # Renamed while it is locked: a process that wants it now makes it anew, out of reach of what is deleted.
+        folder.rename(removed)
+    finally:
+        os.close(descriptor)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+@contextmanager
+def _one_process(path: Path, note: Path, what: str) -> Iterator[None]:
+    """Only one process at a time is inside, until `note` is there; one that waited for PATIENCE enters all the same."""
+    descriptor = -1
+    # Without the folder, which somebody may have deleted, or without locks, nobody waits.
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        _compiling.add(descriptor)
+        if not _lock(descriptor):
+            _log.warning("waiting for another process, which compiles CPU kernels (%s)", what)
+            _lock(descriptor, patience=PATIENCE)
+    if note.exists():
+        _release(descriptor)
+    try:
+        yield
+    finally:
+        _release(descriptor)
+
+
+def _lock(descriptor: int, *, shared: bool = False, patience: float = 0.0) -> bool:
+    """Lock an open file; False if others held it for `patience` seconds. Raises OSError where there are no locks."""
+    if fcntl is None:
+        raise OSError("no locks on this system")
+    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, kind)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL)
+        else:
+            return True
+
+
+def _release(descriptor: int) -> None:
+    """Let others compile."""
+    if descriptor in _compiling:
+        _compiling.discard(descriptor)
+        with suppress(OSError):
+            if fcntl is not None:
+                # A child that was forked meanwhile has the same lock: closing would not end it.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+def _close_in_child() -> None:
+    """A forked child compiles nothing yet, and must not keep its parent's lock if the parent dies."""
+    while _compiling:
+        os.close(_compiling.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
