@@ -6,8 +6,10 @@ import logging
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
@@ -95,7 +97,9 @@ def test_concurrent_solves_do_not_disturb_each_other() -> None:
     assert all(np.array_equal(found[seed], alone[seed]) for seed in range(6))
 
 
-def test_a_long_compilation_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_compilation_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class Slow:
         def __init__(self, *_: object) -> None:
             threading.Event().wait(2.5)
@@ -104,9 +108,14 @@ def test_a_long_compilation_is_announced(monkeypatch: pytest.MonkeyPatch, caplog
             pass
 
     monkeypatch.setattr(cpu_pack, "StreamingPack", Slow)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     with caplog.at_level(logging.WARNING, logger="drainsinkhorn"):
         cpu_pack.compile_kernels.__wrapped__(np.dtype("f8"), streaming=True, momentum=False)
     assert "compiling CPU kernels (streaming), once for this machine" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="drainsinkhorn"):
+        cpu_pack.compile_kernels.__wrapped__(np.dtype("f8"), streaming=True, momentum=False)
+    assert not caplog.text, "kernels that are on disk are loaded, however long that takes"
 
 
 def test_stacks_go_through_the_door_at_once_and_bad_ones_one_by_one() -> None:

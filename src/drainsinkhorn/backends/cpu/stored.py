@@ -22,7 +22,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,15 +103,17 @@ def compiling(what: str) -> Iterator[None]:
     """
     folder = kernel_folder(config.CACHE_DIR)
     note = None if folder is None else folder / f"{what.replace(', ', '-')}.complete"
-    if folder is None or note is None or note.exists():
-        with _announced(what):
-            yield
-    else:
-        with _one_process(folder / COMPILING, note, what), _announced(what):
-            yield
-            if not _unsaved:
-                with suppress(OSError):
-                    note.touch()
+    with ExitStack() as stack:
+        if note is not None and not note.exists():
+            stack.enter_context(_one_process(note.with_name(COMPILING), note, what))
+        # While one process waited, another may have compiled: what is left to do is to load.
+        complete = note is not None and note.exists()
+        if not complete:
+            stack.enter_context(_announced(what))
+        yield
+        if note is not None and not complete and not _unsaved:
+            with suppress(OSError):
+                note.touch()
     if _unsaved:
         _warn_unsaved()
 
