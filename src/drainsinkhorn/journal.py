@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import is_array, to_caller, to_numpy
+from drainsinkhorn.backends.arrays import float_name, is_array, to_caller, to_numpy
 from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.core.errors import FileError, OptionsError
 from drainsinkhorn.core.events import Resumed
@@ -234,7 +234,10 @@ def _entry(row: Row, problem: Problem[Any]) -> Entry:
     if f is not None:
         like = problem.x if problem.x is not None else problem.cost
         potentials = Potentials(
-            *(to_caller(np.frombuffer(raw, dtype=dtype), like) for raw, dtype in ((f, f_dtype), (g, g_dtype)))
+            *(
+                to_caller(np.frombuffer(raw, dtype=dtype), like, own=not widened)
+                for raw, dtype in ((f, f_dtype), (g, g_dtype))
+            )
         )
     numbers = Residual(*(float("nan") if value is None else value for value in residual))
     record = Record(ticket, potentials, numbers, Status[status], depth, bool(widened), arithmetic, detail)
@@ -261,7 +264,9 @@ def fingerprint(problem: Any) -> bytes:
     for value in (problem.x, problem.y, problem.a, problem.b, problem.eps, problem.tol, f, g, cost, problem.chain):
         if is_array(value):
             array = np.ascontiguousarray(to_numpy(value))
-            digest.update(f"{array.dtype.str} {array.shape};".encode())
+            # NumPy holds bfloat16 in float32, but results are rounded to the caller's own dtype.
+            dtype = "bfloat16" if float_name(value) == "bfloat16" else array.dtype.str
+            digest.update(f"{dtype} {array.shape};".encode())
             digest.update(array.data if array.size else b"")
         else:
             digest.update(f"{value!r};".encode())

@@ -105,8 +105,8 @@ class TestBatches:
         scaled = single(0, cost=ds.Cost("sqeuclidean", 3.0), eps=1.5)
         assert np.allclose(scaled.potentials.f, 3 * single(0).potentials.f)
 
-    def test_integer_and_half_points_come_back_in_float64(self) -> None:
-        for dtype in ("int32", "uint8", "bool", "float16"):
+    def test_integer_points_come_back_in_float64(self) -> None:
+        for dtype in ("int32", "uint8", "bool"):
             result = ds.solve((3 * np.abs(X[0])).astype(dtype), (3 * np.abs(Y[0])).astype(dtype), eps=1.0)[0]
             assert result.potentials.f.dtype == np.float64
             assert result.widened
@@ -186,10 +186,10 @@ class TestLibraries:
         warm = ds.solve(x, y, eps=0.5, init=solution.potentials)
         assert {r.depth for r in warm} == {1}
 
-    def test_torch_bfloat16_comes_back_wider(self) -> None:
+    def test_torch_bfloat16_comes_back_wider_where_it_cannot_hold_tol(self) -> None:
         torch = needs("torch")
         result = ds.solve(torch.as_tensor(X[0]).bfloat16(), torch.as_tensor(Y[0]).bfloat16(), eps=0.5)[0]
-        assert result.potentials.f.dtype == torch.float64
+        assert result.potentials.f.dtype == torch.float32
         assert result.widened
 
     def test_jax(self) -> None:

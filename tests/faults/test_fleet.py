@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ class TestSameResults:
         problems = [ds.Problem(x=make(np.float32(p.x)), y=make(np.float32(p.y)), eps=p.eps) for p in batch(6)]
         if library == "torch":
             problems.append(ds.Problem(x=problems[0].x.bfloat16(), y=problems[0].y.bfloat16(), eps=0.3))
+            problems.append(replace(problems[-1], tol=0.3))
             problems.append(ds.Problem(x=problems[0].x, y=np.asarray(problems[0].y), eps=0.3))
         assert_same(list(local.stream(problems)), list(ds.solve(problems)))
 

@@ -10,9 +10,11 @@ import pytest
 from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
+from drainsinkhorn.backends.arrays import float_name
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend
 from drainsinkhorn.backends.triton import pack as module
+from drainsinkhorn.testing.auditor import marginal_errors
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -100,3 +102,22 @@ def test_points_that_lie_coordinate_by_coordinate_are_the_same_points(
     for one, two in zip(plain, other, strict=True):
         assert one.depth == two.depth
         assert all(map(torch.equal, *(map(torch.as_tensor, result.potentials) for result in (one, two))))
+
+
+@pytest.mark.parametrize(("library", "dtype"), [("numpy", "float16"), ("torch", "float16"), ("torch", "bfloat16")])
+def test_sixteen_bits_come_back_where_they_hold_tol(library: str, dtype: str) -> None:
+    clouds = [0.5 * RNG.normal(size=(size, 2)) for size in (20, 24)]
+    x, y = (torch.from_numpy(p).to(DEVICE, getattr(torch, dtype)) for p in clouds)
+    if library == "numpy":
+        x, y = x.cpu().numpy(), y.cpu().numpy()
+    weights = np.ones(20)
+    weights[0] = 0
+    for tol, name in ((0.3, dtype), (1e-3, "float32"), (1e-8, "float64")):
+        problem = ds.Problem(x=x, y=y, eps=1.0, tol=tol)
+        idle = ds.Problem(x=x, y=y, a=weights / 19, eps=1.0, tol=tol)
+        ours, truth = (ds.solve([problem, idle], backend=backend) for backend in ("triton", "reference"))
+        for result, other in zip(ours, truth, strict=True):
+            assert result.converged
+            assert {float_name(p) for p in result.potentials} == {name} == {float_name(p) for p in other.potentials}
+            assert result.widened == other.widened == (name != dtype)
+            assert max(marginal_errors(result.problem, result.potentials)) <= tol

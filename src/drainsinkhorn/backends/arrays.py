@@ -14,6 +14,15 @@ Array = NDArray[Any]
 
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64")}
+BFLOAT16 = np.dtype(np.float32, metadata={"holds": "bfloat16"})
+"""NumPy has no bfloat16. An array of this dtype has float32 numbers that bfloat16 holds, and stands for bfloat16."""
+ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+"""Unit roundoff: the largest relative error of rounding to a dtype, for numbers in its normal range."""
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 2.0**-1074}
+"""The smallest positive number of a dtype, and the distance of its numbers below the smallest normal one."""
+LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127, "float32": float(np.finfo(np.float32).max)}
+"""The largest finite number of a dtype."""
 
 
 def library(value: Any) -> str:
@@ -61,20 +70,54 @@ def float_dtype(value: Any) -> np.dtype[Any] | None:
     return np.dtype(name) if name in ("float32", "float64") else None
 
 
+def float_name(value: Any) -> str | None:
+    """The name of an array's dtype in any library, if it is float16, bfloat16, float32 or float64; else None."""
+    if type(value) is np.ndarray:
+        name = _NAMES.get(value.dtype)
+        return "bfloat16" if name == "float32" and value.dtype.metadata == BFLOAT16.metadata else name
+    name = str(value.dtype).removeprefix("torch.")
+    return name if name in ROUNDOFF else None
+
+
+def round_to(values: NDArray[np.float64], name: str) -> Array:
+    """Numbers rounded to the nearest of a dtype, ties to even, as NumPy holds them: those of bfloat16 in float32.
+
+    Numbers beyond the range of the dtype become infinite. A number for bfloat16 is first rounded to float32.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if name != "bfloat16":
+            return values.astype(name)
+        single = values.astype(np.float32)
+        bits = single.view(np.uint32)
+        # bfloat16 is the upper half of float32. To add just less than half of its last digit, or half if the last digit
+        # is odd, carries where rounding goes up.
+        upper = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) & np.uint32(0xFFFF0000)
+        return np.where(np.isfinite(single), upper.view(np.float32), single)
+
+
 def is_single(value: Any) -> bool:
     """True if the caller's dtype is float32."""
     return float_dtype(value) == np.float32
 
 
-def to_caller(array: Array, like: Any) -> Any:
-    """A fresh copy of a NumPy array in the library and on the device of `like`, dtype kept."""
+def to_caller(array: Array, like: Any, *, own: bool = False) -> Any:
+    """A fresh copy of a NumPy array in the library and on the device of `like`, dtype kept.
+
+    Args:
+        array: The array.
+        like: An array of the caller.
+        own: True if the numbers are of the dtype of `like`. It matters to bfloat16, which NumPy holds in float32.
+    """
     kind = library(like)
+    short = own and float_name(like) == "bfloat16" if kind != "numpy" else False
     if kind == "torch":
-        return sys.modules["torch"].from_numpy(array.copy()).to(like.device)
+        torch = sys.modules["torch"]
+        return torch.from_numpy(array.copy()).to(like.device, torch.bfloat16 if short else None)
     if kind == "jax":
         jax = sys.modules["jax"]
         with x64(jax) if array.dtype.itemsize == 8 else contextlib.nullcontext():
-            return jax.device_put(jax.numpy.array(array), next(iter(like.devices())))
+            given = jax.numpy.array(array, dtype=jax.numpy.bfloat16 if short else None)
+            return jax.device_put(given, next(iter(like.devices())))
     return array.copy()
 
 
@@ -87,4 +130,5 @@ def x64(jax: Any) -> Any:
 def stack(arrays: list[Any]) -> Any:
     """Stack equally shaped arrays of one library along a new first axis."""
     widest = np.result_type(*(to_numpy(array) for array in arrays))
-    return to_caller(np.stack([to_numpy(array).astype(widest, copy=False) for array in arrays]), arrays[0])
+    stacked = np.stack([to_numpy(array).astype(widest, copy=False) for array in arrays])
+    return to_caller(stacked, arrays[0], own={float_name(array) for array in arrays} == {"bfloat16"})

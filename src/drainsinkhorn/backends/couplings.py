@@ -238,8 +238,11 @@ class BlockCouplings:
         self._each(take, len(pieces))
 
     def _return(self, lane: int, array: NDArray[Any]) -> Any:
-        """In the dtype of the potentials, which is wider than the caller's where that cannot hold tol."""
-        dtype = to_numpy(self._potentials[lane].f).dtype
+        """In the dtype of the potentials, which is wider than the caller's where that cannot hold tol.
+
+        In float32 at least: entries of a plan of many points are below the range of float16.
+        """
+        dtype = np.result_type(to_numpy(self._potentials[lane].f).dtype, np.float32)
         with np.errstate(over="ignore"):
             array = array if array.dtype.kind == "i" else array.astype(dtype)
         return to_caller(array, caller_array(self._problems[lane]))

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import Array, is_array, library, to_numpy
+from drainsinkhorn.backends.arrays import ROUNDOFF, SMALLEST, Array, float_name, is_array, library, to_numpy
 from drainsinkhorn.backends.costs import COSTS, as_cost
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 
 UNEQUAL_MASS = 1e-5
-"""Relative difference of total masses above which a problem is unbalanced."""
+"""Relative difference of total masses above which a problem is unbalanced, if rounding of the weights is less."""
 TOGETHER = 2**24
 """Entries on a device that are laid side by side, to be looked at by one call: 64 MB of float32."""
 
@@ -297,12 +297,22 @@ def _same_mass(problem: Problem[Any], a: Array, b: Array) -> None:
     if problem.a is None or problem.b is None:
         return
     mass, other = float(a.sum()), float(b.sum())
-    coarsest = max(np.finfo(w.dtype).eps if w.dtype.kind == "f" else 0.0 for w in map(to_numpy, (problem.a, problem.b)))
-    if not math.isclose(mass, other, rel_tol=max(UNEQUAL_MASS, 8 * float(coarsest))):
+    rounding = _mass_rounding(problem.a, mass, a.size) + _mass_rounding(problem.b, other, b.size)
+    if not math.isclose(mass, other, rel_tol=UNEQUAL_MASS, abs_tol=rounding):
         raise ProblemError(
             f"a has total mass {mass:.6g} and b {other:.6g}; balanced transport needs equal masses: "
             "normalise both if only their shapes matter"
         )
+
+
+def _mass_rounding(weights: Any, mass: float, size: int) -> float:
+    """How far the sum of weights may be from 1, if they were normalised in their own dtype; in units of `mass`.
+
+    Weights are quotients by a total that was rounded once (a factor of 1 + u at most, with unit roundoff u), and each
+    is rounded: by u of itself, and so by u of the mass in all, or below the normal numbers by half their distance.
+    """
+    name = float_name(weights) if is_array(weights) else None
+    return 0.0 if name is None else 2 * ROUNDOFF[name] * mass + size * SMALLEST[name] / 2
 
 
 def _init(init: Any, cost: Any, n: int, m: int) -> Potentials[Any] | str:

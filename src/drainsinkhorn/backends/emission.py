@@ -1,4 +1,4 @@
-"""How potentials reach the caller: in the caller's dtype while that costs less than a tenth of tol, else in float64."""
+"""How potentials reach the caller: in the caller's dtype while that costs less than a tenth of tol, else in a wider."""
 
 from __future__ import annotations
 
@@ -8,40 +8,47 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import float_dtype, is_single, to_caller
+from drainsinkhorn.backends.arrays import LARGEST, float_name, round_to, to_caller
 from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.support import Couple, Support, extended
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Emission
 
 Vector = NDArray[np.float64]
-_SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+
+CHOICES: dict[str | None, tuple[str, ...]] = {
+    "float16": ("float16", "float32"),
+    "bfloat16": ("bfloat16", "float32"),
+    "float32": ("float32",),
+}
+"""Dtypes below float64 that are tried for callers of each dtype, in this order. Others' potentials are float64."""
+SHORT = ("float16", "bfloat16", "float32")
+"""All of them, in an order that suits every caller."""
 
 
 class Rounded(NamedTuple):
-    """Potentials as they will be emitted, held in float64, and the dtype they will be emitted in."""
+    """Potentials as they will be emitted, held in float64, and the name of the dtype they will be emitted in."""
 
     f: Vector
     g: Vector
-    dtype: np.dtype[Any]
+    dtype: str
 
 
-def _budget(eps: Any, tol: Any) -> Any:
-    """How far rounding may move potentials: a tenth of tol."""
+def budget(eps: Any, tol: Any) -> Any:
+    """How far rounding may move potentials: by what changes a residual by about a tenth of tol."""
     return eps * tol / 10
 
 
 def rounded(problem: Problem[Any], f: Vector, g: Vector) -> Rounded:
     """Round a state to what its caller will get."""
-    dtype = float_dtype(caller_array(problem))
-    if dtype is not None and dtype.itemsize < 8:
-        with np.errstate(over="ignore", invalid="ignore"):
-            short_f, short_g = f.astype(dtype).astype(np.float64), g.astype(dtype).astype(np.float64)
+    for name in CHOICES.get(float_name(caller_array(problem)), ()):
+        short_f, short_g = round_to(f, name).astype(np.float64), round_to(g, name).astype(np.float64)
+        with np.errstate(invalid="ignore"):
             moved = float(np.abs(short_f - f).max()) + float(np.abs(short_g - g).max())
-        # Written so that what overflowed, and is NaN or inf here, stays in float64.
-        if moved <= _budget(problem.eps, problem.tol):
-            return Rounded(short_f, short_g, dtype)
-    return Rounded(f, g, np.dtype(np.float64))
+        # Written so that what overflowed, and is NaN or inf here, needs a wider dtype.
+        if moved <= budget(problem.eps, problem.tol):
+            return Rounded(short_f, short_g, name)
+    return Rounded(f, g, "float64")
 
 
 def emission(
@@ -70,16 +77,13 @@ def emissions(
 
 
 def _emission(problem: Problem[Any], state: Rounded, *, idle: bool = False) -> Emission:
-    like, dtype = caller_array(problem), state.dtype
-    own = float_dtype(like)
+    like, name = caller_array(problem), state.dtype
     f, g = state.f, state.g
-    if idle and dtype.itemsize < 8:
+    if idle and name in LARGEST:
         # A point without weight may lie beyond the range of the dtype; its potential is of no account.
-        largest = float(np.finfo(dtype).max)
-        f, g = np.clip(f, -largest, largest), np.clip(g, -largest, largest)
-    potentials = Potentials(to_caller(f.astype(dtype), like), to_caller(g.astype(dtype), like))
-    # Not a comparison of dtypes alone: NumPy takes None for float64.
-    return Emission(potentials, own is None or own != dtype, problem)
+        f, g = np.clip(f, -LARGEST[name], LARGEST[name]), np.clip(g, -LARGEST[name], LARGEST[name])
+    own = name == float_name(like)
+    return Emission(Potentials(*(to_caller(round_to(side, name), like, own=own) for side in (f, g))), not own, problem)
 
 
 class States:
@@ -101,32 +105,42 @@ class States:
         self.f, self.f_at, self.g, self.g_at = f, f_at, g, g_at
         f *= np.repeat(self.eps, np.diff(f_at))
         g *= np.repeat(self.eps, np.diff(g_at))
-        wanted = np.array([is_single(caller_array(problem)) for problem in problems], dtype=bool)
-        self.single = wanted
-        if wanted.any():
-            with np.errstate(over="ignore", invalid="ignore"):
-                moved = _moved(f, f_at) + _moved(g, g_at)
-            # Written so that what overflowed, and is NaN or inf here, stays in float64.
-            self.single = wanted & (moved <= _budget(self.eps, np.array([problem.tol for problem in problems])))
-            for vector, at in ((f, f_at), (g, g_at)):
-                short = np.repeat(self.single, np.diff(at))
-                vector[short] = vector[short].astype(np.float32)
+        self.own = [float_name(caller_array(problem)) for problem in problems]
+        self.dtypes = ["float64"] * len(problems)
+        for name in SHORT:
+            wanted = [
+                name in CHOICES.get(own, ()) and dtype == "float64"
+                for own, dtype in zip(self.own, self.dtypes, strict=True)
+            ]
+            if any(wanted):
+                self._round(np.array(wanted), name)
+
+    def _round(self, wanted: NDArray[np.bool_], name: str) -> None:
+        """Round those of the wanted lanes to a dtype whose potentials it holds."""
+        f, f_at, g, g_at = self.f, self.f_at, self.g, self.g_at
+        with np.errstate(invalid="ignore"):
+            moved = _moved(f, f_at, name) + _moved(g, g_at, name)
+        # Written so that what overflowed, and is NaN or inf here, needs a wider dtype.
+        fits = wanted & (moved <= budget(self.eps, np.array([problem.tol for problem in self.problems])))
+        for vector, at in ((f, f_at), (g, g_at)):
+            short = np.repeat(fits, np.diff(at))
+            vector[short] = round_to(vector[short], name)
+        for place in np.flatnonzero(fits).tolist():
+            self.dtypes[place] = name
 
     def emissions(self, supports: Sequence[Support | None], couple: Couple | None = None) -> list[Emission]:
         """Copies of all lanes' states for their callers."""
-        short = (self.f.astype(np.float32), self.g.astype(np.float32)) if self.single.any() else (self.f, self.g)
+        vectors = {name: (round_to(self.f, name), round_to(self.g, name)) for name in {*self.dtypes} - {"float64"}}
         f_at, g_at = self.f_at.tolist(), self.g_at.tolist()
         emitted: list[Any] = []
         others: dict[int, Rounded] = {}
-        for place, (problem, single, support) in enumerate(zip(self.problems, self.single, supports, strict=True)):
+        for place, (problem, name, support) in enumerate(zip(self.problems, self.dtypes, supports, strict=True)):
             rows, cols = slice(f_at[place], f_at[place + 1]), slice(g_at[place], g_at[place + 1])
-            like = caller_array(problem)
-            if support is None and type(like) is np.ndarray:
-                f, g = short if single else (self.f, self.g)
-                potentials = Potentials(f[rows].copy(), g[cols].copy())
-                emitted.append(Emission(potentials, potentials.f.dtype != like.dtype, problem))
+            if support is None and type(caller_array(problem)) is np.ndarray:
+                f, g = vectors.get(name, (self.f, self.g))
+                emitted.append(Emission(Potentials(f[rows].copy(), g[cols].copy()), name != self.own[place], problem))
             else:
-                others[place] = Rounded(self.f[rows], self.g[cols], _SINGLE if single else _DOUBLE)
+                others[place] = Rounded(self.f[rows], self.g[cols], name)
                 emitted.append(None)
         given, idle = [self.problems[place] for place in others], [supports[place] for place in others]
         for place, found in zip(others, emissions(given, list(others.values()), idle, couple), strict=True):
@@ -134,6 +148,6 @@ class States:
         return emitted
 
 
-def _moved(vector: Vector, at: NDArray[np.int64]) -> Vector:
-    """How far rounding to float32 would move each lane's potentials at most."""
-    return np.maximum.reduceat(np.abs(vector.astype(np.float32) - vector), at[:-1])
+def _moved(vector: Vector, at: NDArray[np.int64], name: str) -> Vector:
+    """How far rounding to a dtype would move each lane's potentials at most."""
+    return np.maximum.reduceat(np.abs(round_to(vector, name) - vector), at[:-1])

@@ -84,7 +84,7 @@ def results_table(rows: Sequence[Mapping[str, Any]], *, limit: int | None = 20) 
 def as_row(result: Result[Any]) -> dict[str, Any]:
     """A Result as the table and JSON want it."""
     note = "" if result.converged else result.message.partition(": ")[2]
-    notes = [note, "rescued" if result.rescued else "", "potentials in float64" if result.widened else ""]
+    notes = [note, "rescued" if result.rescued else "", _width(result)]
     return {
         "ticket": result.ticket,
         "status": result.status.name,
@@ -93,6 +93,13 @@ def as_row(result: Result[Any]) -> dict[str, Any]:
         "col": json_number(result.residual.col),
         "note": "; ".join(filter(None, notes)),
     }
+
+
+def _width(result: Result[Any]) -> str:
+    """The dtype of potentials that came back in a wider one than the points."""
+    if not result.widened or result.emitted is None:
+        return ""
+    return f"potentials in {str(result.emitted.f.dtype).removeprefix('torch.')}"
 
 
 def show_choices(console: Console, choices: Sequence[Sequence[str]]) -> None:

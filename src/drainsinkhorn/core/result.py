@@ -88,7 +88,7 @@ class Result(Generic[A]):
         arithmetic: Precision and representation in which it ran.
         acceleration: What was used to need fewer cycles; "none" for plain Sinkhorn.
         rescued: True if the answer comes from the second, width-one float64 run.
-        widened: True if the caller's dtype cannot hold tol, so that potentials came back in float64.
+        widened: True if potentials came back in a wider dtype: the caller's cannot hold tol, or holds integers.
         detail: Why, where the status alone does not say it.
     """
 

@@ -228,7 +228,9 @@ class _Potentials(torch.autograd.Function):
             for k, (tensor, needed) in enumerate(zip(tensors, ctx.needs_input_grad[1:], strict=True))
         ]
         for places, plans in ctx.plans:
-            u, v = [cotangents[k] for k in places], [cotangents[count + k] for k in places]
+            # What is pulled back has float32 at least; gradients are returned in the dtype of what they belong to.
+            wide = [c.to(torch.promote_types(c.dtype, torch.float32)) for c in cotangents]
+            u, v = [wide[k] for k in places], [wide[count + k] for k in places]
             problems = [_on(normal(ctx.problems[k]), u[0]) for k in places]
             for column, gradients in enumerate(pull_back(plans, problems, u, v)):
                 for k, gradient in zip(places, gradients, strict=True):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drainsinkhorn.api import ENDED, carry, pick_acceleration, pick_backend
-from drainsinkhorn.backends.arrays import float_dtype, is_array, to_caller, to_numpy
+from drainsinkhorn.backends.arrays import to_caller
 from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core.errors import FleetError, ProblemError
@@ -413,9 +413,8 @@ class Dispatch:
         hand.done += weight
         if record.potentials is not None:
             like: Any = problem.x if problem.x is not None else problem.cost
-            own, dtype = float_dtype(like if is_array(like) else to_numpy(like)), record.potentials.f.dtype
-            potentials = Potentials(*(to_caller(p, like) for p in record.potentials))
-            record = record._replace(potentials=potentials, widened=own is None or own != dtype)
+            potentials = Potentials(*(to_caller(p, like, own=not record.widened) for p in record.potentials))
+            record = record._replace(potentials=potentials)
         self._finish(record, rescued=rescued)
 
     def _finish(self, record: Record, *, rescued: bool = False, recalled: bool = False) -> None:

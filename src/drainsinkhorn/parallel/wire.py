@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import float_dtype, is_array, library, to_numpy
+from drainsinkhorn.backends.arrays import BFLOAT16, float_name, is_array, library, to_numpy
 from drainsinkhorn.backends.costs import Formula, as_cost
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.result import Residual, Result, Status
@@ -64,10 +64,9 @@ def plain(value: Any) -> Array:
     array = to_numpy(value)
     if array.dtype.kind not in "fiub":
         raise Unsendable(f"{array.dtype} is no dtype of real numbers")
-    if array.dtype == np.float32 and is_array(value) and float_dtype(value) is None:
-        # bfloat16: potentials come back in float64, as they would without the journey.
-        array = array.astype(np.float64)
-    return np.ascontiguousarray(array)
+    array = np.ascontiguousarray(array)
+    # Potentials are rounded to the caller's dtype where they are verified.
+    return array.view(BFLOAT16) if is_array(value) and float_name(value) == "bfloat16" else array
 
 
 def plain_problem(problem: Any) -> Problem[Any]:
@@ -185,7 +184,8 @@ def layout(arrays: Sequence[Array]) -> tuple[list[list[Any]], int]:
     rows: list[list[Any]] = []
     end = 0
     for array in arrays:
-        rows.append([array.dtype.str, list(array.shape), end])
+        dtype = "bfloat16" if float_name(array) == "bfloat16" else array.dtype.str
+        rows.append([dtype, list(array.shape), end])
         end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
     return rows, max(end, 1)
 
@@ -214,7 +214,9 @@ def write(handle: int, parts: Sequence[Array]) -> None:
 def views(block: Any, rows: Sequence[Sequence[Any]]) -> list[Array]:
     """Arrays that lie in a block; nothing is copied."""
     return [
-        np.frombuffer(block, dtype=dtype, count=math.prod(shape), offset=start).reshape(shape)
+        np.frombuffer(
+            block, dtype=BFLOAT16 if dtype == "bfloat16" else dtype, count=math.prod(shape), offset=start
+        ).reshape(shape)
         for dtype, shape, start in rows
     ]
 

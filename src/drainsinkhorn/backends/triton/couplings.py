@@ -147,15 +147,17 @@ class TritonCouplings:
         return parts
 
     def _return(self, lane: int, tensor: Any) -> Any:
-        """In the caller's library and on the caller's device, in the dtype of the potentials."""
+        """In the caller's library and on the caller's device, in the dtype of the potentials; float32 at least."""
         like, f = caller_array(self._problems[lane]), self._potentials[lane].f
         if library(like) == "torch":
             # Points may be torch's and potentials NumPy's, as those that chains carry are.
-            single = torch.float32 if is_single(f) else torch.float64
-            dtype = f.dtype if library(f) == "torch" else single
+            single = torch.float64 if to_numpy(f).dtype.itemsize > 4 else torch.float32
+            dtype = torch.promote_types(f.dtype, torch.float32) if library(f) == "torch" else single
             return tensor.to(device=like.device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
         array = tensor.cpu().numpy()
-        return to_caller(array if array.dtype.kind == "i" else array.astype(to_numpy(f).dtype), like)
+        return to_caller(
+            array if array.dtype.kind == "i" else array.astype(np.result_type(to_numpy(f).dtype, np.float32)), like
+        )
 
     def _handed(self, lanes: Sequence[int], places: Any) -> list[Any]:
         """Places (L, count) lane by lane as `_return` does; for torch they are moved once, and views of one tensor."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from drainsinkhorn.backends.arrays import library
@@ -31,22 +30,24 @@ def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:
         kind = library(like)
         if lane.support is not None or kind == "jax":
             f, g = (part[0].cpu().numpy() for part in _both(given, [lane], torch.float64))
-            by_host[number] = Rounded(f, g, np.dtype(np.float32 if lane.single else np.float64))
+            by_host[number] = Rounded(f, g, lane.dtype)
         else:
             where = like.device if kind == "torch" else None
-            alike.setdefault((lane.group.size, where, lane.single), []).append(number)
+            alike.setdefault((lane.group.size, where, lane.dtype), []).append(number)
     some = [lanes[number] for number in by_host]
     problems, supports = [lane.problem for lane in some], [lane.support for lane in some]
     for number, one in zip(
         by_host, rounded_emissions(problems, list(by_host.values()), supports, pack.couple), strict=True
     ):
         found[number] = one
-    for (_, where, single), numbers in alike.items():
-        both = _both(given, [lanes[number] for number in numbers], torch.float32 if single else torch.float64)
+    for (_, where, name), numbers in alike.items():
+        # NumPy holds bfloat16 in float32.
+        dtype = torch.float32 if where is None and name == "bfloat16" else getattr(torch, name)
+        both = _both(given, [lanes[number] for number in numbers], dtype)
         both = [part.cpu().numpy() if where is None else part.to(where) for part in both]
         for number, f, g in zip(numbers, *both, strict=True):
-            problem = lanes[number].problem
-            found[number] = Emission(Potentials(f, g), f.dtype != caller_array(problem).dtype, problem)
+            lane = lanes[number]
+            found[number] = Emission(Potentials(f, g), name != lane.own, lane.problem)
     return found
 
 

@@ -69,9 +69,16 @@ FROZEN = _Constant(9)
 UNIT = _Constant(10)
 BUDGET = _Constant(11)
 LEADING = _Constant(12)
+HALF = _Constant(13)
 NUMBERS = _Constant(16)
 # Numbers that a check finds of a lane.
 FINDINGS = _Constant(7)
+# Sixteen bits that a lane's caller has (HALF), and dtypes in which potentials are emitted.
+FLOAT16 = _Constant(1)
+BFLOAT16 = _Constant(2)
+EMITS_DOUBLE = _Constant(0)
+EMITS_SINGLE = _Constant(1)
+EMITS_HALF = _Constant(2)
 # What a leg is for: measured and kept (rows), measured and applied (columns), a check, a sample of rows.
 KEPT = _Constant(0)
 APPLIED = _Constant(1)

@@ -8,8 +8,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from drainsinkhorn.backends.arrays import is_single, to_numpy
+from drainsinkhorn.backends.arrays import float_name, to_numpy
 from drainsinkhorn.backends.door import caller_array
+from drainsinkhorn.backends.emission import CHOICES, budget
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.problem import Problem
 
@@ -21,17 +22,19 @@ class Lane:
     """A problem, and the place of its numbers in the table."""
 
     __slots__ = (
-        "broken", "budget", "depth", "folded", "frozen", "group", "inner", "light", "place", "problem", "row", "single",
-        "support", "unit", "wide",
+        "broken", "budget", "depth", "dtype", "folded", "frozen", "group", "inner", "light", "own", "place", "problem",
+        "row", "support", "unit", "wide",
     )  # fmt: skip
 
     def __init__(self, problem: Problem[Any], full: dict[int, bool], least: dict[int, float]) -> None:
         self.problem = problem
         self.inner, self.support = restrict(problem, full)
         self.unit = problem.eps * math.log(2)
-        # By how much rounding for a caller in float32 may move potentials; nobody else's are rounded.
-        self.budget = problem.eps * float(problem.tol or 0) / 10 if is_single(caller_array(problem)) else -1.0
-        self.broken = self.frozen = self.wide = self.single = self.folded = False
+        # By how much rounding to the caller's dtype may move potentials; those of float64 and integers are not rounded.
+        self.own = float_name(caller_array(problem))
+        self.budget = budget(problem.eps, float(problem.tol or 0)) if self.own in CHOICES else -1.0
+        self.dtype = "float64"
+        self.broken = self.frozen = self.wide = self.folded = False
         # Lighter weights are lost in float32, and what they carry to the other side with them.
         self.light = min(_least(weights, least) for weights in (self.inner.a, self.inner.b)) < LIGHTEST
         self.depth = 0

@@ -11,11 +11,16 @@ import triton.language as tl
 
 from drainsinkhorn.backends.triton.kernels import (
     BAND,
+    BFLOAT16,
     BUDGET,
     DEPTH,
+    EMITS_DOUBLE,
+    EMITS_HALF,
+    EMITS_SINGLE,
     ERRORS,
     FIELDS,
     FINDINGS,
+    HALF,
     HELD,
     LEAST_DOUBT,
     LOGS,
@@ -111,42 +116,59 @@ def stage(table, live, state, potentials, half, vectors, wide, legs, out, ROWS: 
 
 
 @triton.jit
+def _to_half(value, brain):
+    """float64 numbers rounded to float16, or where `brain` to bfloat16, by way of float32 as NumPy's are."""
+    bits = value.to(tl.float32).to(tl.int32, bitcast=True)
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+    return tl.where(brain, upper.to(tl.float32, bitcast=True).to(tl.float64), value.to(tl.float16).to(tl.float64))
+
+
+@triton.jit
 def settle(table, live, state, wide, potentials, given, found,
            ROWS: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The states of lanes as they will be emitted, in units of the cost (`given`) and in bits (`potentials`).
 
-    They are rounded to float32 where that moves them by less than the lane's BUDGET. Of `found` it writes column 4
-    (whether they were), 5 (whether the lane's residual is not a number) and 6 (the largest potentials of both sides, in
-    bits, added up).
+    They are rounded to the sixteen bits of the lane's HALF, or to float32, where that moves them by no more than the
+    lane's BUDGET. Of `found` it writes column 4 (to which), 5 (whether the lane's residual is not a number) and 6 (the
+    largest potentials of both sides, in bits, added up).
     """
     place = tl.program_id(0)
     lane = tl.load(live + place)
     lane_table, numbers = table + lane * FIELDS, state + lane * NUMBERS
     unit = tl.load(numbers + UNIT)
-    moved = 0.0 * unit
-    reach = 0.0 * unit
+    half = tl.load(numbers + HALF)
+    brain = half == BFLOAT16
+    moved, moved_half, reach = 0.0 * unit, 0.0 * unit, 0.0 * unit
     for side in tl.static_range(2):
         size, start = tl.load(lane_table + SIZES + side).to(tl.int32), tl.load(lane_table + POTENTIAL + side)
-        farthest = tl.zeros((ROWS,), dtype=tl.float64)
+        farthest, farthest_half = tl.zeros((ROWS,), dtype=tl.float64), tl.zeros((ROWS,), dtype=tl.float64)
         largest = tl.zeros((ROWS,), dtype=tl.float64)
         for first in range(0, size, ROWS):
             rows = first + tl.arange(0, ROWS)
             value = tl.load(wide + start + rows, mask=rows < size, other=0.0) * unit
             farthest = tl.maximum(farthest, tl.abs(value.to(tl.float32).to(tl.float64) - value))
             largest = tl.maximum(largest, tl.abs(value))
+            if half > 0:
+                farthest_half = tl.maximum(farthest_half, tl.abs(_to_half(value, brain) - value))
         moved += tl.max(farthest, axis=0)
+        moved_half += tl.max(farthest_half, axis=0)
         reach += tl.max(largest, axis=0) / unit
-    single = moved <= tl.load(numbers + BUDGET)
+    budget = tl.load(numbers + BUDGET)
+    short = (half > 0) & (moved_half <= budget)
+    single = (moved <= budget) & ~short
     for side in tl.static_range(2):
         size, start = tl.load(lane_table + SIZES + side).to(tl.int32), tl.load(lane_table + POTENTIAL + side)
         for first in range(0, size, ROWS):
             rows = first + tl.arange(0, ROWS)
             value = tl.load(wide + start + rows, mask=rows < size, other=0.0) * unit
             value = tl.where(single, value.to(tl.float32).to(tl.float64), value)
+            if short:
+                value = _to_half(value, brain)
             tl.store(given + start + rows, value, mask=rows < size)
             tl.store(potentials + start + rows, value / unit, mask=rows < size)
     stale = _stale(lane_table, numbers, wide, BM, WIDE_BM, BLOCK)
-    tl.store(found + FINDINGS * place + 4, tl.where(single, 1.0, 0.0).to(tl.float64))
+    emitted = tl.where(short, EMITS_HALF, tl.where(single, EMITS_SINGLE, EMITS_DOUBLE))
+    tl.store(found + FINDINGS * place + 4, emitted.to(tl.float64))
     tl.store(found + FINDINGS * place + 5, tl.where(stale == stale, 0.0, 1.0).to(tl.float64))
     tl.store(found + FINDINGS * place + 6, reach)
 

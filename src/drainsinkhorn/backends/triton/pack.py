@@ -32,6 +32,8 @@ GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
 POTENTIALS = 16 * 2.0**-53
 """Rounding of a ratio that float64 measures, over the largest potentials of both sides in bits: both are divided by
 eps ln 2, which is rounded itself, and added to a score and to each other."""
+HALVES: dict[str | None, int] = {"float16": k.FLOAT16.value, "bfloat16": k.BFLOAT16.value}
+"""Numbers of the dtypes of sixteen bits."""
 SMALL = 2048
 """Rows of a lane up to which a cycle is two launches: one program applies its f-leg while others finish theirs."""
 
@@ -176,6 +178,7 @@ class TritonPack(Cycles, Counted):
         numbers[:, k.BEST.value] = math.inf
         numbers[:, k.LEADING.value] = [self._leading(lane) for lane in seated]
         numbers[:, k.UNIT.value : k.BUDGET.value + 1] = [(lane.unit, lane.budget) for lane in seated]
+        numbers[:, k.HALF.value] = [HALVES.get(lane.own, 0) for lane in seated]
         self._seat(seated, np.concatenate([part.table for _, part in loaded]), numbers)
         self._measure_first(lanes)
 
@@ -249,8 +252,9 @@ class TritonPack(Cycles, Counted):
         return self._given
 
     def _note(self, lanes: Sequence[Lane], found: Any) -> None:
-        for lane, (single, broken) in zip(lanes, found[:, 4:6].tolist(), strict=True):
-            lane.single, lane.broken = single > 0, broken > 0
+        for lane, (emitted, broken) in zip(lanes, found[:, 4:6].tolist(), strict=True):
+            lane.dtype = {k.EMITS_SINGLE.value: "float32", k.EMITS_HALF.value: lane.own}.get(int(emitted), "float64")
+            lane.broken = broken > 0
 
     # The verbs of the contract.
 
