@@ -1,13 +1,15 @@
 """A journal of finished problems, so that a killed run goes on where it was.
 
 One SQLite file in WAL mode. A problem is recorded before its result is handed out; a run that is given the same
-problems again takes what is recorded from the file and solves the rest. Rows hold numbers, texts and raw bytes, each
-with a checksum; nothing is pickled.
+problems again takes what is recorded from the file and solves the rest. Rows hold numbers, texts and raw bytes; nothing
+is pickled. A row also holds the settings under which its result was verified, and one checksum covers all of it, so a
+row is true by itself, whatever has happened to the rest of the file.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 import struct
@@ -26,17 +28,21 @@ from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.result import Residual, Status
 from drainsinkhorn.solution import Record
 
-FORMAT = "drainsinkhorn journal 1"
-COLUMNS = (
-    "ticket INTEGER PRIMARY KEY, problem BLOB NOT NULL, status TEXT NOT NULL, depth INTEGER NOT NULL, row REAL, "
-    "col REAL, band REAL, f_dtype TEXT, f BLOB, g_dtype TEXT, g BLOB, widened INTEGER NOT NULL, "
-    "rescued INTEGER NOT NULL, arithmetic TEXT NOT NULL, detail TEXT NOT NULL, checksum BLOB NOT NULL"
+FORMAT = 2
+"""Version of the table and its checksums. SQLite keeps it in the file's header, as user_version."""
+APPLICATION = int.from_bytes(b"drnk")
+"""What marks a SQLite file as a journal: its application_id."""
+TABLE = (
+    "CREATE TABLE ended (ticket INTEGER PRIMARY KEY, settings TEXT NOT NULL, problem BLOB NOT NULL, "
+    "status TEXT NOT NULL, depth INTEGER NOT NULL, row REAL, col REAL, band REAL, f_dtype TEXT, f BLOB, g_dtype TEXT, "
+    "g BLOB, widened INTEGER NOT NULL, rescued INTEGER NOT NULL, arithmetic TEXT NOT NULL, detail TEXT NOT NULL, "
+    "checksum BLOB NOT NULL)"
 )
-TABLES = {
-    "about": "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    "ended": f"CREATE TABLE ended ({COLUMNS})",
-}
-"""How a journal's tables are made, as SQLite remembers it."""
+"""How a journal's only table is made, as SQLite remembers it."""
+FIRST_FORMAT = "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
+"""The table by which a journal of format 1 is known: it held the settings of the run, apart from the rows."""
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What reading a file by SQLite raises; the second where the message of the first would quote damaged text."""
 RESULT_OPTIONS = ("tol", "max_depth", "audit", "certify", "accelerate", "init", "rescue")
 """Options that can change a result; all others may differ when a run goes on."""
 
@@ -68,18 +74,21 @@ class Journal:
         self.path = Path(path)
         if not self.path.parent.is_dir():
             raise FileError(f"{self.path.parent} is no folder, so the journal {self.path.name} cannot be kept there")
+        self._settings = _settings(options, backend)
         torn = torn_bytes(self.path.with_name(self.path.name + "-wal"))
-        self._database, salvaged = self._open()
-        self._agree({"format": FORMAT, **_settings(options), "backend": backend})
-        (count,) = self._database.execute("SELECT count(*) FROM ended").fetchone()
-        self.resumed = Resumed(str(self.path), count, torn, salvaged)
+        self._database, known, salvaged = self._open()
+        self.resumed = Resumed(str(self.path), known, torn, salvaged)
 
     def recall(self, ticket: int, problem: Any) -> Entry | None:
-        """What is recorded of this problem; None if it is not there, or not whole."""
-        row = self._database.execute("SELECT * FROM ended WHERE ticket = ?", (ticket,)).fetchone()
-        if row is None or row[-1] != _checksum(row[:-1]):
+        """What is recorded of this problem under these settings; None if it is not there, or not whole."""
+        try:
+            row = self._database.execute("SELECT * FROM ended WHERE ticket = ?", (ticket,)).fetchone()
+        except FAILURES:
+            # The file was damaged after it was opened. The problem is solved again, and its row replaced.
             return None
-        if row[1] != fingerprint(problem):
+        if row is None or not _is_whole(row) or row[1] != self._settings:
+            return None
+        if row[2] != fingerprint(problem):
             raise FileError(
                 f"problem {ticket} is not the one that the journal {self.path} has under this number; give the same "
                 "problems in the same order to go on, or name another file to start anew"
@@ -93,6 +102,7 @@ class Journal:
             f, g = (to_numpy(p) for p in record.potentials)
         row: Row = (
             record.ticket,
+            self._settings,
             fingerprint(problem),
             record.status.name,
             record.depth,
@@ -105,70 +115,113 @@ class Journal:
         )
         try:
             # A row that was not whole is replaced.
-            self._database.execute(f"REPLACE INTO ended VALUES ({_marks(row)})", (*row, _checksum(row)))
-        except sqlite3.Error as error:
+            _write(self._database, (*row, _checksum(row)))
+        except FAILURES as error:
             raise FileError(f"the journal {self.path} cannot be written: {error}") from None
 
     def close(self) -> None:
         """Give the file back."""
         self._database.close()
 
-    def _open(self) -> tuple[sqlite3.Connection, int | None]:
-        """The database, and how many rows were saved from a damaged one."""
+    def _open(self) -> tuple[sqlite3.Connection, int, int | None]:
+        """The database, its number of rows, and how many of them were saved from a damaged file."""
         try:
-            return _connect(self.path), None
+            return *self._connect(), None
         except sqlite3.OperationalError as error:
             raise FileError(_cannot(self.path, error)) from None
-        except sqlite3.DatabaseError as error:
-            if not _is_sqlite(self.path):
-                raise FileError(f"{self.path} is no journal ({error}); name another file") from None
-        return _salvage(self.path)
+        except FAILURES as error:
+            if not _is_ours(self.path):
+                raise FileError(f"{self.path} is no journal of format {FORMAT} ({error}); name another file") from None
+        try:
+            saved = self._salvage()
+            return *self._connect(), saved
+        except (*FAILURES, OSError) as error:
+            raise FileError(_cannot(self.path, error)) from None
 
-    def _agree(self, wanted: dict[str, str]) -> None:
-        """Write what this run is, or check that the journal is of such a run."""
-        found = dict(self._database.execute("SELECT key, value FROM about"))
-        if not found:
-            # All at once: a run that is killed in between must not leave half of it.
-            self._database.execute("BEGIN")
-            self._database.executemany("INSERT INTO about VALUES (?, ?)", wanted.items())
-            self._database.execute("COMMIT")
-            return
-        for key, value in wanted.items():
-            if found.get(key) != value:
-                self.close()
-                raise FileError(
-                    f"the journal {self.path} was kept with {key} = {found.get(key)}, this run has {value}; use the "
-                    "same to go on, or name another file to start anew"
-                )
+    def _connect(self) -> tuple[sqlite3.Connection, int]:
+        """Open or make the journal, for this program alone, and count its rows."""
+        database = sqlite3.connect(self.path, timeout=0.2, isolation_level=None, check_same_thread=False)
+        database.text_factory = _text
+        try:
+            # Exclusive: a second run on this journal is turned away. The lock dies with the program.
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            _identify(database, self.path)
+            database.execute("PRAGMA journal_mode = WAL")
+            # A commit survives the program; a power cut may cost the last few, which are solved again.
+            database.execute("PRAGMA synchronous = NORMAL")
+            (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            if state != "ok":
+                raise sqlite3.DatabaseError(state)
+            self._refuse_other_settings(database)
+            (count,) = database.execute("SELECT count(*) FROM ended").fetchone()
+        except BaseException:
+            database.close()
+            raise
+        return database, count
+
+    def _refuse_other_settings(self, database: sqlite3.Connection) -> None:
+        """Raise FileError if a whole row was verified under other settings than those of this run."""
+        for row in database.execute("SELECT * FROM ended WHERE settings IS NOT ?", (self._settings,)):
+            if not _is_whole(row):
+                continue
+            there, here = json.loads(row[1]), json.loads(self._settings)
+            key = next(key for key in {**here, **there} if there.get(key) != here.get(key))
+            raise FileError(
+                f"the journal {self.path} was kept with {key} = {there.get(key)}, this run has {here.get(key)}; use "
+                "the same to go on, or name another file to start anew"
+            )
+
+    def _salvage(self) -> int:
+        """Put a damaged journal aside and make a new one with its whole rows; returns their number."""
+        damaged = self.path.with_name(self.path.name + ".damaged")
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            old = self.path.with_name(self.path.name + suffix)
+            if old.exists():
+                os.replace(old, damaged.with_name(damaged.name + suffix))
+        source, database = sqlite3.connect(damaged), sqlite3.connect(self.path, isolation_level=None)
+        source.text_factory = _text
+        try:
+            _identify(database, self.path)
+            database.execute("BEGIN")
+            for row in _rows(source):
+                if _is_whole(row):
+                    _write(database, row)
+            (saved,) = database.execute("SELECT count(*) FROM ended").fetchone()
+            database.execute("COMMIT")
+        finally:
+            source.close()
+            database.close()
+        return saved
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    """Open or make a journal, for this program alone."""
-    database = sqlite3.connect(path, timeout=0.2, isolation_level=None, check_same_thread=False)
-    try:
-        # Exclusive: a second run on this journal is turned away. The lock dies with the program.
-        database.execute("PRAGMA locking_mode = EXCLUSIVE")
-        _refuse_others(database, path)
-        database.execute("PRAGMA journal_mode = WAL")
-        # A commit survives the program; a power cut may cost the last few, which are solved again.
-        database.execute("PRAGMA synchronous = NORMAL")
-        for made in TABLES.values():
-            database.execute(made.replace("TABLE", "TABLE IF NOT EXISTS", 1))
-        (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        if state != "ok":
-            raise sqlite3.DatabaseError(state)
-        database.execute("SELECT count(*) FROM ended").fetchone()
-    except (sqlite3.Error, FileError):
-        database.close()
-        raise
-    return database
-
-
-def _refuse_others(database: sqlite3.Connection, path: Path) -> None:
-    """Raise FileError for a database of something else, before anything is written to it."""
-    for name, made in database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"):
-        if made != TABLES.get(name):
-            raise FileError(f"{path} is a database with a table {name!r} that no journal has; name another file")
+def _identify(database: sqlite3.Connection, path: Path) -> None:
+    """Make the table in a new file. Raise FileError for what is no journal of this format, and write nothing to it."""
+    tables = database.execute("SELECT name, sql FROM sqlite_master").fetchall()
+    (application,) = database.execute("PRAGMA application_id").fetchone()
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if not tables and application == version == 0:
+        # All at once, and before WAL mode: the header that tells what the file is lies in the file from then on.
+        database.execute("BEGIN")
+        database.execute(f"PRAGMA application_id = {APPLICATION}")
+        database.execute(f"PRAGMA user_version = {FORMAT}")
+        database.execute(TABLE)
+        database.execute("COMMIT")
+    elif application == 0 and ("about", FIRST_FORMAT) in tables:
+        raise FileError(
+            f"the journal {path} has format 1, whose rows do not say what they were verified against, so they cannot "
+            "be trusted; finish that run with the version of drainsinkhorn that began it, or name another file to "
+            "start anew"
+        )
+    elif application != APPLICATION:
+        table = f" with a table {tables[0][0]!r}" if tables else ""
+        raise FileError(f"{path} is a database{table} that is no journal; name another file")
+    elif version != FORMAT:
+        raise FileError(
+            f"the journal {path} has format {version}, and this version of drainsinkhorn reads format {FORMAT} alone; "
+            "go on with the version that began it, or name another file to start anew"
+        )
+    elif tables != [("ended", TABLE)]:
+        raise sqlite3.DatabaseError("its table is not that of a journal")
 
 
 def _cannot(path: Path, error: Exception) -> str:
@@ -177,50 +230,40 @@ def _cannot(path: Path, error: Exception) -> str:
     return f"the journal {path} cannot be opened: {error}"
 
 
-def _is_sqlite(path: Path) -> bool:
+def _is_ours(path: Path) -> bool:
+    """Whether the header of a file, which SQLite may be unable to read, is that of a journal of this format."""
     with path.open("rb") as file:
-        return file.read(16) == b"SQLite format 3\0"
+        header = file.read(100)
+    # https://www.sqlite.org/fileformat2.html#the_database_header
+    marks = struct.pack(">I", FORMAT), struct.pack(">I", APPLICATION)
+    return header[:16] == b"SQLite format 3\0" and (header[60:64], header[68:72]) == marks
 
 
-def _salvage(path: Path) -> tuple[sqlite3.Connection, int]:
-    """A new journal with every whole row of a damaged one, which is kept beside it."""
-    damaged = path.with_name(path.name + ".damaged")
-    for suffix in ("", "-wal", "-shm"):
-        old = path.with_name(path.name + suffix)
-        if old.exists():
-            os.replace(old, damaged.with_name(damaged.name + suffix))
-    database, saved = _connect(path), 0
-    source = sqlite3.connect(damaged)
-    try:
-        for table, rows in (("about", _rows(source, "about")), ("ended", _rows(source, "ended"))):
-            for row in rows:
-                if table == "about" or row[-1] == _checksum(row[:-1]):
-                    database.execute(f"REPLACE INTO {table} VALUES ({_marks(row[1:])})", row)
-                    saved += table == "ended"
-    finally:
-        source.close()
-    return database, saved
-
-
-def _rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
+def _rows(source: sqlite3.Connection) -> Iterator[Row]:
     """Rows of a damaged table from both ends, as far as they can be read."""
     for order in ("", " DESC"):
         try:
-            yield from source.execute(f"SELECT * FROM {table} ORDER BY rowid{order}")
-        except sqlite3.DatabaseError:
+            yield from source.execute(f"SELECT * FROM ended ORDER BY rowid{order}")
+        except FAILURES:
             continue
         return
 
 
-def _marks(row: Row) -> str:
-    """Placeholders for a row and its checksum."""
-    return ", ".join("?" * (len(row) + 1))
+def _write(database: sqlite3.Connection, row: Row) -> None:
+    database.execute(f"REPLACE INTO ended VALUES ({', '.join('?' * len(row))})", row)
 
 
-def _settings(options: Options) -> dict[str, str]:
+def _text(raw: bytes) -> str:
+    """A text as SQLite has it; damaged ones are not refused here, where the error would be SQLite's."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _settings(options: Options, backend: str) -> str:
+    """What results are verified against, as one text: equal for runs whose results are equal."""
     mode = options.mode if isinstance(options.mode, Mode) else MODES.get(options.mode)
     together = mode is not None and mode.together
-    return {**{name: repr(getattr(options, name)) for name in RESULT_OPTIONS}, "together": repr(together)}
+    names = {name: repr(getattr(options, name)) for name in RESULT_OPTIONS}
+    return json.dumps({**names, "together": repr(together), "backend": backend})
 
 
 def _real(value: float) -> float | None:
@@ -229,7 +272,7 @@ def _real(value: float) -> float | None:
 
 
 def _entry(row: Row, problem: Problem[Any]) -> Entry:
-    ticket, _, status, depth, *residual, f_dtype, f, g_dtype, g, widened, rescued, arithmetic, detail, _ = row
+    ticket, _, _, status, depth, *residual, f_dtype, f, g_dtype, g, widened, rescued, arithmetic, detail, _ = row
     potentials = None
     if f is not None:
         like = problem.x if problem.x is not None else problem.cost
@@ -244,11 +287,18 @@ def _entry(row: Row, problem: Problem[Any]) -> Entry:
     return Entry(record, bool(rescued))
 
 
+def _is_whole(row: Row) -> bool:
+    return row[-1] == _checksum(row[:-1])
+
+
 def _checksum(row: Row) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
+    """A digest of all other fields of a row, and of the format: a row of another one is never whole."""
+    # Values of different types have different representations; the lengths of blobs say where each of them ends.
+    shown = [("blob", len(value)) if isinstance(value, bytes) else value for value in row]
+    digest = hashlib.blake2b(repr((FORMAT, shown)).encode(), digest_size=16)
     for value in row:
-        raw = value if isinstance(value, bytes) else repr(value).encode()
-        digest.update(struct.pack("<q", len(raw)) + raw)
+        if isinstance(value, bytes):
+            digest.update(value)
     return digest.digest()
 
 
