@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from tests.faults.faulty import FILLS, HANGS, KILLS, RAISES, Harmful, assert_sam
 import drainsinkhorn as ds
 from drainsinkhorn.core.errors import FleetError
 from drainsinkhorn.core.events import Event, Finished, Lost, Reported
-from drainsinkhorn.parallel import LocalFleet, RayFleet, wire
+from drainsinkhorn.parallel import LocalFleet, RayFleet, wire, worker
 from drainsinkhorn.parallel.bench import Windows
 from drainsinkhorn.parallel.fleet import Fleet
 
@@ -275,7 +276,24 @@ class TestLoss:
             os.kill(fleet.crew.pid(1), signal.SIGSTOP)  # type: ignore[attr-defined]
             results += run
         assert_same(results, list(ds.solve(problems, backend=Harmful())))
-        assert [event.reason for event in watch.of(Lost)] == ["it said nothing for 1.5 s"]
+        # A start that is slower than that is given up too, and begins again.
+        assert [event.reason for event in watch.of(Lost) if event.tickets] == ["it said nothing for 1.5 s"]
+
+    def test_a_worker_that_is_stopped_before_it_is_ready(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        problems, watch, begun = batch(6), Watch(), time.monotonic()
+        with LocalFleet(1, hang=2.0) as fleet:
+            hire = fleet.crew.hire
+
+            def hire_and_stop(worker: int, assignment: Any) -> None:
+                hire(worker, assignment)
+                os.kill(fleet.crew.pid(worker), signal.SIGSTOP)  # type: ignore[attr-defined]
+                monkeypatch.setattr(fleet.crew, "hire", hire)
+
+            monkeypatch.setattr(fleet.crew, "hire", hire_and_stop)
+            results = list(fleet.stream(problems, backend="reference", observe=watch))
+        assert_same(results, list(ds.solve(problems, backend="reference")))
+        assert watch.of(Lost)[0].reason == "it was not ready after 2 s"
+        assert time.monotonic() - begun < 60
 
     @pytest.mark.parametrize(
         ("harm", "reason"),
@@ -294,7 +312,7 @@ class TestLoss:
         assert reason in culprit.message
         for found, true in zip(results, truth, strict=True):
             assert np.array_equal(found.potentials.f, true.potentials.f)
-        assert len(watch.of(Lost)) <= 8
+        assert len([event for event in watch.of(Lost) if event.tickets]) <= 8
 
     def test_on_ray_too(self, on_ray: Fleet) -> None:
         problems = batch(6)
@@ -318,6 +336,33 @@ class TestLoss:
         while any(Path(f"/proc/{pid}").exists() for pid in pids):
             assert time.monotonic() < until, "workers outlived their fleet"
             time.sleep(0.05)
+
+
+class TestFormats:
+    """Ends of two versions refuse each other with a sentence, and read nothing of what the other says."""
+
+    @pytest.mark.parametrize("fleet", ["local", "on_ray"], indirect=True)
+    def test_a_worker_of_another_version(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(wire, "FORMAT", 99)
+        with pytest.raises(FleetError, match=r"could not start: messages have format .* install the same one"):
+            list(fleet.stream(batch(2), backend="reference"))
+
+    @pytest.mark.parametrize("header", [worker.HEADER.pack(worker.MARK, 99, 2, 0), b"\2" + bytes(23)], ids=["99", "1"])
+    def test_a_fleet_of_another_version(self, header: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        program = "from drainsinkhorn.parallel.worker import main; main()"
+        with ours, theirs:
+            handle = theirs.fileno()
+            child = subprocess.Popen([sys.executable, "-c", program, str(handle)], pass_fds=[handle])
+            theirs.close()
+            ours.sendall(header)
+            with ours.makefile("rb") as file:
+                said = file.read()
+        assert child.wait(10) == 1
+        text, _ = worker.sizes(said)
+        message = worker.unframe(said[worker.HEADER.size :][:text], b"")
+        assert message.kind == "failed"
+        assert f"format {99 if worker.MARK in header else 1} at one end and {wire.FORMAT} at the other" in message.body
 
 
 class TestUse:

@@ -32,8 +32,8 @@ PATIENCE = 0.5
 class Message(NamedTuple):
     """What a worker says.
 
-    Kinds: ready; results (facts of each, and the bytes of all); report, where it stands; account, at the end; failed,
-    and why; refused, a bad problem under `strict`; and died, which is said of it.
+    Kinds: ready, and in which format it speaks; results (facts of each, and the bytes of all); report, where it
+    stands; account, at the end; failed, and why; refused, a bad problem under `strict`; and died, which is said of it.
     """
 
     kind: str

@@ -42,7 +42,7 @@ LARGEST_WINDOW = 4096
 SMALL_PAIRS, SMALL_DEPTH = 2**21, 16
 """Problems of fewer pairs are taken to be so deep: a window has many, and a look at each would cost too much."""
 START_SECONDS = 120.0
-"""A worker that is not ready after so long, and after `hang`, will never be."""
+"""A worker that is not ready after so long, and after `hang`, will never be: the most that a start may take."""
 FALSE_STARTS = 9
 """How often in a row a worker may be killed before it is ready: what hits workers can hit them then, too."""
 POLL = 0.01
@@ -95,7 +95,7 @@ class Dispatch:
         options: As for `stream`.
         observe: As for `stream`; told `Reported`, `Lost` and `Finished`.
         journal: As for `stream`; kept here, not by workers.
-        hang: Seconds of silence after which a worker that has work is given up.
+        hang: Seconds of silence after which a worker that has work, or starts, is given up.
         strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
     """
 
@@ -114,6 +114,8 @@ class Dispatch:
         self.ledger = Ledger()
         self.feed = given.claim() if isinstance(given, Tap) else None
         self._crew, self._options, self._hang, self._allowed = crew, options, hang, strikes
+        # Seconds that a start may take. Each start that is given up doubles them: perhaps only the machine is slow.
+        self._start_limit = hang
         self._tell = observe
         self._observe = fan_out(self.ledger, observe)
         self._backend = pick_backend(backend, given, self._observe)
@@ -187,9 +189,13 @@ class Dispatch:
             self._heed(worker, message)
         now = time.monotonic()
         for worker, hand in enumerate(self._hands):
-            limit = self._hang if hand.alive else max(self._hang, START_SECONDS)
-            if (hand.has or not hand.alive) and now - hand.heard > limit:
-                self._bury(worker, f"it said nothing for {limit:g} s")
+            silence = now - hand.heard
+            if not hand.alive and silence > self._start_limit:
+                reason = f"it was not ready after {self._start_limit:g} s"
+                self._start_limit = min(2 * self._start_limit, max(self._hang, START_SECONDS))
+                self._bury(worker, reason)
+            elif hand.alive and hand.has and silence > self._hang:
+                self._bury(worker, f"it said nothing for {self._hang:g} s")
 
     def _heed(self, worker: int, message: Message) -> None:
         hand, now = self._hands[worker], time.monotonic()
@@ -197,6 +203,8 @@ class Dispatch:
             hand.busy += now - hand.heard
         hand.heard = now
         if message.kind == "ready":
+            if message.body != wire.FORMAT:
+                self._bury(worker, wire.other_format(message.body), by_itself=True)
             hand.alive = True
         elif message.kind == "results":
             for record, rescued in wire.to_records(message.body, message.raw):

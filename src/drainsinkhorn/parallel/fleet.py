@@ -26,7 +26,7 @@ class Fleet:
 
     Args:
         crew: The workers.
-        hang: Seconds of silence after which a worker that has work is given up.
+        hang: Seconds of silence after which a worker that has work, or starts, is given up.
         strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
     """
 

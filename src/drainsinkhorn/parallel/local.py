@@ -20,7 +20,7 @@ from drainsinkhorn.core.errors import FleetError, OptionsError
 from drainsinkhorn.parallel import wire
 from drainsinkhorn.parallel.bench import Assignment, Message
 from drainsinkhorn.parallel.fleet import Fleet
-from drainsinkhorn.parallel.worker import HEADER, frame, unframe
+from drainsinkhorn.parallel.worker import HEADER, frame, sizes, unframe
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SEND_SECONDS = 30.0
@@ -43,7 +43,7 @@ class LocalFleet(Fleet):
         workers: How many; None: as many groups of `cores` as there are cores, or one per device.
         cores: Threads of each worker.
         devices: GPUs, one per worker, by number or as CUDA names them.
-        hang: Seconds of silence after which a worker that has work is given up.
+        hang: Seconds of silence after which a worker that has work, or starts, is given up.
         strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
 
     Examples:
@@ -178,7 +178,10 @@ class LocalCrew:
         except OSError:
             size = 0
         mine.arrived += memoryview(self._chunk)[:size]
-        heard = [(worker, message) for message in _messages(mine.arrived)]
+        try:
+            heard = [(worker, message) for message in _messages(mine.arrived)]
+        except FleetError as error:
+            return [(worker, Message("failed", str(error)))]
         return heard if size else [*heard, (worker, _epitaph(mine.process))]
 
     def close(self) -> None:
@@ -198,7 +201,7 @@ def _messages(arrived: bytearray) -> list[Message]:
     """Take the whole messages out of what has arrived."""
     found, place = list[Message](), 0
     while len(arrived) >= place + HEADER.size:
-        text, raw = HEADER.unpack_from(arrived, place)
+        text, raw = sizes(arrived, place)
         start, end = place + HEADER.size, place + HEADER.size + text + raw
         if len(arrived) < end:
             break

@@ -34,7 +34,7 @@ class RayFleet(Fleet):
         workers: How many; None: as many as the cluster has room for.
         cores: Cores of each worker.
         gpus: GPUs of each worker; 0: none.
-        hang: Seconds of silence after which a worker that has work is given up.
+        hang: Seconds of silence after which a worker that has work, or starts, is given up.
         strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
     """
 
@@ -139,10 +139,13 @@ class Actor:
         """Its process."""
         return os.getpid()
 
-    def begin(self, assignment: Assignment) -> Iterator[Message]:
-        """Run what is pushed, and say what comes of it."""
+    def begin(self, version: int, assignment: Assignment) -> Iterator[Message]:
+        """Run what is pushed, and say what comes of it. Both ends say their format once; neither changes it."""
+        if version != wire.FORMAT:
+            yield Message("failed", wire.other_format(version))
+            return
         self._bench = Bench(assignment)
-        yield Message("ready")
+        yield Message("ready", wire.FORMAT)
         yield from self._bench.messages()
 
     def push(self, window: tuple[Any, Any]) -> None:
@@ -178,7 +181,8 @@ class RayCrew:
         """Start an actor, or use the one that lives."""
         if worker not in self._actors:
             self._actors[worker] = self._actor.remote()
-        self._voices[worker] = self._actors[worker].begin.options(num_returns="streaming").remote(assignment)
+        begin = self._actors[worker].begin.options(num_returns="streaming")
+        self._voices[worker] = begin.remote(wire.FORMAT, assignment)
 
     def give(self, worker: int, parcel: wire.Parcel) -> None:
         """Send a window through the object store, its arrays in one block: each object in there has its price."""

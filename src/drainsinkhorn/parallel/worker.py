@@ -13,17 +13,27 @@ import sys
 import threading
 from typing import Any
 
+from drainsinkhorn.core.errors import FleetError
 from drainsinkhorn.parallel import wire
 from drainsinkhorn.parallel.bench import Bench, Message
 
-HEADER = struct.Struct("<QQ")
-"""Sizes of the JSON and of the bytes that follow it."""
+MARK = b"drnk"
+HEADER = struct.Struct("<4sIQQ")
+"""The mark, the format, and the sizes of the JSON and of the bytes that follow it."""
 
 
 def frame(kind: str, body: Any = None, raw: bytes = b"") -> list[bytes]:
     """A message as bytes."""
     text = json.dumps([kind, body]).encode()
-    return [HEADER.pack(len(text), len(raw)), text, raw]
+    return [HEADER.pack(MARK, wire.FORMAT, len(text), len(raw)), text, raw]
+
+
+def sizes(header: bytes | bytearray, start: int = 0) -> tuple[int, int]:
+    """Sizes of the JSON and of the bytes of a message; raises FleetError if its format is another one."""
+    mark, version, text, raw = HEADER.unpack_from(header, start)
+    if (mark, version) != (MARK, wire.FORMAT):
+        raise FleetError(wire.other_format(version if mark == MARK else 1))
+    return text, raw
 
 
 def unframe(text: bytes, raw: Any) -> Message:
@@ -50,7 +60,7 @@ def _receive(connection: socket.socket) -> tuple[Message, list[int]]:
     if not header:
         raise EOFError
     header += bytes(_exactly(connection, HEADER.size - len(header)))
-    text, raw = (_exactly(connection, size) for size in HEADER.unpack(header))
+    text, raw = (_exactly(connection, size) for size in sizes(header))
     return unframe(bytes(text), raw), handles
 
 
@@ -78,6 +88,9 @@ class Worker:
             except (EOFError, OSError):
                 # The lanes are in other threads, and nobody wants them any more.
                 os._exit(0)
+            except FleetError as error:
+                self._say(Message("failed", str(error)))
+                os._exit(1)
             self._take(message, handles)
 
     def _take(self, message: Message, handles: list[int]) -> None:
@@ -90,7 +103,7 @@ class Worker:
             except Exception as error:  # noqa: BLE001  said to the fleet
                 self._say(Message("failed", f"it could not begin: {type(error).__name__}: {error}"))
                 return
-            self._say(Message("ready"))
+            self._say(Message("ready", wire.FORMAT))
             threading.Thread(target=self._speak, args=(self._bench,), daemon=True).start()
         elif message.kind == "window" and self._bench is not None:
             self._bench.push(_parcel(message, handles))
