@@ -11,7 +11,7 @@ import pytest
 from tests.campaign import toy
 
 from drainsinkhorn.campaign import manifest as making
-from drainsinkhorn.campaign import meters
+from drainsinkhorn.campaign import meters, records
 from drainsinkhorn.campaign.manifest import differences, manifest
 from drainsinkhorn.campaign.plan import Campaign, Contrast, Place, Study, Unit
 from drainsinkhorn.core.errors import FileError, OptionsError
@@ -136,6 +136,22 @@ def test_an_edited_manifest_is_refused(tmp_path: Path):
     path.write_text(path.read_text().replace('"title": "A toy"', '"title": "Another"'))
     with pytest.raises(FileError, match="was edited"):
         making.freeze(tmp_path, made)
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path):
+    made = manifest(toy.campaign(), CPU)
+    path = tmp_path / "manifest.json"
+    for told, known in ((1, True), (None, True), (0, False), (2, False), ("1", False)):
+        body = {**made, "format": told} if told is not None else {k: v for k, v in made.items() if k != "format"}
+        path.write_text(json.dumps(body))
+        if known:
+            assert records.read(tmp_path).manifest == body
+        else:
+            with pytest.raises(FileError, match=f"has format {told!r}, and this version of drainsinkhorn reads format"):
+                records.read(tmp_path)
+    path.write_text("[]")
+    with pytest.raises(FileError, match="has format None"):
+        records.read(tmp_path)
 
 
 def test_options_must_be_json():

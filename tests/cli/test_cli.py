@@ -179,6 +179,25 @@ class TestSolve:
         assert b"Traceback" not in err
 
 
+class TestFormats:
+    @pytest.mark.parametrize("other", [2, 0, -1, 1.0, "1\x1b[2J", [1, 1]])
+    def test_an_unknown_format_is_refused(self, other: Any, stacked: Path, tmp_path: Path) -> None:
+        assert drain("solve", stacked, "-o", tmp_path / "out.npz").exit_code == 0
+        for command, path in ((["solve", "-o", tmp_path / "again.npz"], stacked), (["explain"], tmp_path / "out.npz")):
+            done = drain(*command, save(tmp_path / "other.npz", **{**load(path), "format": other}))
+            assert done.exit_code == 2
+            assert "has format" in done.output
+            assert "reads format 1; use the version that wrote it" in done.output
+            assert "\x1b" not in done.output
+
+    def test_files_that_do_not_say_their_format(self, stacked: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out.npz"
+        assert drain("solve", save(tmp_path / "told.npz", **load(stacked), format=1), "-o", out).exit_code == 0
+        whole = load(out)
+        assert whole.pop("format") == 1
+        assert drain("explain", save(tmp_path / "old.npz", **whole)).output == drain("explain", out).output
+
+
 class TestBadFiles:
     @pytest.mark.parametrize(
         ("arrays", "message"),

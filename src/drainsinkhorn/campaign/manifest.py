@@ -18,7 +18,7 @@ from typing import Any
 import drainsinkhorn
 from drainsinkhorn.campaign import meters
 from drainsinkhorn.campaign.plan import Campaign, Place
-from drainsinkhorn.campaign.records import MANIFEST
+from drainsinkhorn.campaign.records import FORMAT, MANIFEST
 from drainsinkhorn.core.errors import FileError, OptionsError
 
 PACKAGES = (
@@ -49,6 +49,7 @@ def file_digest(path: Path) -> str:
 def manifest(campaign: Campaign, place: Place) -> Manifest:
     """Describe a campaign here and now."""
     body = {
+        "format": FORMAT,
         "campaign": campaign.name,
         "title": campaign.title,
         "scale": campaign.scale,

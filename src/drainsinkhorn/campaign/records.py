@@ -27,6 +27,8 @@ from drainsinkhorn.core.errors import FileError
 
 Record = dict[str, Any]
 MANIFEST, RAW = "manifest.json", "raw.jsonl"
+FORMAT = 1
+"""Version of both files, told by the manifest. A manifest that does not say its format has this one."""
 
 
 def line(record: Record) -> str:
@@ -141,6 +143,12 @@ def read(folder: Path) -> Run:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise FileError(f"{folder / MANIFEST} cannot be read ({error}); drain bench run writes it") from error
+    version = manifest.get("format", FORMAT) if isinstance(manifest, dict) else None
+    if version != FORMAT:
+        raise FileError(
+            f"{folder / MANIFEST} has format {version!r}, and this version of drainsinkhorn reads format {FORMAT}; "
+            "report it with the version that wrote it"
+        )
     raw = folder / RAW
     records, torn = parse(raw.read_bytes()) if raw.exists() else ([], 0)
     return settle(manifest, records, torn)

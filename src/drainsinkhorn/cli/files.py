@@ -23,16 +23,31 @@ from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.result import Result
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
-KEYS = ("x", "y", "a", "b", "eps", "tol", "f", "g", "cost", "scale", "x_sizes", "y_sizes")
+FORMAT = 1
+"""Version of the keys of both kinds of files. A file that does not say its format has this one."""
+KEYS = ("x", "y", "a", "b", "eps", "tol", "f", "g", "cost", "scale", "x_sizes", "y_sizes", "format")
 STACKED = {"x": 3, "y": 3, "a": 2, "b": 2, "eps": 1, "tol": 1, "f": 2, "g": 2, "cost": 3, "x_sizes": 1, "y_sizes": 1}
 """Number of dimensions with which an array has one entry for each problem."""
 PROBLEM_BYTES = 2048
 """Memory that a problem and its result take beside their arrays, about."""
 
 
+def _read_format(path: Path, limit: int | None) -> dict[str, np.ndarray[Any, Any]]:
+    """All arrays of a file of the format that is read here; raises FileError for any other."""
+    arrays = read_arrays(path, limit)
+    found = arrays.get("format", np.array(FORMAT))
+    if found.shape != () or found.dtype.kind not in "iu" or found != FORMAT:
+        value = repr(found.item())[:40] if found.shape == () else f"of shape {found.shape}"
+        raise FileError(
+            f"{path} has format {value}, and this version of drainsinkhorn reads format {FORMAT}; use the version that "
+            "wrote it"
+        )
+    return arrays
+
+
 def read_problems(path: Path, limit: int | None = None) -> list[Problem[Any]]:
     """The problems of an .npz file, which may take `limit` bytes of memory; None: see `read_arrays`."""
-    arrays = read_arrays(path, limit)
+    arrays = _read_format(path, limit)
     unknown = sorted(set(arrays) - set(KEYS))
     if unknown:
         raise FileError(f"{path} has an unknown key {unknown[0]!r}; known keys are {', '.join(KEYS)}")
@@ -102,6 +117,7 @@ def _cost(arrays: Arrays, rows: list[int] | None, cols: list[int] | None) -> Any
 def write_solution(path: Path, results: list[Result[Any]], ledger: Ledger, tol: float) -> None:
     """Results and ledger as an .npz file, written beside it first so that no half file is ever seen."""
     arrays: dict[str, Any] = {
+        "format": FORMAT,
         "ticket": [r.ticket for r in results],
         "status": [r.status.name for r in results],
         "message": [r.message for r in results],
@@ -163,7 +179,7 @@ def json_number(value: Any) -> float | None:
 
 def read_solution(path: Path, limit: int | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A saved solution: one row per problem, and the ledger. It may take `limit` bytes; None: see `read_arrays`."""
-    arrays = read_arrays(path, limit)
+    arrays = _read_format(path, limit)
     columns = ("ticket", "status", "message", "depth", "row", "col")
     missing = sorted({*columns, "ledger"} - set(arrays))
     if missing:
