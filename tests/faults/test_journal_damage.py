@@ -248,7 +248,7 @@ def test_text_that_is_no_text_in_any_field(column: str, journals: Journals, tmp_
 
 def test_a_table_whose_description_is_no_text(journals: Journals, tmp_path: Path) -> None:
     """SQLite quotes the description in its error, which Python then cannot decode."""
-    raw = journals.ended[""].replace(b"CREATE TABLE ended (ticket INTEGER", b"CREATE TABLE ended (\xff\xfe(ket INTEGER")
+    raw = journals.ended[""].replace(b"CREATE TABLE ended (ticket INTEGER", b"CREATE TABLE ended (\xff\xfe(((( INTEGER")
     assert raw != journals.ended[""]
     assert_same(solve(place(tmp_path, {"": raw}), LOOSE), journals.truth[LOOSE])
     assert (tmp_path / "j.damaged").read_bytes() == raw
