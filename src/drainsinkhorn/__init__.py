@@ -25,6 +25,7 @@ from drainsinkhorn.core.errors import FeedFull as FeedFull
 from drainsinkhorn.core.errors import KernelCacheWarning as KernelCacheWarning
 from drainsinkhorn.core.errors import NotConverged as NotConverged
 from drainsinkhorn.core.errors import OptionsError as OptionsError
+from drainsinkhorn.core.errors import OutOfMemory as OutOfMemory
 from drainsinkhorn.core.errors import ProblemError as ProblemError
 from drainsinkhorn.core.feed import Feed as Feed
 from drainsinkhorn.core.ledger import Ledger as Ledger

@@ -14,11 +14,11 @@ from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.backends.door import admit, finite_on_device
+from drainsinkhorn.backends.door import admit, finite_on_device, sizes
 from drainsinkhorn.backends.starts import extend
 from drainsinkhorn.batch import problems, trusted
-from drainsinkhorn.core.errors import ContractError, FeedClosed, OptionsError, ProblemError
-from drainsinkhorn.core.events import Chosen, Finished, Observer, Rescuing, Retired, fan_out, ignore, refused
+from drainsinkhorn.core.errors import ContractError, FeedClosed, OptionsError, OutOfMemory, ProblemError
+from drainsinkhorn.core.events import Chosen, Event, Finished, Observer, Rescuing, Retired, fan_out, ignore, refused
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.feed import Tap
 from drainsinkhorn.core.ledger import Ledger
@@ -118,6 +118,8 @@ def solve(
     except ContractError as error:
         error.results = run.finished(records)
         raise
+    except MemoryError as error:
+        raise run.out_of_memory(error, records.entered()) from error
     return Solution(Results(records, run.result), run.ledger)
 
 
@@ -207,6 +209,13 @@ class Stream(Iterator[Result[Any]]):
     def __next__(self) -> Result[Any]:
         try:
             result = self._run.result(self._run.record(next(self._ends)))
+        except MemoryError as error:
+            short = self._run.out_of_memory(error)
+            if self._feed is not None:
+                for result in short.results.values():
+                    self._feed.settle(result)
+                self._feed.fail(short)
+            raise short from error
         except BaseException as error:
             if self._feed is not None:
                 self._feed.fail(error if not isinstance(error, StopIteration) else FeedClosed("the stream has ended"))
@@ -242,7 +251,7 @@ class _Run:
         # Until the first line has its own.
         self._plan = options.plan(count)
         self._tell = observe
-        self._observe = self.ledger if observe is ignore else fan_out(self.ledger, observe)
+        self._observe = self._keep if observe is ignore else fan_out(self._keep, observe)
         self._backend = pick_backend(backend, given, self._observe)
         self._acceleration = pick_acceleration(options, self._backend)
         self._backend = self._backend.using(self._acceleration)
@@ -250,6 +259,8 @@ class _Run:
         self._given: dict[int, Problem[Any]] = {}
         self._refused: deque[Retired] = deque()
         self._failed: dict[int, Retired] = {}
+        # What has ended and was not handed out yet, by ticket.
+        self._unclaimed: dict[int, Retired] = {}
         self._rescued: dict[int, Backend[Any]] = {}
         self._whole = count is not None
         self._lookahead = math.inf if self._whole else options.lookahead
@@ -282,17 +293,44 @@ class _Run:
         """Run everything; each problem once, as it ends. With a journal, what is yielded has been recorded."""
         try:
             for retired in self._ends():
+                # What a recheck refutes is not among what is finished.
+                self._unclaimed.pop(retired.ticket, None)
                 if retired.ticket not in self._recalled or self._options.recheck == "all":
                     self._recheck(retired)
+                self._unclaimed[retired.ticket] = retired
                 if self._journal is not None:
                     self._enter(self._journal, retired)
                 if self._tell is not ignore:
                     self._tell(Finished(retired.ticket, retired.status))
                 yield retired
+                del self._unclaimed[retired.ticket]
         finally:
             self.close()
             # It asks this run, which would otherwise keep the caller's arrays until the garbage collector came by.
             del self._sorter
+
+    def _keep(self, event: Event) -> None:
+        """Enter an event in the ledger, and keep what has ended until it is handed out."""
+        if type(event) is Retired:
+            self._unclaimed[event.ticket] = event
+        self.ledger(event)
+
+    def unclaimed(self) -> Iterator[Retired]:
+        """What has ended and was not handed out: refused, in hand, or as its first run left it before its rescue."""
+        yield from self._refusals()
+        while self._unclaimed:
+            yield self._in_time(self._unclaimed.pop(min(self._unclaimed)))
+
+    def out_of_memory(self, error: MemoryError, entered: Iterable[Record] = ()) -> OutOfMemory:
+        """What to raise when memory ran out outside of any lane: with what was entered, and what was not handed out."""
+        ended = {record.ticket: record for record in (*entered, *map(self.record, self.unclaimed()))}
+        results = {ticket: self.result(record) for ticket, record in sorted(ended.items())}
+        return OutOfMemory(
+            f"memory ran out outside of any lane ({str(error) or type(error).__name__}); the {len(results)} results "
+            "that were finished and not handed out are in .results; free memory, and run the others again",
+            results,
+            self.ledger,
+        )
 
     def close(self) -> None:
         """Give the journal back."""
@@ -333,7 +371,7 @@ class _Run:
             for retired in execute(backend, line, self._plan, self._observe):
                 yield from self._refusals()
                 self._sorter.finished(retired)
-                retired = self._in_time(retired)
+                retired = self._sized(self._in_time(retired))
                 if self._worth_rescue(retired):
                     self._failed[retired.ticket] = retired
                 else:
@@ -365,6 +403,16 @@ class _Run:
         cut = retired.status is Status.DEPTH_LIMIT and retired.depth < self._plan.max_depth
         return retired._replace(status=Status.EXPIRED) if cut else retired
 
+    def _sized(self, retired: Retired) -> Retired:
+        """The same; if memory did not suffice for it, with its size and what to do about it."""
+        if retired.status is not Status.INVALID:
+            return retired
+        n, m = sizes(retired.problem)
+        advice = "free memory or use fewer points"
+        if not isinstance(retired.problem.cost, Cost):
+            advice += "; of points in place of a dense cost no matrix need be kept"
+        return retired._replace(detail=f"{retired.detail}; it has {n} x {m} points: {advice}")
+
     def _worth_rescue(self, retired: Retired) -> bool:
         """Unconverged, and a second run could end otherwise."""
         if not self._options.rescue or retired.status not in RESCUED:
@@ -382,14 +430,9 @@ class _Run:
             return True
         return self._read - oldest >= self._lookahead
 
-    def unrescued(self) -> Iterator[Retired]:
-        """What waits for its rescue, as its first run left it."""
-        while self._failed:
-            yield self._failed.pop(min(self._failed))
-
     def finished(self, records: Records) -> dict[int, Result[Any]]:
         """Results of a run that was cut short, by ticket; what waits for its rescue is as its first run left it."""
-        for retired in self.unrescued():
+        for retired in self.unclaimed():
             records.enter(self.record(retired))
         return {record.ticket: self.result(record) for record in records.entered()}
 
@@ -408,7 +451,8 @@ class _Run:
                 yield first
             else:
                 self._rescued[retired.ticket] = precise
-                yield self._in_time(retired)._replace(depth=first.depth + retired.depth)
+                streamed = first.streamed or retired.streamed
+                yield self._in_time(retired)._replace(depth=first.depth + retired.depth, streamed=streamed)
 
     def record(self, retired: Retired) -> Record:
         """What is kept of a problem that has ended."""
@@ -421,11 +465,12 @@ class _Run:
                 f"{stop} = {retired.problem.tol:.3g} is below the rounding of this problem's residual "
                 f"({retired.residual.band:.2g}), so nothing can verify it; raise tol or eps"
             )
-        ticket, problem, potentials, residual, status, depth, widened, _ = retired
+        ticket, problem, potentials, residual, status, depth, widened, _, streamed = retired
         arithmetic = "" if potentials is None else self._arithmetic
-        if ticket in self._rescued:
-            arithmetic = self._rescued[ticket].describe(problem)
-        return Record(ticket, potentials, residual, status, depth, widened, arithmetic, detail)
+        if ticket in self._rescued or streamed:
+            ran = self._rescued.get(ticket, self._backend)
+            arithmetic = (ran.frugal() if streamed else ran).describe(problem)
+        return Record(ticket, potentials, residual, status, depth, widened, arithmetic, detail, streamed)
 
     def result(self, record: Record) -> Result[Any]:
         """What the caller sees of it; once for each."""
@@ -433,6 +478,7 @@ class _Run:
         recalled = self._recalled.pop(record.ticket, None)
         if recalled is not None and recalled.rescued:
             rescued_by = self._backend.precise()
+        ran = rescued_by or self._backend
         return Result(
             ticket=record.ticket,
             problem=self._given.pop(record.ticket),
@@ -440,12 +486,13 @@ class _Run:
             residual=record.residual,
             status=record.status,
             depth=record.depth,
-            backend=rescued_by or self._backend,
+            backend=ran.frugal() if record.streamed else ran,
             arithmetic=record.arithmetic,
             acceleration=self._acceleration,
             rescued=rescued_by is not None,
             widened=record.widened,
             detail=record.detail,
+            streamed=record.streamed,
         )
 
     def _noted(self, given: Iterable[Problem[Any]]) -> Iterator[Problem[Any]]:

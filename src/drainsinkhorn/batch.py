@@ -12,6 +12,7 @@ import numpy as np
 from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.backends.door import uniform
+from drainsinkhorn.backends.memory import memory_errors
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -131,7 +132,7 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
     strengths = np.asarray(eps)
     if strengths.dtype.kind not in "fiu" or not (np.isfinite(strengths) & (strengths > 0)).all():
         return None
-    if not all(np.isfinite(p).all() if type(p) is np.ndarray else bool(p.detach().isfinite().all()) for p in (x, y)):
+    if not (_is_finite(x) and _is_finite(y)):
         return None
     a, b = (uniform(p.shape[-2]) for p in (x, y))
     each = np.broadcast_to(strengths.astype(np.float64), (len(given),)).tolist()
@@ -139,6 +140,15 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
         Problem(x=p.x, y=p.y, eps=e, tol=margin * tol, cost=cost, a=a, b=b, init=start)
         for p, e in zip(given, each, strict=True)
     ]
+
+
+def _is_finite(points: Any) -> bool:
+    """True if all points are finite; False where there is no memory to look at all of them together."""
+    try:
+        with memory_errors():
+            return bool(np.isfinite(points).all() if type(points) is np.ndarray else points.detach().isfinite().all())
+    except MemoryError:
+        return False
 
 
 def _is_plain(points: Any) -> bool:

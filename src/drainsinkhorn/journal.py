@@ -35,8 +35,8 @@ APPLICATION = int.from_bytes(b"drnk")
 TABLE = (
     "CREATE TABLE ended (ticket INTEGER PRIMARY KEY, settings TEXT NOT NULL, problem BLOB NOT NULL, "
     "status TEXT NOT NULL, depth INTEGER NOT NULL, row REAL, col REAL, band REAL, f_dtype TEXT, f BLOB, g_dtype TEXT, "
-    "g BLOB, widened INTEGER NOT NULL, rescued INTEGER NOT NULL, arithmetic TEXT NOT NULL, detail TEXT NOT NULL, "
-    "checksum BLOB NOT NULL)"
+    "g BLOB, widened INTEGER NOT NULL, rescued INTEGER NOT NULL, streamed INTEGER NOT NULL, arithmetic TEXT NOT NULL, "
+    "detail TEXT NOT NULL, checksum BLOB NOT NULL)"
 )
 """How a journal's only table is made, as SQLite remembers it."""
 FIRST_FORMAT = "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
@@ -110,6 +110,7 @@ class Journal:
             *(part for p in (f, g) for part in ((None, None) if p is None else (p.dtype.str, p.tobytes()))),
             int(record.widened),
             int(rescued),
+            int(record.streamed),
             record.arithmetic,
             record.detail,
         )
@@ -272,7 +273,24 @@ def _real(value: float) -> float | None:
 
 
 def _entry(row: Row, problem: Problem[Any]) -> Entry:
-    ticket, _, _, status, depth, *residual, f_dtype, f, g_dtype, g, widened, rescued, arithmetic, detail, _ = row
+    (
+        ticket,
+        _,
+        _,
+        status,
+        depth,
+        *residual,
+        f_dtype,
+        f,
+        g_dtype,
+        g,
+        widened,
+        rescued,
+        streamed,
+        arithmetic,
+        detail,
+        _,
+    ) = row
     potentials = None
     if f is not None:
         like = problem.x if problem.x is not None else problem.cost
@@ -283,7 +301,8 @@ def _entry(row: Row, problem: Problem[Any]) -> Entry:
             )
         )
     numbers = Residual(*(float("nan") if value is None else value for value in residual))
-    record = Record(ticket, potentials, numbers, Status[status], depth, bool(widened), arithmetic, detail)
+    ended = Status[status], depth, bool(widened), arithmetic, detail, bool(streamed)
+    record = Record(ticket, potentials, numbers, *ended)
     return Entry(record, bool(rescued))
 
 

@@ -25,6 +25,7 @@ class Record(NamedTuple):
     widened: bool
     arithmetic: str
     detail: str
+    streamed: bool = False
 
 
 class Records:
@@ -39,16 +40,19 @@ class Records:
         self._widened = bytearray(count)
         self._arithmetic = [""] * count
         self._details: dict[int, str] = {}
+        self._streamed: set[int] = set()
 
     def enter(self, record: Record) -> None:
         """Keep a record."""
-        ticket, potentials, residual, self.statuses[ticket], depth, widened, arithmetic, detail = record
+        ticket, potentials, residual, self.statuses[ticket], depth, widened, arithmetic, detail, streamed = record
         if potentials is not None:
             self._f[ticket], self._g[ticket] = potentials
         self._residuals[3 * ticket], self._residuals[3 * ticket + 1], self._residuals[3 * ticket + 2] = residual
         self._depths[ticket], self._widened[ticket], self._arithmetic[ticket] = depth, widened, arithmetic
         if detail:
             self._details[ticket] = detail
+        if streamed:
+            self._streamed.add(ticket)
 
     def __len__(self) -> int:
         return len(self.statuses)
@@ -67,6 +71,7 @@ class Records:
             bool(self._widened[ticket]),
             self._arithmetic[ticket],
             self._details.get(ticket, ""),
+            ticket in self._streamed,
         )
 
     def entered(self) -> Iterator[Record]:

@@ -68,7 +68,10 @@ def batch(count: int, seed: int = 0, largest: int = 40) -> list[ds.Problem[Any]]
 
 def same(r: ds.Result[Any], s: ds.Result[Any]) -> bool:
     """Whether two results are equal to the bit."""
-    facts = [(q.ticket, q.status, q.depth, q.residual, q.widened, q.rescued, q.arithmetic, q.detail) for q in (r, s)]
+    facts = [
+        (q.ticket, q.status, q.depth, q.residual, q.widened, q.rescued, q.streamed, q.arithmetic, q.detail)
+        for q in (r, s)
+    ]
     if r.emitted is None or s.emitted is None:
         return repr(facts[0]) == repr(facts[1]) and r.emitted is s.emitted
     equal = all(

@@ -27,7 +27,7 @@ LOOSE, TIGHT = 1e-2, 1e-5
 PAGE = 4096
 COLUMNS = (
     "ticket", "settings", "problem", "status", "depth", "row", "col", "band", "f_dtype", "f", "g_dtype", "g", "widened",
-    "rescued", "arithmetic", "detail", "checksum",
+    "rescued", "streamed", "arithmetic", "detail", "checksum",
 )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from drainsinkhorn.backends.memory import memory_errors
+
 Array = NDArray[Any]
 
 
@@ -101,7 +103,7 @@ def is_single(value: Any) -> bool:
 
 
 def to_caller(array: Array, like: Any, *, own: bool = False) -> Any:
-    """A fresh copy of a NumPy array in the library and on the device of `like`, dtype kept.
+    """A fresh copy of a NumPy array in the library and on the device of `like`, dtype kept; or a MemoryError.
 
     Args:
         array: The array.
@@ -112,10 +114,11 @@ def to_caller(array: Array, like: Any, *, own: bool = False) -> Any:
     short = own and float_name(like) == "bfloat16" if kind != "numpy" else False
     if kind == "torch":
         torch = sys.modules["torch"]
-        return torch.from_numpy(array.copy()).to(like.device, torch.bfloat16 if short else None)
+        with memory_errors():
+            return torch.from_numpy(array.copy()).to(like.device, torch.bfloat16 if short else None)
     if kind == "jax":
         jax = sys.modules["jax"]
-        with x64(jax) if array.dtype.itemsize == 8 else contextlib.nullcontext():
+        with memory_errors(), x64(jax) if array.dtype.itemsize == 8 else contextlib.nullcontext():
             given = jax.numpy.array(array, dtype=jax.numpy.bfloat16 if short else None)
             return jax.device_put(given, next(iter(like.devices())))
     return array.copy()

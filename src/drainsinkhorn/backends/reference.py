@@ -92,6 +92,13 @@ class ReferenceBackend:
         """Itself: it knows nothing but float64."""
         return self
 
+    def frugal(self) -> ReferenceBackend:
+        """Itself: it knows nothing but dense matrices."""
+        return self
+
+    def release(self) -> None:
+        """It keeps no memory."""
+
     def using(self, acceleration: str) -> ReferenceBackend:
         """Plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)

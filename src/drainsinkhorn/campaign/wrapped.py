@@ -121,3 +121,11 @@ class WrappedBackend:
     def precise(self) -> Backend[Any]:
         """The inner backend in float64, not wrapped: a rescue is a run of its own."""
         return self.inner.precise()
+
+    def frugal(self) -> WrappedBackend:
+        """See Backend."""
+        return replace(self, inner=self.inner.frugal())
+
+    def release(self) -> None:
+        """See Backend."""
+        self.inner.release()

@@ -127,6 +127,7 @@ def write_solution(path: Path, results: list[Result[Any]], ledger: Ledger, tol: 
         "band": [r.residual.band for r in results],
         "rescued": [r.rescued for r in results],
         "widened": [r.widened for r in results],
+        "streamed": [r.streamed for r in results],
         "eps": [_number(r.problem.eps) for r in results],
         "tol": [_number(tol if r.problem.tol is None else r.problem.tol) for r in results],
         "ledger": json.dumps(describe_ledger(ledger)),

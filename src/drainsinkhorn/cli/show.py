@@ -85,6 +85,7 @@ def as_row(result: Result[Any]) -> dict[str, Any]:
     """A Result as the table and JSON want it."""
     note = "" if result.converged else result.message.partition(": ")[2]
     notes = [note, "rescued" if result.rescued else "", _width(result)]
+    notes += ["streamed for want of memory"] if result.streamed else []
     return {
         "ticket": result.ticket,
         "status": result.status.name,

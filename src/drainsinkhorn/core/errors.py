@@ -41,6 +41,20 @@ class FileError(DrainError, ValueError):
     """A file that cannot be read as problems or as a solution; the text says what was expected."""
 
 
+class OutOfMemory(DrainError, MemoryError):
+    """Memory ran out where no lane can be blamed: while problems were sorted, or what had ended was recorded.
+
+    Attributes:
+        results: What was finished and not yet handed out, a Result by ticket.
+        ledger: The account of the run.
+    """
+
+    def __init__(self, message: str, results: dict[int, Any], ledger: object) -> None:
+        super().__init__(message)
+        self.results = results
+        self.ledger = ledger
+
+
 class FeedClosed(DrainError, RuntimeError):
     """A problem was pushed to a feed that was closed, or whose stream has ended."""
 

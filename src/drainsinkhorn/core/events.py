@@ -65,6 +65,7 @@ class Retired(NamedTuple):
     depth: int
     widened: bool = False
     detail: str = ""
+    streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,10 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """Memory did not suffice; from now on packs hold at most `capacity` lanes."""
+    """Memory did not suffice; from now on packs hold at most `capacity` lanes, and the problems `again` start anew."""
 
     capacity: int
+    again: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

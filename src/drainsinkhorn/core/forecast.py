@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from drainsinkhorn.core.audit import Standing
-from drainsinkhorn.core.events import Advanced, Event, Retired
+from drainsinkhorn.core.events import Advanced, Event, Narrowed, Retired
 
 EARLY_DEPTH, EARLY_RESIDUAL = 8, 0.1
 """A lane that is neither so deep nor so near has not shown its rate yet."""
@@ -97,6 +97,9 @@ class Forecasts:
             self._look(event.standings())
         elif isinstance(event, Retired):
             self._lanes.pop(event.ticket, None)
+        elif isinstance(event, Narrowed):
+            for ticket in event.again:
+                self._lanes.pop(ticket, None)
 
     def lanes(self) -> dict[int, Lane]:
         """Every live lane, by ticket."""

@@ -116,8 +116,11 @@ class Ledger:
                 self._queues[-1][2].extend(admitted)
             case Frozen(lanes):
                 self.frozen += lanes
-            case Narrowed():
+            case Narrowed(_, again):
                 self.narrowed += 1
+                # What starts anew is admitted once more; slots and legs it has spent so far stay spent.
+                if self._queues:
+                    self._queues[-1][2][:] = [ticket for ticket in self._queues[-1][2] if ticket not in again]
             case Chosen():
                 self.choices.append(event)
             case Rescuing() | Finished() | Resumed() | Reported() | Lost():

@@ -103,7 +103,9 @@ class Couplings(Protocol[A]):
 class Pack(Protocol[A]):
     """Live state of some lanes. Owns every array; speaks in lane numbers and Python floats.
 
-    Only `pack` and `repack` may run out of memory (MemoryError), and then leave the pack as it was.
+    Every verb may run out of memory, for which it raises MemoryError and never an error of its library. `repack` then
+    leaves the pack as it was. After any other verb the pack is given up, and its live lanes run again from their starts
+    in a narrower one; so a pack may allocate the buffers of a verb, those of `verify` too, when the verb is called.
     """
 
     @property
@@ -217,4 +219,16 @@ class Backend(Protocol[A]):
 
     def precise(self) -> Backend[A]:
         """The same backend with all arithmetic in float64; itself where it already is. Rescue runs there."""
+        ...
+
+    def frugal(self) -> Backend[A]:
+        """The same backend with every lane in the representation that needs least memory: streaming, where it can.
+
+        A lane for which memory does not suffice alone runs there, and its result says so (`Result.streamed`). Where
+        `describe` says the same of both, there is nothing to save.
+        """
+        ...
+
+    def release(self) -> None:
+        """Free memory that is kept for reuse and holds no lane. Called when memory has run out."""
         ...

@@ -90,6 +90,9 @@ class Result(Generic[A]):
         rescued: True if the answer comes from the second, width-one float64 run.
         widened: True if potentials came back in a wider dtype: the caller's cannot hold tol, or holds integers.
         detail: Why, where the status alone does not say it.
+        streamed: True if memory alone forced this lane to stream, where the problem and the options say cached. It is
+            verified like any other, and exempt from bitwise equality with a run that had the memory; so are problems
+            that start from its potentials in a chain.
     """
 
     ticket: int
@@ -104,6 +107,7 @@ class Result(Generic[A]):
     rescued: bool = False
     widened: bool = False
     detail: str = ""
+    streamed: bool = False
 
     @property
     def converged(self) -> bool:
@@ -152,7 +156,7 @@ class Result(Generic[A]):
         return self.couplings.transport_cost()[0]
 
     def __repr__(self) -> str:
-        extra = ", rescued" if self.rescued else ""
+        extra = (", rescued" if self.rescued else "") + (", streamed" if self.streamed else "")
         return (
             f"Result({self.ticket}, {self.status.name}, depth={self.depth}, "
             f"row={self.residual.row:.3g}, col={self.residual.col:.3g}{extra})"

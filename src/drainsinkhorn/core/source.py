@@ -237,6 +237,10 @@ class Sorter(Generic[A]):
         except ProblemError as error:
             self._refuse(ticket, problem, error)
             return False
+        except MemoryError as error:
+            short = f"there is not enough memory to check this problem ({error}); free memory, or use fewer points"
+            self._refuse(ticket, problem, ProblemError(short))
+            return False
         chain = admitted.chain
         if chain in self._chains:
             self._chains[chain].append(Admission(ticket, admitted))

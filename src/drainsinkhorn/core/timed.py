@@ -60,6 +60,12 @@ class Timed(Generic[A]):
     def precise(self) -> Backend[A]:
         return Timed(self._backend.precise(), self._seconds)
 
+    def frugal(self) -> Backend[A]:
+        return Timed(self._backend.frugal(), self._seconds)
+
+    def release(self) -> None:
+        self._backend.release()
+
 
 class _Lap:
     def __init__(self, seconds: dict[str, float], verb: str) -> None:

@@ -437,6 +437,7 @@ class Dispatch:
             self.ledger.depths[record.ticket] = record.depth
         if self._tell is not ignore:
             self._tell(Finished(record.ticket, record.status))
+        ran = self._backend.precise() if rescued else self._backend
         result = Result(
             ticket=record.ticket,
             problem=problem,
@@ -444,12 +445,13 @@ class Dispatch:
             residual=record.residual,
             status=record.status,
             depth=record.depth,
-            backend=self._backend.precise() if rescued else self._backend,
+            backend=ran.frugal() if record.streamed else ran,
             arithmetic=record.arithmetic,
             acceleration=self._acceleration,
             rescued=rescued,
             widened=record.widened,
             detail=record.detail,
+            streamed=record.streamed,
         )
         if self.feed is not None:
             self.feed.settle(result)

@@ -11,7 +11,8 @@ Whatever a decision is taken from is reduced on rank 0 and handed to all, so ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -24,11 +25,14 @@ from drainsinkhorn.backends.dense import SAFETY, Geometry, Kernels
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
+from drainsinkhorn.backends.memory import empty_torch_cache, memory_errors
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.backends.support import part, restrict
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.errors import BackendUnavailable, FleetError, OptionsError
 from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.core.protocol import Emission, Progress
+from drainsinkhorn.core.result import Residual
 from drainsinkhorn.journal import fingerprint
 
 Vector = NDArray[np.float64]
@@ -185,20 +189,50 @@ class RowShardedPack(LanePack[ReferenceLane]):
         if admit:
             self._ranks.agree(admit)
             self._prepare(admit)
-        super().repack(keep, admit)
+        with self._in_step():
+            super().repack(keep, admit)
+
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+        """One cycle after the other, in step with the other ranks."""
+        with self._in_step():
+            return super().advance(cycles, stops, lockstep=lockstep)
+
+    def screen(self, lanes: Sequence[int]) -> list[float]:
+        """The row residual in a pass of its own, in step with the other ranks."""
+        with self._in_step():
+            return super().screen(lanes)
+
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+        """Both sides of the states as they will be emitted, in step with the other ranks."""
+        with self._in_step():
+            return super().verify(lanes, exact=exact)
+
+    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+        """Copies for the caller, in step with the other ranks."""
+        with self._in_step():
+            return super().emit(lanes)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """What all ranks compute together. A rank that runs out of memory here cannot tell the others, and ends."""
+        try:
+            with memory_errors():
+                yield
+        except MemoryError as error:
+            ranks = self._ranks
+            raise FleetError(
+                f"rank {ranks.rank} of {ranks.size} ran out of memory while all ranks computed together ({error}); use "
+                'more ranks or kernels="streaming", and start all ranks again'
+            ) from error
 
     def _prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Build the kernels, which takes memory and needs nobody; then see whether all ranks could."""
         trouble = ""
         try:
-            self._prepared = [RowSharded(restrict(problem)[0], self._make, self._ranks) for problem in problems]
+            with memory_errors():
+                self._prepared = [RowSharded(restrict(problem)[0], self._make, self._ranks) for problem in problems]
         except MemoryError as error:
-            trouble = str(error)
-        except RuntimeError as error:
-            # What torch raises when a device is full.
-            if "out of memory" not in str(error):
-                raise
-            trouble = str(error)
+            trouble = str(error) or "it has no memory left"
         if not self._ranks.all_true(not trouble):
             self._prepared = []
             raise MemoryError(trouble or "another rank has not enough memory")
@@ -272,6 +306,14 @@ class RowShardedBackend:
     def precise(self) -> RowShardedBackend:
         """Itself: it knows nothing but float64."""
         return self
+
+    def frugal(self) -> RowShardedBackend:
+        """The same with `kernels="streaming"`."""
+        return replace(self, kernels="streaming")
+
+    def release(self) -> None:
+        """What torch keeps of a CUDA device."""
+        empty_torch_cache()
 
     def using(self, acceleration: str) -> RowShardedBackend:
         """Plain Sinkhorn, or with momentum."""

@@ -239,14 +239,22 @@ def from_result(ticket: int, result: Result[Any]) -> tuple[list[Any], bytes]:
         for potential in map(to_numpy, result.emitted):
             kinds += [potential.dtype.str, potential.nbytes]
             raw += potential.tobytes()
-    facts = [ticket, result.status.name, result.depth, *result.residual, result.widened, result.rescued]
+    facts = [
+        ticket,
+        result.status.name,
+        result.depth,
+        *result.residual,
+        result.widened,
+        result.rescued,
+        result.streamed,
+    ]
     return [*facts, result.arithmetic, result.detail, kinds], raw
 
 
 def to_records(many: Sequence[Sequence[Any]], raw: Any) -> Iterator[tuple[Record, bool]]:
     """The records of results that came back, their potentials views of the bytes, and whether each was rescued."""
     place = 0
-    for ticket, status, depth, row, col, band, widened, rescued, arithmetic, detail, kinds in many:
+    for ticket, status, depth, row, col, band, widened, rescued, streamed, arithmetic, detail, kinds in many:
         potentials = None
         if kinds:
             dtype, size, other, rest = kinds
@@ -254,4 +262,5 @@ def to_records(many: Sequence[Sequence[Any]], raw: Any) -> Iterator[tuple[Record
             potentials = Potentials(np.frombuffer(f, dtype=dtype), np.frombuffer(g, dtype=other))
             place += size + rest
         residual = Residual(row, col, band)
-        yield Record(ticket, potentials, residual, Status[status], depth, widened, arithmetic, detail), rescued
+        record = Record(ticket, potentials, residual, Status[status], depth, widened, arithmetic, detail, streamed)
+        yield record, rescued

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drainsinkhorn.core.audit import EVERY
@@ -50,11 +50,15 @@ class ScriptedBackend:
         ladder: Physical widths are powers of two.
         stride: Cycles come in multiples of this.
         room: Lanes that fit into memory.
+        spare: Lanes that fit if they stream; None: they cannot.
+        streams: Whether lanes stream; `frugal` sets it.
     """
 
     ladder: bool = False
     stride: int = 1
     room: float = math.inf
+    spare: float | None = None
+    streams: bool = False
     name: str = field(default="scripted", init=False)
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("none",), init=False)
@@ -92,11 +96,18 @@ class ScriptedBackend:
 
     def describe(self, problem: Problem[Any]) -> str:
         """Scripts are integers."""
-        return "integers"
+        return "integers, streaming" if self.streams else "integers"
 
     def precise(self) -> ScriptedBackend:
         """Itself: integers are exact."""
         return self
+
+    def frugal(self) -> ScriptedBackend:
+        """With room for `spare` lanes, if that is set."""
+        return self if self.spare is None else replace(self, room=self.spare, streams=True)
+
+    def release(self) -> None:
+        """Scripts keep no memory."""
 
 
 @dataclass(slots=True)

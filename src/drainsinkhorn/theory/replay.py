@@ -131,6 +131,12 @@ class _ReplayBackend:
     def precise(self) -> _ReplayBackend:
         return self
 
+    def frugal(self) -> _ReplayBackend:
+        return self
+
+    def release(self) -> None:
+        pass
+
 
 def _depth(problem: Problem[Any]) -> int:
     assert isinstance(problem.x, int), "a replayed problem has its depth for points"

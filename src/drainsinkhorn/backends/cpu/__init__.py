@@ -13,6 +13,7 @@ from drainsinkhorn.backends.costs import refuse_callers_cost
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import type_band
+from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.cpu.pack import CpuPack, compile_kernels
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import default_threads
@@ -29,7 +30,8 @@ class CpuBackend:
         threads: Threads to use; None: the cores this process may use. Results do not depend on it.
         precision: "auto" takes float32 where its rounding is below a tenth of tol, else float64.
         representation: "cached" keeps a matrix per lane, "streaming" recomputes scores from the points; "auto" takes
-            cached up to `cached_pairs` pairs. A dense cost is always cached.
+            cached up to `cached_pairs` pairs. A dense cost is always cached. A lane for which there is no memory alone
+            streams whatever this says, and its result is `streamed`.
         cached_pairs: Budget per lane for "auto"; a pair is 4 or 8 bytes.
         acceleration: "momentum" or "none"; `solve` sets it.
     """
@@ -91,6 +93,14 @@ class CpuBackend:
     def precise(self) -> CpuBackend:
         """The same in float64."""
         return replace(self, precision="float64")
+
+    def frugal(self) -> CpuBackend:
+        """The same with every lane streaming that has points."""
+        return replace(self, representation="streaming")
+
+    def release(self) -> None:
+        """The memory of retired lanes."""
+        Block.release()
 
     def _how(self, problem: Problem[Any]) -> tuple[str, bool, np.dtype[Any]]:
         """Its description, whether it streams, and the precision of cached lanes."""

@@ -33,6 +33,14 @@ class Block:
         self.start = -self.memory.ctypes.data % 64
         self.address = self.memory.ctypes.data + self.start
 
+    @staticmethod
+    def release() -> None:
+        """Free every piece that no lane holds."""
+        with Block.lock:
+            for waiting in list(Block.idle.values()):
+                while waiting:
+                    Block.idle_bytes -= waiting.pop().nbytes
+
     def view(self, offset: int, lanes: int, stride: int, size: int, dtype: Any) -> NDArray[Any]:
         """A vector of `size` per lane, `stride` bytes apart, as a (lanes, size) array."""
         assert self.memory is not None

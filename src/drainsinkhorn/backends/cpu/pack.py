@@ -134,9 +134,10 @@ class CpuPack(Counted):
         """Keep these rows of the table, in this order, and append the admitted."""
         table, numbers, lanes = self._open(admit)
         kept = np.asarray(keep, dtype=np.int64)
-        self._table = np.concatenate([self._table[kept], table])
-        self._numbers = np.concatenate([self._numbers[kept], numbers])
-        self._lanes = [self._lanes[i] for i in keep] + lanes
+        # Nothing is changed before all memory is there.
+        table = np.concatenate([self._table[kept], table])
+        numbers = np.concatenate([self._numbers[kept], numbers])
+        self._table, self._numbers, self._lanes = table, numbers, [self._lanes[i] for i in keep] + lanes
         self._legs += len(lanes)
 
     def _open(self, problems: Sequence[Problem[Any]]) -> tuple[NDArray[np.int64], NDArray[np.float64], list[_Lane]]:

@@ -15,6 +15,7 @@ from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.keops.pack import How, KeopsPack
 from drainsinkhorn.backends.keops.probe import require
 from drainsinkhorn.backends.laws import plain_couplings
+from drainsinkhorn.backends.memory import empty_torch_cache
 from drainsinkhorn.backends.scores import scores
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.errors import OptionsError, ProblemError
@@ -86,6 +87,14 @@ class KeopsBackend:
     def precise(self) -> KeopsBackend:
         """The same in float64."""
         return replace(self, precision="float64")
+
+    def frugal(self) -> KeopsBackend:
+        """Itself: it keeps no matrix."""
+        return self
+
+    def release(self) -> None:
+        """What torch keeps of a CUDA device."""
+        empty_torch_cache()
 
     def describe(self, problem: Problem[Any]) -> str:
         """Precision and representation."""

@@ -20,6 +20,7 @@ from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
 from drainsinkhorn.backends.lanes import Counted
+from drainsinkhorn.backends.memory import memory_errors
 from drainsinkhorn.backends.momentum import PLAIN, Momentum
 from drainsinkhorn.backends.scores import Scores, samples, scores
 from drainsinkhorn.backends.starts import start
@@ -112,6 +113,7 @@ class KeopsPack(Counted):
         self._legs = 0
         self.repack([], problems)
 
+    @memory_errors()
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         """One cycle after the other, for the lanes that are neither frozen nor held."""
         frozen = [i for i, lane in enumerate(self._lanes) if lane.frozen]
@@ -235,6 +237,7 @@ class KeopsPack(Counted):
         points = lane.rows[1] - lane.rows[0] + lane.cols[1] - lane.cols[0]
         return 2 * (lane.scores.rounding + UNIT * (8 * lane.scores.largest + points + 8 * potentials))
 
+    @memory_errors()
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state in a pass of its own, band included."""
         if not lanes:
@@ -245,6 +248,7 @@ class KeopsPack(Counted):
         errors = self._sums(has["a"] * torch.expm1(ratio).abs(), "rows").tolist()
         return [math.nan if self._lanes[i].broken else errors[i] + self._lanes[i].band for i in lanes]
 
+    @memory_errors()
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
         """Both sides of the states as they will be emitted, some rows and columns of each compared with float64.
 
@@ -284,6 +288,7 @@ class KeopsPack(Counted):
         f, g = has["f"][slice(*lane.rows)].cpu().numpy(), has["g"][slice(*lane.cols)].cpu().numpy()
         return rounded(lane.problem, lane.problem.eps * f, lane.problem.eps * g)
 
+    @memory_errors()
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """Copies for the caller, of rows that are still those of their lanes."""
         for i in lanes:
@@ -297,18 +302,27 @@ class KeopsPack(Counted):
         for i in lanes:
             self._lanes[i].frozen = True
 
+    @memory_errors()
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
         """Keep these lanes, in this order, append the admitted, and give back the memory of the others."""
-        arrays = dict[str, Any]()
+        state, spans = dict(vars(self)), [(lane, lane.rows, lane.cols) for lane in self._lanes]
         try:
-            opened = [self._opened(problem) for problem in admit]
-            for side, span in zip(SIDES, ("rows", "cols"), strict=True):
-                for name in VECTORS[side]:
-                    kept = [self._arrays[name][slice(*getattr(self._lanes[i], span))] for i in keep]
-                    parts = [*kept, *(new[name] for _, new in opened)]
-                    arrays[name] = torch.cat(parts) if parts else torch.zeros(0)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(str(error)) from None
+            self._repack(keep, admit)
+        except (MemoryError, RuntimeError):
+            vars(self).update(state)
+            for lane, rows, cols in spans:
+                lane.rows, lane.cols = rows, cols
+            raise
+
+    def _repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]]) -> None:
+        """Put new arrays in the place of the old ones, which stay as they are, and measure the admitted."""
+        arrays = dict[str, Any]()
+        opened = [self._opened(problem) for problem in admit]
+        for side, span in zip(SIDES, ("rows", "cols"), strict=True):
+            for name in VECTORS[side]:
+                kept = [self._arrays[name][slice(*getattr(self._lanes[i], span))] for i in keep]
+                parts = [*kept, *(new[name] for _, new in opened)]
+                arrays[name] = torch.cat(parts) if parts else torch.zeros(0)
         lanes = [self._lanes[i] for i in keep] + [lane for lane, _ in opened]
         along = [self._along[i] for i in keep] if self._lanes else []
         self._lanes, self._arrays, self._along = lanes, arrays, [*along, *[0.0] * len(opened)]

@@ -95,6 +95,13 @@ class OttBackend:
         """The same in float64."""
         return replace(self, precision="float64")
 
+    def frugal(self) -> OttBackend:
+        """The same with online costs for all but dense ones."""
+        return replace(self, kept_pairs=1)
+
+    def release(self) -> None:
+        """JAX keeps nothing that it would not use again by itself."""
+
     def describe(self, problem: Problem[Any]) -> str:
         """Precision and representation."""
         how = self._how(problem)

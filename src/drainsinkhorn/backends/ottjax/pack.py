@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends.arrays import x64
 from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
+from drainsinkhorn.backends.memory import memory_errors
 from drainsinkhorn.backends.ottjax.kernels import STATE, How, Lane, kernels
 from drainsinkhorn.backends.ottjax.loading import Loaded, load
 from drainsinkhorn.core.errors import ContractError
@@ -34,13 +35,8 @@ def rung(lanes: int) -> int:
 @contextmanager
 def careful(device: Any) -> Iterator[None]:
     """float64 is allowed, products are in full precision (a GPU would take TF32), and no memory is a MemoryError."""
-    with x64(jax), jax.default_matmul_precision("highest"), jax.default_device(device):
-        try:
-            yield
-        except Exception as error:
-            if "RESOURCE_EXHAUSTED" in str(error):
-                raise MemoryError(f"the device has no memory left: {error}") from None
-            raise
+    with memory_errors(), x64(jax), jax.default_matmul_precision("highest"), jax.default_device(device):
+        yield
 
 
 class OttPack:

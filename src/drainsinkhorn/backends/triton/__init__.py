@@ -15,6 +15,7 @@ import triton  # noqa: F401  without it there are no kernels, and the loader say
 
 from drainsinkhorn.backends.costs import refuse_callers_cost
 from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.memory import empty_torch_cache, memory_errors
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.cycles import GLANCE
@@ -83,11 +84,13 @@ class TritonBackend:
         n, m = sizes(problem)
         return max(EVERY, min(HELD_SPACING, PATIENCE // (2 * n * m * self.natural_width(problem))))
 
+    @memory_errors()
     def prepare(self, problems: Sequence[Problem[Any]]) -> None:
         """Compile the kernels for such problems; Triton's interpreter compiles nothing."""
         if not interpreted():
             _compile(self._how(problems[0]), self.acceleration == "momentum", self._device(), self.precision)
 
+    @memory_errors()
     def pack(self, problems: Sequence[Problem[Any]]) -> TritonPack:
         """Lay the lanes out on the device and measure their first f-leg."""
         how, momentum = self._how(problems[0]), self.acceleration == "momentum"
@@ -95,6 +98,7 @@ class TritonBackend:
             problems, how, self._device(), momentum=momentum, precision=self.precision, couple=self.couple
         )
 
+    @memory_errors()
     def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> TritonCouplings:
         """Plans on the device: streamed, or with stored exponents where a pack would have them."""
         return TritonCouplings(problems, potentials, self._how, self._device())
@@ -114,6 +118,14 @@ class TritonBackend:
     def precise(self) -> TritonBackend:
         """The same in float64."""
         return replace(self, precision="float64")
+
+    def frugal(self) -> TritonBackend:
+        """The same without stored scores, but those of dense costs."""
+        return replace(self, stored_pairs=0)
+
+    def release(self) -> None:
+        """What torch keeps of the device."""
+        empty_torch_cache()
 
     def _device(self) -> Any:
         name = ("cpu" if interpreted() else "cuda") if self.device == "auto" else self.device

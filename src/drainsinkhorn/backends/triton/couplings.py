@@ -31,6 +31,7 @@ from drainsinkhorn.backends.couplings import (
     uniforms,
 )
 from drainsinkhorn.backends.door import caller_array, normal, sizes
+from drainsinkhorn.backends.memory import memory_errors
 from drainsinkhorn.backends.triton.arena import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
@@ -175,6 +176,7 @@ class TritonCouplings:
                 found[lane] = outcome[k, : sizes(self._problems[lane])[side]]
         return found
 
+    @memory_errors()
     def log_ratios(self, side: str = "row") -> list[Any]:
         """Log marginal ratios."""
         s = _index(side)
@@ -220,14 +222,17 @@ class TritonCouplings:
             for lane, (out, shape) in enumerate(zip(found, shapes, strict=True))
         ]
 
+    @memory_errors()
     def apply(self, values: Sequence[Any], side: str = "row") -> list[Any]:
         """Mass times means."""
         return self._shaped(self._means(values, _index(side), weighted=True), values)
 
+    @memory_errors()
     def average(self, values: Sequence[Any], side: str = "row") -> list[Any]:
         """Means."""
         return self._shaped(self._means(values, _index(side), weighted=False), values)
 
+    @memory_errors()
     def barycentric_map(self, side: str = "row") -> list[Any]:
         """Means of the other cloud."""
         return self.average(self._clouds(1 - _index(side)), side)
@@ -238,12 +243,14 @@ class TritonCouplings:
             raise ProblemError("a dense cost has no points to average; use apply with your own values")
         return clouds
 
+    @memory_errors()
     def top_match(self, side: str = "row") -> list[Any]:
         """Places of the largest entries of rows."""
         s = _index(side)
         found = self._collect(self._each(s, lambda stack: stack.match(s), lambda stack: stack.exact_match(s)), s)
         return [self._return(lane, places.long()) for lane, places in enumerate(found)]
 
+    @memory_errors()
     def sample(self, count: int, seeds: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Rows by their mass, then columns by the law of the row, both by inverting cumulative sums."""
         count = checked_count(count)
@@ -269,6 +276,7 @@ class TritonCouplings:
                 found[lane] = i, j
         return found
 
+    @memory_errors()
     def partners(self, rows: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
         """Columns by the laws of given rows."""
         given = [checked_rows(some, sizes(problem)[0]) for some, problem in zip(rows, self._problems, strict=True)]
@@ -285,6 +293,7 @@ class TritonCouplings:
                 found[lane] = self._return(lane, cols[k, : len(given[lane])].long())
         return found
 
+    @memory_errors()
     def transport_cost(self) -> list[TransportCost]:
         """In one sweep over the rows."""
 
@@ -312,6 +321,7 @@ class TritonCouplings:
             for problem, (mass, *bits) in zip(self._problems, torch.stack(sums).tolist(), strict=True)
         ]
 
+    @memory_errors()
     def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
         """Through the means of the other cloud; the euclidean cost, whose terms may be large, in float64."""
         s = _index(side)
@@ -346,6 +356,7 @@ class TritonCouplings:
     def _on(self, points: Any) -> Any:
         return stacked([points], self._device)[0].double()
 
+    @memory_errors()
     def plan(self, max_pairs: int) -> list[Any]:
         """Exponents coordinate by coordinate, in float64."""
         check_pairs(self._problems, max_pairs)

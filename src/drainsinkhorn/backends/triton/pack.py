@@ -14,6 +14,7 @@ import torch
 
 from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.lanes import Counted
+from drainsinkhorn.backends.memory import memory_errors
 from drainsinkhorn.backends.support import Couple
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
@@ -89,33 +90,41 @@ class TritonPack(Cycles, Counted):
         self._screening: _Screening | None = None
         self._given: Any = None
         self._fresh: set[Lane] = set()
+        self._everyone = self._crew = Crew([], None, {})
         self.repack([], problems)
 
+    @memory_errors()
     def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted; only the table of live lanes changes."""
         kept, full, least = [self._lanes[i] for i in keep], dict[int, bool](), dict[int, float]()
+        admitted = [Lane(problem, full, least) for problem in admit]
+        left, marks = set(self._lanes) - set(kept), {name: arena.mark() for name, arena in self._arenas.items()}
         self._seated.clear()
         try:
-            admitted = self._open([Lane(problem, full, least) for problem in admit])
-        except torch.OutOfMemoryError as error:
+            self._open(admitted)
+            self._line_up(kept + admitted)
+        except (MemoryError, RuntimeError):
+            for name, mark in marks.items():
+                self._arenas[name].restore(mark)
+            self._vacant += [lane.place for lane in admitted if lane.place >= 0]
             # Buffers may have grown: what was made ready for the old ones must not run again.
-            self._line_up()
-            raise MemoryError(str(error).split(".")[0]) from None
-        for lane in set(self._lanes) - set(kept):
+            self._everyone = self._crew = Crew(self._lanes, self._everyone.live, {})
+            self._screening = None
+            raise
+        for lane in left:
             self._release(lane)
-        self._lanes = kept + admitted
         self._legs += len(admitted)
-        self._line_up()
 
-    def _line_up(self) -> None:
-        """The table of live lanes, and grids for it."""
-        self._most = [largest(self._lanes, side) for side in (0, 1)]
-        self._everyone = self._crew = Crew(self._lanes, self._seats(self._lanes), {})
-        self._screening = None
+    def _line_up(self, lanes: list[Lane]) -> None:
+        """Make these the lanes of the pack: their table, and grids for it. Without memory nothing changes."""
+        live, report = self._seats(lanes), torch.empty((len(lanes), 4), dtype=torch.float64, device=self.device)
         if len(self._limits) != len(self._table):
-            self._stops = np.zeros(len(self._table))
-            self._limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
-        self._report = torch.empty((len(self._lanes), 4), dtype=torch.float64, device=self.device)
+            limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
+            self._stops, self._limits = np.zeros(len(self._table)), limits
+        self._lanes, self._report = lanes, report
+        self._most = [largest(self._lanes, side) for side in (0, 1)]
+        self._everyone = self._crew = Crew(self._lanes, live, {})
+        self._screening = None
         self._glances: list[Download] = []
         # Sums are the same in both ways if as many threads make them.
         self.small = self._most[0][0] <= SMALL and self.how.warps == WIDE_WARPS
@@ -147,25 +156,17 @@ class TritonPack(Cycles, Counted):
         places = self._seats(lanes)
         self._table[places], self._states[self._parity][places] = table, numbers
 
-    def _open(self, lanes: list[Lane]) -> list[Lane]:
-        """New lanes at depth zero, their first f-leg measured."""
+    def _open(self, lanes: list[Lane]) -> None:
+        """Put new lanes at depth zero and measure their first f-leg."""
         if not lanes:
-            return lanes
+            return
         loaded: list[tuple[list[Lane], Loaded]] = []
-        marks = {name: arena.mark() for name, arena in self._arenas.items()}
-        try:
-            for group in same_shape(lanes):
-                part = load_group([lane.inner for lane in group], self.how, self._arenas, self.device)
-                for row, lane in enumerate(group):
-                    lane.group, lane.row = part, row
-                loaded.append((group, part))
-            self._settle_in(lanes, loaded)
-        except torch.OutOfMemoryError:
-            for name, mark in marks.items():
-                self._arenas[name].restore(mark)
-            self._vacant += [lane.place for lane in lanes if lane.place >= 0]
-            raise
-        return lanes
+        for group in same_shape(lanes):
+            part = load_group([lane.inner for lane in group], self.how, self._arenas, self.device)
+            for row, lane in enumerate(group):
+                lane.group, lane.row = part, row
+            loaded.append((group, part))
+        self._settle_in(lanes, loaded)
 
     def _settle_in(self, lanes: list[Lane], loaded: list[tuple[list[Lane], Loaded]]) -> None:
         """Rows of the table for lanes that are loaded, and their first f-leg."""
@@ -258,6 +259,7 @@ class TritonPack(Cycles, Counted):
 
     # The verbs of the contract.
 
+    @memory_errors()
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         """Launch all cycles without waiting for any: lanes that are done hold themselves on the device."""
         self._hold_at(stops)
@@ -290,6 +292,7 @@ class TritonPack(Cycles, Counted):
             self._stops = wanted
             self._limits.copy_(torch.from_numpy(wanted), non_blocking=True)
 
+    @memory_errors()
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state in a pass of its own, band included."""
         if not lanes:
@@ -324,6 +327,7 @@ class TritonPack(Cycles, Counted):
         launches += self._look_of(live, numbers[FINDINGS * count :], parity)
         return _Screening(key, launches, scratch, numbers, Download(numbers))
 
+    @memory_errors()
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
         """Both sides of the states as they will be emitted, some rows and columns of each compared with float64.
 
@@ -377,10 +381,12 @@ class TritonPack(Cycles, Counted):
         band = lane.band + POTENTIALS * size
         return Residual(row, col, band if lane.wide else band + k.SAFETY.value * off)
 
+    @memory_errors()
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """Copies for the caller."""
         return emissions(self, [self._lanes[i] for i in lanes])
 
+    @memory_errors()
     def freeze(self, lanes: Sequence[int]) -> None:
         """These lanes no longer change."""
         for i in lanes:
