@@ -153,3 +153,31 @@ def test_a_row_of_the_table_that_is_not_the_lanes_own_is_not_emitted() -> None:
     pack._table = pack._table[::-1].copy()
     with pytest.raises(ds.ContractError, match="row 0 of the lane table does not hold the state of lane 0"):
         pack.emit([0, 1])
+
+
+@pytest.mark.parametrize(("mode", "first_passage", "spans"), [
+    ("static", False, {4}), ("static", True, {4}), ("mask", False, {4}), ("mask", True, {1}),
+])  # fmt: skip
+def test_lanes_in_step_are_run_one_cycle_at_a_time_only_where_one_can_be_held(
+    monkeypatch: pytest.MonkeyPatch, mode: str, first_passage: bool, spans: set[int]
+) -> None:
+    """Static and mask must not pay for calls that compact does not make."""
+    seen, run = set[int](), cpu_pack.CpuPack._run
+
+    def watched(pack: Any, moving: Any, cycles: int, stops: Any) -> Any:
+        seen.add(cycles)
+        return run(pack, moving, cycles, stops)
+
+    problems = [ds.Problem(x=x, y=y, eps=eps) for eps in (0.05, 0.2, 1.0) for x, y in [clouds(40)]]
+    audit, backend = ds.Audit(every=4, first_passage=first_passage), CpuBackend()
+    ds.solve(problems[0], backend=backend, accelerate="none")  # compiles, for which lanes are run too
+    monkeypatch.setattr(cpu_pack.CpuPack, "_run", watched)
+    solution, expected = (
+        ds.solve(problems, backend=each, mode=mode, audit=audit, accelerate="none", init="zero")
+        for each in (backend, "reference")
+    )
+    assert solution.converged
+    assert seen == spans
+    # Whatever the calls, lanes are those of the reference, and all of them are executed in every cycle.
+    assert [r.depth for r in solution] == [r.depth for r in expected]
+    assert solution.ledger.slots == expected.ledger.slots == 3 * max(r.depth for r in solution)

@@ -73,9 +73,10 @@ class CpuPack(Counted):
         moving = np.array([i for i, lane in enumerate(self._lanes) if not lane.frozen], dtype=np.int64)
         frozen = np.array([i for i, lane in enumerate(self._lanes) if lane.frozen], dtype=np.int64)
         limits = np.asarray(stops, dtype=np.float64)
+        # Lanes that cannot be held stay in step by themselves.
+        span = 1 if lockstep and (limits[moving] > -math.inf).any() else cycles
         done = 0
         while moving.size and done < cycles:
-            span = 1 if lockstep else cycles
             ran = self._run(moving, span, limits)
             longest = int(ran.max())
             self._share(k.discard_lanes, self._table, self._numbers, frozen, longest)
