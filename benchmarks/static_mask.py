@@ -21,7 +21,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,7 +109,9 @@ def main() -> None:
 
         upload, clock, backend = lambda points: torch.tensor(points, device="cuda"), synchronized, load("triton")
     else:
-        backend = replace(load("cpu"), threads=1) if args.cpu_seconds else load("cpu")
+        from drainsinkhorn.backends.cpu import CpuBackend
+
+        backend = CpuBackend(threads=1 if args.cpu_seconds else None)
     n, d = (given or usual for given, usual in zip((args.points, args.coordinates), SIZES[args.device], strict=True))
     print(f"n = {n}, d = {d}, width {WIDTH}, {args.laps} laps; slots and verifies: {', '.join(ARMS)}\n")
     print("| cell | static ms | mask ms | compact ms | slots | verifies | static / mask | static / compact | "
