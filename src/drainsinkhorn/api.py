@@ -251,7 +251,10 @@ class _Run:
         # Until the first line has its own.
         self._plan = options.plan(count)
         self._tell = observe
-        self._observe = self._keep if observe is ignore else fan_out(self._keep, observe)
+        # What has ended and was not handed out yet, by ticket.
+        self._unclaimed: dict[int, Retired] = {}
+        keep = _keep_in(self.ledger, self._unclaimed)
+        self._observe = keep if observe is ignore else fan_out(keep, observe)
         self._backend = pick_backend(backend, given, self._observe)
         self._acceleration = pick_acceleration(options, self._backend)
         self._backend = self._backend.using(self._acceleration)
@@ -259,8 +262,6 @@ class _Run:
         self._given: dict[int, Problem[Any]] = {}
         self._refused: deque[Retired] = deque()
         self._failed: dict[int, Retired] = {}
-        # What has ended and was not handed out yet, by ticket.
-        self._unclaimed: dict[int, Retired] = {}
         self._rescued: dict[int, Backend[Any]] = {}
         self._whole = count is not None
         self._lookahead = math.inf if self._whole else options.lookahead
@@ -308,12 +309,6 @@ class _Run:
             self.close()
             # It asks this run, which would otherwise keep the caller's arrays until the garbage collector came by.
             del self._sorter
-
-    def _keep(self, event: Event) -> None:
-        """Enter an event in the ledger, and keep what has ended until it is handed out."""
-        if type(event) is Retired:
-            self._unclaimed[event.ticket] = event
-        self.ledger(event)
 
     def unclaimed(self) -> Iterator[Retired]:
         """What has ended and was not handed out: refused, in hand, or as its first run left it before its rescue."""
@@ -509,6 +504,17 @@ class _Run:
     def _refusals(self) -> Iterator[Retired]:
         while self._refused:
             yield self._refused.popleft()
+
+
+def _keep_in(ledger: Ledger, unclaimed: dict[int, Retired]) -> Observer:
+    """An observer that enters events in a ledger and keeps what has ended; it knows nothing of the run, so no cycle."""
+
+    def keep(event: Event) -> None:
+        if type(event) is Retired:
+            unclaimed[event.ticket] = event
+        ledger(event)
+
+    return keep
 
 
 def pick_backend(backend: str | Backend[Any], given: Iterable[Problem[Any]], observe: Observer) -> Backend[Any]:

@@ -69,6 +69,8 @@ def main() -> None:
         elif task == "full":
             backend = Full() if last else RowShardedBackend()
             (folder / f"{rank}.txt").write_text(ds.solve(problems()[:2], backend=backend)[0].message)
+        elif task == "short":
+            ds.solve(problems()[:2], backend=Short() if last else RowShardedBackend())
     except DrainError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     finally:
@@ -86,6 +88,19 @@ class Full(RowShardedBackend):
             raise MemoryError("nothing left")
 
         return RowShardedPack(problems, make, Ranks(), momentum=False)
+
+
+class Short(RowShardedBackend):
+    """A rank whose memory runs out in the midst of a cycle."""
+
+    def pack(self, problems: Any) -> Any:
+        pack = super().pack(problems)
+
+        def cycle() -> None:
+            raise MemoryError("nothing left")
+
+        pack._lanes[0].cycle = cycle  # type: ignore[method-assign]
+        return pack
 
 
 if __name__ == "__main__":

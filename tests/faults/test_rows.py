@@ -102,6 +102,14 @@ def test_a_rank_without_memory_speaks_for_all(tmp_path: Path) -> None:
         assert "not enough memory for this problem alone" in (tmp_path / f"{rank}.txt").read_text()
 
 
+def test_a_rank_that_runs_out_of_memory_in_a_cycle_ends_and_the_others_notice(tmp_path: Path) -> None:
+    """It cannot give its lanes back: the others are in the midst of what all ranks compute together."""
+    (code, said), (short, reason) = run("short", 2, tmp_path)
+    assert (code, short) == (1, 1)
+    assert "FleetError: rank 1 of 2 ran out of memory while all ranks computed together (nothing left)" in reason
+    assert "another rank has died, failed or fallen silent" in said
+
+
 def test_without_a_group() -> None:
     with pytest.raises(FleetError, match="init_process_group"):
         ds.solve(np.zeros((4, 2)), np.ones((4, 2)), eps=1.0, backend=RowShardedBackend())

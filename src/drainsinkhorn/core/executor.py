@@ -43,7 +43,7 @@ def execute(backend: Backend[Any], source: Source, plan: Plan, observe: Observer
         plan, shortage = yield from _run_window(backend, source, plan, observe, opening)
         if shortage is None:
             continue
-        _free(backend)
+        backend.release()
         tickets = [lane.ticket for lane in shortage.again]
         if shortage.width > 1:
             source.give_back(shortage.again)
@@ -56,6 +56,9 @@ def execute(backend: Backend[Any], source: Source, plan: Plan, observe: Observer
 
 def _run_alone(backend: Backend[Any], lane: Admission, plan: Plan, observe: Observer) -> Iterator[Retired]:
     """Run a lane for which there was no memory once more, then with the least memory it can do with, or refuse it."""
+    # What is left of the pack that was given up may wait for the garbage collector.
+    gc.collect()
+    backend.release()
     frugal, ways, reason = backend.frugal(), {backend.describe(lane.problem): backend}, ""
     # It may not know this problem's cost.
     with suppress(ProblemError):
@@ -68,7 +71,7 @@ def _run_alone(backend: Backend[Any], lane: Admission, plan: Plan, observe: Obse
         if shortage is None:
             return
         reason = shortage.reason
-        _free(backend)
+        backend.release()
         observe(Narrowed(plan.width, [lane.ticket]))
     tried = " or ".join(f"as {name!r}" for name in ways)
     yield refused(*lane, f"there is not enough memory for this problem alone {tried} ({reason})")
@@ -91,12 +94,6 @@ def _run_window(
     window = _Window(backend, pack, plan, observe, opening, streamed=streamed)
     shortage = yield from window.run(source)
     return window.plan, shortage
-
-
-def _free(backend: Backend[Any]) -> None:
-    """Free what is left of a pack that was given up, then memory that the backend keeps for reuse."""
-    gc.collect()
-    backend.release()
 
 
 class _Window:

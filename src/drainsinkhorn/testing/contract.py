@@ -421,6 +421,19 @@ def _backends_say_how_they_run(bench: Bench) -> None:
 
 
 @_promise
+def _frugal_lanes_are_as_right_as_others(bench: Bench) -> None:
+    problem, frugal = bench.problem(1), bench.backend.frugal()
+    bench.backend.release()
+    assert (frugal.name, frugal.bitwise) == (bench.backend.name, bench.backend.bitwise)
+    assert frugal.frugal().describe(problem) == frugal.describe(problem), "there is nothing left to save"
+    ride = Ride(frugal, frugal.pack([problem]), 1)
+    ride.go(3)
+    said, (row, col) = ride.pack.verify([0])[0], marginal_errors(problem, ride.potentials(0))
+    assert abs(said.row - row) <= said.band + 1e-5, f"row residual {said.row}, truth {row}"
+    assert abs(said.col - col) <= said.band + 1e-5, f"column residual {said.col}, truth {col}"
+
+
+@_promise
 def _work_is_counted(bench: Bench) -> None:
     ride = bench.open(bench.problems())
     opened = ride.pack.spent
