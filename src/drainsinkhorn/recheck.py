@@ -224,7 +224,7 @@ class _State:
     def __init__(self, problem: Problem[Any], potentials: Potentials[Any]) -> None:
         self.problem, self.where = problem, _where(problem)
         named = isinstance(problem.cost, Cost)
-        self.library = sys.modules["torch"] if self.where == "device" else np
+        self.library: Any = sys.modules["torch"] if self.where == "device" else np
         self.load = _loader(problem.x if named else problem.cost) if self.where == "device" else _to_float64
         self.weights: list[Any] = [_to_float64(problem.a), _to_float64(problem.b)]
         self.mass = [self.load(weights) for weights in self.weights]

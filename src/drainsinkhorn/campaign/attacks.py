@@ -192,8 +192,8 @@ ATTACKS: dict[str, str] = {
     "NaN in the start": "door",
 }
 """Every attack, and who must stop it."""
-FEW = {"quarantine": 2, "recheck": 4, "identity": 8}
-"""Problems of attacks under which workers stop by themselves: one is replaced for every part of what it had."""
+FEW = {"quarantine": 2, "recheck": 2, "identity": 8, "a later premature pass, all rechecked": 4}
+"""Problems of attacks, by guard or name, under which workers stop by themselves, and are replaced again and again."""
 SAID = {
     "identity": "but emit returned",
     "recheck": "recomputed from its own arrays",
@@ -265,7 +265,7 @@ class Ended(NamedTuple):
 
 def strike(fleet: Fleet, attack: str, backend: Backend[Any]) -> Ended:
     """Run an attack on a fleet and judge it."""
-    given, hit = _spoiled(attack, problems()[: FEW.get(ATTACKS[attack], COUNT)])
+    given, hit = _spoiled(attack, problems()[: FEW.get(attack, FEW.get(ATTACKS[attack], COUNT))])
     lost = list[Lost]()
 
     def watch(event: Event) -> None:
