@@ -18,12 +18,14 @@ from drainsinkhorn.core.audit import Audit as Audit
 from drainsinkhorn.core.audit import Geometric as Geometric
 from drainsinkhorn.core.errors import BackendUnavailable as BackendUnavailable
 from drainsinkhorn.core.errors import ContractError as ContractError
+from drainsinkhorn.core.errors import ConvergenceWarning as ConvergenceWarning
 from drainsinkhorn.core.errors import DeadlineError as DeadlineError
 from drainsinkhorn.core.errors import DrainError as DrainError
 from drainsinkhorn.core.errors import FeedClosed as FeedClosed
 from drainsinkhorn.core.errors import FeedFull as FeedFull
 from drainsinkhorn.core.errors import KernelCacheWarning as KernelCacheWarning
 from drainsinkhorn.core.errors import NotConverged as NotConverged
+from drainsinkhorn.core.errors import ObserverWarning as ObserverWarning
 from drainsinkhorn.core.errors import OptionsError as OptionsError
 from drainsinkhorn.core.errors import OutOfMemory as OutOfMemory
 from drainsinkhorn.core.errors import ProblemError as ProblemError

@@ -5,20 +5,42 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, Unpack, cast
 
+import numpy as np
+
 from drainsinkhorn.backends import choose, load
-from drainsinkhorn.backends.arrays import is_array
+from drainsinkhorn.backends.arrays import is_array, to_caller, to_numpy
 from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.backends.door import admit, finite_on_device, sizes
+from drainsinkhorn.backends.door import admit, check_arguments, finite_on_device, sizes
+from drainsinkhorn.backends.gauge import usable_start
 from drainsinkhorn.backends.starts import extend
 from drainsinkhorn.batch import problems, trusted
-from drainsinkhorn.core.errors import ContractError, FeedClosed, OptionsError, OutOfMemory, ProblemError
-from drainsinkhorn.core.events import Chosen, Event, Finished, Observer, Rescuing, Retired, fan_out, ignore, refused
+from drainsinkhorn.core.errors import (
+    ContractError,
+    ConvergenceWarning,
+    FeedClosed,
+    OptionsError,
+    OutOfMemory,
+    ProblemError,
+    warn,
+)
+from drainsinkhorn.core.events import (
+    Chosen,
+    Event,
+    Finished,
+    Observer,
+    Rescuing,
+    Retired,
+    Watch,
+    fan_out,
+    ignore,
+    refused,
+)
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.feed import Tap
 from drainsinkhorn.core.ledger import Ledger
@@ -36,14 +58,28 @@ DEFAULTS = Options()
 RESCUED = (Status.DEPTH_LIMIT, Status.NONFINITE)
 ENDED = (Status.CONVERGED, *RESCUED)
 """What a problem would come to again, and a journal keeps."""
+_END = object()
+"""What no iterable yields."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during `solve`. What was finished is in `results`, by ticket; nothing finished is lost."""
+    """Ctrl-C during `solve`: nothing finished is lost.
 
-    def __init__(self, results: dict[int, Result[Any]], total: int, ledger: Ledger) -> None:
-        super().__init__(f"interrupted with {len(results)} of {total} problems finished; see .results")
+    Attributes:
+        results: Results by ticket: of problems that are finished, and of those that still waited for their rescue.
+        unrescued: Tickets of the latter. They are as their first run left them, and not counted as finished.
+        total: Problems in all.
+        ledger: The account of the run so far.
+    """
+
+    def __init__(
+        self, results: dict[int, Result[Any]], total: int, ledger: Ledger, unrescued: Set[int] = frozenset()
+    ) -> None:
+        waiting = f"; {len(unrescued)} more waited for their rescue" if unrescued else ""
+        finished = len(results) - len(unrescued)
+        super().__init__(f"interrupted with {finished} of {total} problems finished{waiting}; see .results")
         self.results = results
+        self.unrescued = unrescued
         self.total = total
         self.ledger = ledger
 
@@ -79,14 +115,18 @@ def solve(
         tol: Bound on the larger L1 marginal residual: a number, or one per problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
-        observe: Told every event of the run; of a rescue, only that it begins and what it finishes.
+        observe: Told every event of the run; of a rescue, only that it begins and what it finishes. If it raises, it is
+            told no more; the run goes on, and an ObserverWarning names the exception at the end.
         journal: A file that keeps what is finished, so that a run that was killed can go on from there.
         **settings: Fields of Options: mode, width, max_depth, audit, certify, accelerate, rescue, strict, lookahead,
-            recheck.
+            recheck, warn.
 
     Returns:
         One Result per problem in the order of submission, and the ledger. A problem that cannot be solved has a status
-        that says why; only `strict=True` raises.
+        that says why; only `strict=True` raises. One ConvergenceWarning counts those that did not converge.
+
+    Raises:
+        ProblemError: If arrays are passed, and an argument is wrong for every problem: see `problems`.
 
     Raises:
         ContractError: A lane left with a state that is not its own, or a CONVERGED result did not stand a recheck
@@ -108,19 +148,27 @@ def solve(
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if each else None, "chain": chain}
     given = _as_problems(x, y, cost=cost, **columns)
     given = given if isinstance(given, list) else list(given)
+    from_arrays = y is not None or x is None
+    if from_arrays and given:
+        check_arguments(eps=None, tol=None, cost=given[0].cost, init=options.init, x=None, y=None, a=None, b=None)
     run = _Run(given, len(given), backend, options, observe, journal)
+    run.alike = from_arrays and not any(isinstance(column, (list, tuple)) for column in (x, y, cost))
     records = Records(len(given))
-    try:
-        for retired in run.ends():
-            records.enter(run.record(retired))
-    except KeyboardInterrupt:
-        raise Interrupted(run.finished(records), len(given), run.ledger) from None
-    except ContractError as error:
-        error.results = run.finished(records)
-        raise
-    except MemoryError as error:
-        raise run.out_of_memory(error, records.entered()) from error
-    return Solution(Results(records, run.result), run.ledger)
+    with np.errstate(all="ignore"):
+        try:
+            for retired in run.ends():
+                records.enter(run.record(retired))
+        except KeyboardInterrupt:
+            waiting = run.waiting
+            raise Interrupted(run.finished(records), len(given), run.ledger, waiting) from None
+        except ContractError as error:
+            error.results = run.finished(records)
+            raise
+        except MemoryError as error:
+            raise run.out_of_memory(error, records.entered()) from error
+    solution = Solution(Results(records, run.result), run.ledger)
+    run.warn(solution.counts, solution)
+    return solution
 
 
 def stream(
@@ -180,12 +228,54 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
     return x
 
 
+def _scales(problem: Problem[Any]) -> tuple[float, float, Any, Any]:
+    """eps, tol and both weights of an admitted problem, against which `usable_start` judges potentials."""
+    return problem.eps, cast(float, problem.tol), problem.a, problem.b
+
+
+def restart(retired: Retired) -> Potentials[Any] | str:
+    """Where a second run starts: at the potentials of the first, recentred if need be, or at "zero".
+
+    The potentials are of no use where the first run left floating point on its way from a start other than zero, and
+    where they are so large that no digit is left (`usable_start`).
+    """
+    problem, potentials = retired.problem, retired.potentials
+    if potentials is None or (retired.status is Status.NONFINITE and problem.init != "zero"):
+        return "zero"
+    return usable_start(potentials, *_scales(problem))
+
+
+def with_finite_potentials(retired: Retired) -> Retired:
+    """The same; potentials that are not finite, and were not verified, are replaced by zeros."""
+    if retired.potentials is None or math.isfinite(retired.residual.worst):
+        return retired
+    sides = [to_numpy(side) for side in retired.potentials]
+    if all(np.isfinite(side).all() for side in sides):
+        return retired
+    zeros = (to_caller(np.zeros_like(side), like) for side, like in zip(sides, retired.potentials, strict=True))
+    return retired._replace(potentials=Potentials(*zeros))
+
+
+def warn_of_counts(counts: Mapping[Status, int], solution: Solution[Any] | None = None) -> None:
+    """Warn once of problems that did not converge: how many ended how, and what to do."""
+    failed = {status: count for status, count in counts.items() if count and status is not Status.CONVERGED}
+    if failed:
+        named = "; ".join(f"{count} {status.name} ({status.value})" for status, count in failed.items())
+        text = f"{sum(failed.values())} of {sum(counts.values())} problems did not converge: {named}. "
+        if solution is not None:
+            statuses = solution.results.records.statuses
+            first = next(ticket for ticket, status in enumerate(statuses) if status is not Status.CONVERGED)
+            text += f"The first is problem {first} ({solution[first].message}). "
+        warn(ConvergenceWarning(f"{text}See each result's message; warn=False silences this warning", solution))
+
+
 def carry(retired: Retired, problem: Problem[Any], backend: Backend[Any]) -> Problem[Any]:
     """A problem that starts from the potentials of its predecessor in the chain, where those are of use."""
     if isinstance(problem.init, Potentials) or retired.potentials is None or math.isnan(retired.residual.worst):
         return problem
     try:
-        return replace(problem, init=extend(retired.problem, retired.potentials, problem, backend))
+        start = extend(retired.problem, retired.potentials, problem, backend)
+        return replace(problem, init=usable_start(start, *_scales(problem)))
     except (ProblemError, MemoryError):
         return problem
 
@@ -202,13 +292,15 @@ class Stream(Iterator[Result[Any]]):
         self._ends = run.ends()
         self._run = run
         self._feed = run.feed
+        self._counts, self._ended = Counter[Status](), False
         if run.feed is not None:
             # Nobody waits for a stream that is forgotten.
             weakref.finalize(self, run.feed.fail, FeedClosed("nobody reads the stream any more"))
 
     def __next__(self) -> Result[Any]:
         try:
-            result = self._run.result(self._run.record(next(self._ends)))
+            with np.errstate(all="ignore"):
+                result = self._run.result(self._run.record(next(self._ends)))
         except MemoryError as error:
             short = self._run.out_of_memory(error)
             if self._feed is not None:
@@ -219,9 +311,15 @@ class Stream(Iterator[Result[Any]]):
         except BaseException as error:
             if self._feed is not None:
                 self._feed.fail(error if not isinstance(error, StopIteration) else FeedClosed("the stream has ended"))
+            if isinstance(error, StopIteration) and not self._ended:
+                self._ended = True
+                self._run.warn(self._counts)
             raise
         if self._feed is not None:
             self._feed.settle(result)
+        else:
+            # Who waits for a result of a feed sees its status.
+            self._counts[result.status] += 1
         return result
 
     def close(self) -> None:
@@ -250,19 +348,26 @@ class _Run:
         self.feed = given.claim() if isinstance(given, Tap) else None
         # Until the first line has its own.
         self._plan = options.plan(count)
-        self._tell = observe
+        # Under which the caller's own code runs; ours ignores floating-point errors and judges numbers by themselves.
+        self._settings = np.geterr()
+        self._tell = observe if observe is ignore else Watch(self._under_callers_settings(observe))
         # What has ended and was not handed out yet, by ticket.
         self._unclaimed: dict[int, Retired] = {}
         keep = _keep_in(self.ledger, self._unclaimed)
-        self._observe = keep if observe is ignore else fan_out(keep, observe)
+        self._observe = keep if observe is ignore else fan_out(keep, self._tell)
         self._backend = pick_backend(backend, given, self._observe)
         self._acceleration = pick_acceleration(options, self._backend)
         self._backend = self._backend.using(self._acceleration)
         self._recheck = Recheck(options.recheck, options.audit.margin, self._backend.name, count)
         self._given: dict[int, Problem[Any]] = {}
         self._refused: deque[Retired] = deque()
+        # Whether problems were made from arrays of one shape: what the backend cannot take of one, it takes of none.
+        self.alike = False
+        self._unfit: ProblemError | None = None
         self._failed: dict[int, Retired] = {}
         self._rescued: dict[int, Backend[Any]] = {}
+        # What is said of single problems beside their status.
+        self._notes: dict[int, list[str]] = {}
         self._whole = count is not None
         self._lookahead = math.inf if self._whole else options.lookahead
         self._read = 0
@@ -280,7 +385,7 @@ class _Run:
             () if self._ready else self._noted(given),
             admit=lambda problem: admit(problem, options.tol, options.audit.margin, options.init, finite=finite),
             carry=lambda retired, problem: carry(retired, problem, self._backend),
-            signature=self._backend.signature,
+            signature=self._signature,
             refuse=self._refuse,
             lookahead=self._lookahead,
             paused=self._rescue_due,
@@ -312,9 +417,9 @@ class _Run:
 
     def unclaimed(self) -> Iterator[Retired]:
         """What has ended and was not handed out: refused, in hand, or as its first run left it before its rescue."""
-        yield from self._refusals()
+        yield from self.refusals()
         while self._unclaimed:
-            yield self._in_time(self._unclaimed.pop(min(self._unclaimed)))
+            yield self._in_time(with_finite_potentials(self._unclaimed.pop(min(self._unclaimed))))
 
     def out_of_memory(self, error: MemoryError, entered: Iterable[Record] = ()) -> OutOfMemory:
         """What to raise when memory ran out outside of any lane: with what was entered, and what was not handed out."""
@@ -358,20 +463,22 @@ class _Run:
             self._sorter.enter(self._ready)
         if self._whole:
             self._sorter.fill()
-            yield from self._refusals()
+            yield from self.refusals()
         backend = Timed(self._backend, self.ledger.seconds)
         for first, line in self._sorter.lines():
             if first is not None:
                 self._plan, self._arithmetic = self._plan_for(first), self._backend.describe(first)
             for retired in execute(backend, line, self._plan, self._observe):
-                yield from self._refusals()
+                yield from self.refusals()
+                retired = self._in_time(with_finite_potentials(retired))
+                self._note_start(retired)
                 self._sorter.finished(retired)
-                retired = self._sized(self._in_time(retired))
+                retired = self._sized(retired)
                 if self._worth_rescue(retired):
                     self._failed[retired.ticket] = retired
                 else:
                     yield retired
-            yield from self._refusals()
+            yield from self.refusals()
             if self._rescue_due():
                 yield from self._rescue()
         yield from self._rescue()
@@ -412,6 +519,9 @@ class _Run:
         """Unconverged, and a second run could end otherwise."""
         if not self._options.rescue or retired.status not in RESCUED:
             return False
+        blamable = retired.status is Status.NONFINITE or isinstance(retired.problem.init, Potentials)
+        if blamable and restart(retired) is not retired.potentials:
+            return True
         same = self._backend.precise().describe(retired.problem) == self._backend.describe(retired.problem)
         hopeless = same and retired.residual.band >= self._plan.stop(retired.problem)
         return not hopeless
@@ -425,6 +535,11 @@ class _Run:
             return True
         return self._read - oldest >= self._lookahead
 
+    @property
+    def waiting(self) -> set[int]:
+        """Tickets of problems that wait for their rescue."""
+        return set(self._failed)
+
     def finished(self, records: Records) -> dict[int, Result[Any]]:
         """Results of a run that was cut short, by ticket; what waits for its rescue is as its first run left it."""
         for retired in self.unclaimed():
@@ -432,34 +547,53 @@ class _Run:
         return {record.ticket: self.result(record) for record in records.entered()}
 
     def _rescue(self) -> Iterator[Retired]:
-        """Run what failed once more, alone and in float64, from its last finite potentials."""
+        """Run what failed once more, alone and in float64, from where `restart` says."""
         if not self._failed:
             return
         self._tell(Rescuing(list(self._failed)))
         self.ledger.rescue = ledger = self.ledger.rescue or Ledger()
         precise = self._backend.precise()
-        waiting = [Admission(t, replace(r.problem, init=r.potentials)) for t, r in self._failed.items()]
+        waiting = [Admission(t, replace(r.problem, init=restart(r))) for t, r in self._failed.items()]
         plan = replace(self._plan, mode=MODES["width-one"], width=1)
         for retired in execute(Timed(precise, ledger.seconds), Batch(waiting), plan, ledger):
-            first = self._failed.pop(retired.ticket)
-            if retired.status is Status.INVALID:
-                yield first
-            else:
-                self._rescued[retired.ticket] = precise
-                streamed = first.streamed or retired.streamed
-                yield self._in_time(retired)._replace(depth=first.depth + retired.depth, streamed=streamed)
+            yield self._better(self._failed.pop(retired.ticket), self._in_time(with_finite_potentials(retired)))
+
+    def _better(self, first: Retired, second: Retired) -> Retired:
+        """Of a problem's first run and its rescue, the one that converged or came nearer to tol."""
+        before, after = first.residual.worst, second.residual.worst
+        second = second._replace(streamed=first.streamed or second.streamed)
+        if second.status is Status.CONVERGED or after < before or (math.isnan(before) and not math.isnan(after)):
+            self._rescued[second.ticket] = self._backend.precise()
+            if second.status is not Status.CONVERGED:
+                self._note(second, f"this is a second run, alone in float64; the first ended at residual {before:.3g}")
+            elif second.problem.init == "zero" and isinstance(first.problem.init, Potentials):
+                self._note(second, "the run from its start failed, and a second one from zero converged")
+            return second
+        if second.status is Status.INVALID:
+            return first
+        self._note(first, "a second run, alone in float64, did not help")
+        return first._replace(status=Status.EXPIRED) if second.status is Status.EXPIRED else first
+
+    def _note(self, retired: Retired, text: str) -> None:
+        self._notes.setdefault(retired.ticket, []).append(text)
+
+    def _note_start(self, retired: Retired) -> None:
+        """Say so if validation did not use the caller's start."""
+        init = self._given[retired.ticket].init
+        if init is not None and not isinstance(init, str) and retired.problem.init == "zero":
+            self._note(
+                retired, "its start was not used: the potentials are so large that float64 cannot resolve eps in them"
+            )
 
     def record(self, retired: Retired) -> Record:
         """What is kept of a problem that has ended."""
         if retired.ticket in self._recalled:
             return self._recalled[retired.ticket].record
         detail = retired.detail
-        if retired.status is Status.DEPTH_LIMIT and retired.residual.band >= self._plan.stop(retired.problem):
-            stop = "tol" if self._options.audit.margin == 1 else "margin * tol"
-            detail = (
-                f"{stop} = {retired.problem.tol:.3g} is below the rounding of this problem's residual "
-                f"({retired.residual.band:.2g}), so nothing can verify it; raise tol or eps"
-            )
+        if retired.status in RESCUED:
+            detail = self._why(retired) or detail
+        if retired.ticket in self._notes:
+            detail = "; ".join([detail or retired.status.value, *self._notes[retired.ticket]])
         ticket, problem, potentials, residual, status, depth, widened, _, streamed = retired
         arithmetic = "" if potentials is None else self._arithmetic
         if ticket in self._rescued or streamed:
@@ -467,9 +601,52 @@ class _Run:
             arithmetic = (ran.frugal() if streamed else ran).describe(problem)
         return Record(ticket, potentials, residual, status, depth, widened, arithmetic, detail, streamed)
 
+    def _why(self, retired: Retired) -> str:
+        """Why a problem did not converge, where its status alone does not say it."""
+        rounds = retired.residual.band >= self._plan.stop(retired.problem)
+        failed = retired.status is Status.NONFINITE
+        from_start = isinstance(retired.problem.init, Potentials)
+        if from_start and (failed or rounds) and restart(retired) is not retired.potentials:
+            trouble = "a number left the range of floating point" if failed else "rounding exceeds tol"
+            return f"{trouble} in the run from its start: start from potentials of the size of the costs, or from none"
+        if failed or not rounds:
+            return ""
+        stop = "tol" if self._options.audit.margin == 1 else "margin * tol"
+        return (
+            f"{stop} = {retired.problem.tol:.3g} is below the rounding of this problem's residual "
+            f"({retired.residual.band:.2g}), so nothing can verify it; raise tol or eps"
+        )
+
+    def warn(self, counts: Mapping[Status, int], solution: Solution[Any] | None = None) -> None:
+        """Warn once of an observer that raised, and of problems that did not converge."""
+        if isinstance(self._tell, Watch):
+            self._tell.warn(solution)
+        if self._options.warn:
+            warn_of_counts(counts, solution)
+
+    def _under_callers_settings(self, observe: Observer) -> Observer:
+        """The caller's observer under the caller's settings of floating-point errors, which the run leaves alone."""
+
+        def tell(event: Event) -> None:
+            with np.errstate(**self._settings):
+                observe(event)
+
+        return tell
+
+    def _read_as_caller(self, given: Iterable[Problem[Any]]) -> Iterator[Problem[Any]]:
+        """The caller's problems, each made under the caller's settings of floating-point errors."""
+        source = iter(given)
+        while True:
+            with np.errstate(**self._settings):
+                problem = next(source, _END)
+            if problem is _END:
+                return
+            yield cast(Problem[Any], problem)
+
     def result(self, record: Record) -> Result[Any]:
         """What the caller sees of it; once for each."""
         rescued_by = self._rescued.pop(record.ticket, None)
+        self._notes.pop(record.ticket, None)
         recalled = self._recalled.pop(record.ticket, None)
         if recalled is not None and recalled.rescued:
             rescued_by = self._backend.precise()
@@ -488,20 +665,30 @@ class _Run:
             widened=record.widened,
             detail=record.detail,
             streamed=record.streamed,
+            warns=self._options.warn,
         )
 
     def _noted(self, given: Iterable[Problem[Any]]) -> Iterator[Problem[Any]]:
-        for ticket, problem in enumerate(given):
+        for ticket, problem in enumerate(given if isinstance(given, list) else self._read_as_caller(given)):
             self._given[ticket] = problem
             self._read = ticket + 1
             yield problem
 
+    def _signature(self, problem: Problem[Any]) -> Hashable:
+        try:
+            return self._backend.signature(problem)
+        except ProblemError as error:
+            self._unfit = error
+            raise
+
     def _refuse(self, ticket: int, problem: Problem[Any], error: ProblemError) -> None:
         if self._options.strict:
             raise ProblemError(f"problem {ticket}: {error}") from None
+        if self.alike and error is self._unfit:
+            raise error
         self._refused.append(refused(ticket, problem, str(error)))
 
-    def _refusals(self) -> Iterator[Retired]:
+    def refusals(self) -> Iterator[Retired]:
         while self._refused:
             yield self._refused.popleft()
 

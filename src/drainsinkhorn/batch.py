@@ -11,7 +11,7 @@ import numpy as np
 
 from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.backends.costs import as_cost
-from drainsinkhorn.backends.door import uniform
+from drainsinkhorn.backends.door import check_arguments, uniform
 from drainsinkhorn.backends.memory import memory_errors
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.options import STARTS, is_positive
@@ -47,6 +47,11 @@ def problems(
         cost: A name, Cost, Formula or CostFn of OTT; a matrix (n, m) shared, (W, n, m) stacked, or a list of them.
         chain: A key for all, or a list with one for each: see `Problem`.
 
+    Raises:
+        ProblemError: If inputs do not agree, or one is wrong for every problem: eps or tol that all share, a cost that
+            no backend has, points of other dimensions, weights of another size. What arrays hold is judged by `solve`,
+            problem by problem.
+
     Examples:
         >>> import numpy as np
         >>> len(problems(np.zeros((5, 10, 2)), np.ones((12, 2)), eps=[0.1, 0.2, 0.3, 0.4, 0.5]))
@@ -74,6 +79,7 @@ def problems(
         said = ", ".join(f"{name} for {count}" for name, count in counts.items())
         raise ProblemError(f"inputs do not agree on the number of problems: {said}")
     width = next(iter(counts.values()), 1)
+    _check_arguments(columns, name)
 
     def of(name: str, lane: int) -> Any:
         values, count = columns[name]
@@ -92,6 +98,14 @@ def problems(
     return Stack(made, columns, name) if by_name else made
 
 
+def _check_arguments(columns: dict[str, tuple[Any, int | None]], init: str | None) -> None:
+    """Refuse what is wrong for every problem: numbers that all share, and the shapes of arrays."""
+    shared = {name: value for name, (value, count) in columns.items() if count is None}
+    arrays = {name: columns[name][0] if is_array(columns[name][0]) else None for name in ("x", "y", "a", "b")}
+    cost = columns["cost"][0]
+    check_arguments(eps=shared.get("eps"), tol=shared.get("tol"), cost=cost, init=init, **arrays)
+
+
 def _rows(column: tuple[Any, int | None], width: int) -> Any:
     values, count = column
     return itertools.repeat(values, width) if count is None else values
@@ -107,6 +121,7 @@ class Stack(list[Problem[Any]]):
         self.made = tuple(made)
 
 
+@np.errstate(all="ignore")
 def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[Any]] | None:
     """All problems of a stack in normal form, if one look at its arrays finds nothing wrong; else None.
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from drainsinkhorn.backends.arrays import is_array
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.protocol import Backend, Couplings
-from drainsinkhorn.core.result import MAX_PAIRS, Result, TransportCost
+from drainsinkhorn.core.result import MAX_PAIRS, Result, TransportCost, warn_of_plans
 
 Results = Result[Any] | Iterable[Result[Any]]
 
@@ -92,6 +92,7 @@ def couplings(results: Iterable[Result[Any]]) -> list[tuple[list[int], Couplings
         if not isinstance(result, Result):
             raise ProblemError(f"expected Results, got {type(result).__name__} at place {place}")
         groups.setdefault(result.backend, (result.backend, []))[1].append(place)
+    warn_of_plans(given)
     return [
         (places, backend.couple([given[i].problem for i in places], [given[i].potentials for i in places]))
         for backend, places in groups.values()

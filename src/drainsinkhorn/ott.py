@@ -52,7 +52,8 @@ def solve(
             a leading axis, as `jax.vmap` makes it.
         solver: Its threshold, inner and max iterations and initializer are used. None: OTT's defaults.
         backend: Precision and device; the solver's `inner_iterations` and a cloud's `batch_size` take precedence.
-        **settings: Fields of Options: mode, width, rescue and so on. By default nothing is rescued, as OTT does not.
+        **settings: Fields of Options: mode, width, rescue and so on. By default nothing is rescued, and no
+            warning issued, as by OTT.
 
     Returns:
         One SinkhornOutput for each problem. `converged` says that both marginals were verified; `errors` are ours, with
@@ -70,6 +71,7 @@ def solve(
         "max_depth": solver.max_iterations,
         "audit": Audit(every=solver.inner_iterations),
         "rescue": False,
+        "warn": False,
         **settings,
     }
     # Rows at a time are a setting of the backend, so clouds that differ in them are solved apart.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -191,7 +191,7 @@ def frame_flow(clips: Any, *, eps: float, carry: bool = True, tol: float | None 
         problems += [Problem(x=x, y=y, eps=eps, chain=chain) for x, y in itertools.pairwise(frames)]
     solution: Solution[Any] = solve(problems, tol=tol, **settings)
     fine = [k for k, result in enumerate(solution) if result.emitted is not None]
-    images = dict(zip(fine, barycentric_map([solution[k] for k in fine]), strict=True))
+    images = dict(zip(fine, barycentric_map([replace(solution[k], warns=False) for k in fine]), strict=True))
     found, first = list[Flow](), 0
     for length in lengths:
         some = range(first, first + length)

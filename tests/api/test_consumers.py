@@ -263,7 +263,7 @@ class TestBadInput:
                 verb(None)  # type: ignore[arg-type]
 
     def test_an_invalid_one_says_so(self) -> None:
-        solution = ds.solve([np.zeros((3, 2)), np.full((3, 2), np.nan)], [np.ones((4, 2))] * 2, eps=1.0)
+        solution = ds.solve([np.zeros((3, 2)), np.full((3, 2), np.nan)], [np.ones((4, 2))] * 2, eps=1.0, warn=False)
         with pytest.raises(ds.ProblemError, match="problem 1 has no potentials: INVALID"):
             ds.transport_cost(solution)
         assert len(ds.transport_cost([r for r in solution if r.converged])) == 1  # type: ignore[arg-type]

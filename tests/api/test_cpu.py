@@ -32,7 +32,7 @@ rng = np.random.default_rng(0)
 x, y = rng.normal(size=(n, 3)).astype("f4"), (rng.normal(size=(n, 3)) + 0.5).astype("f4")
 ds.solve(x[:200], y[:200], eps=0.5, backend=CpuBackend(representation="streaming"))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-result = ds.solve(x, y, eps=0.5, max_depth=depth, rescue=False)[0]
+result = ds.solve(x, y, eps=0.5, max_depth=depth, rescue=False, warn=False)[0]
 print(result.arithmetic, result.depth, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, sep=";")
 """
 
@@ -125,14 +125,14 @@ def test_stacks_go_through_the_door_at_once_and_bad_ones_one_by_one() -> None:
     single = [ds.solve([ds.Problem(x=x[i], y=y[i], eps=0.5)])[0] for i in (0, 17)]
     assert np.array_equal(whole[17].potentials.f, single[1].potentials.f)
     x[3, 2, 1] = np.nan
-    partly = ds.solve(x, y, eps=0.5)
+    partly = ds.solve(x, y, eps=0.5, warn=False)
     assert partly.counts == {ds.Status.INVALID: 1, ds.Status.CONVERGED: 49}
     assert "x[2, 1] is nan" in partly[3].message
     assert np.array_equal(partly[17].potentials.f, whole[17].potentials.f)
     edited = ds.problems(x, y, eps=0.5)
     edited[3] = ds.Problem(x=y[3], y=y[4], eps=0.5)
     assert ds.solve(edited).converged
-    mixed = ds.solve(x[:3], y[:3], eps=[0.5, -1.0, 0.5])
+    mixed = ds.solve(x[:3], y[:3], eps=[0.5, -1.0, 0.5], warn=False)
     assert [r.status.name for r in mixed] == ["CONVERGED", "INVALID", "CONVERGED"]
 
 

@@ -84,7 +84,8 @@ def test_callers_get_their_own_arrays() -> None:
 def test_a_bad_pair_is_nan_and_harms_nobody() -> None:
     bad: Any = X.copy()
     bad[1, 3, 0] = np.nan
-    found = ds.divergence(bad, Y, eps=0.5)
+    with pytest.warns(ds.ConvergenceWarning, match="2 INVALID"):
+        found = ds.divergence(bad, Y, eps=0.5)
     assert np.isnan(found.values).tolist() == [False, True, False]
     with pytest.raises(ds.NotConverged, match="problem 1"):
         found.solution.raise_for_status()

@@ -251,7 +251,7 @@ def test_every_mode_gives_the_same_bits(name: str, backend: Any) -> None:
 
     def prints(**how: Any) -> list[Any]:
         # Bounded, since where problems end is not the matter here.
-        found = ds.solve(batch, backend=backend, accelerate="momentum", max_depth=80, rescue=False, **how)
+        found = ds.solve(batch, backend=backend, accelerate="momentum", max_depth=80, rescue=False, warn=False, **how)
         return [(r.depth, r.status, *(p.tobytes() for p in r.potentials)) for r in found]
 
     alone = prints(mode="width-one", audit=ds.Audit(every=1))
@@ -263,7 +263,8 @@ def test_every_mode_gives_the_same_bits(name: str, backend: Any) -> None:
 def test_a_lane_that_overflows_says_so_and_disturbs_nobody(backend: Any) -> None:
     x, y = mixture(np.random.default_rng(1), 40, 30, 2)
     good = ds.Problem(x=x, y=y, eps=0.1)
-    among = ds.solve([good, ds.Problem(x=1e200 * x, y=y, eps=0.1), good], backend=backend, accelerate="momentum")
+    batch = [good, ds.Problem(x=1e200 * x, y=y, eps=0.1), good]
+    among = ds.solve(batch, backend=backend, accelerate="momentum", warn=False)
     assert [r.status.name for r in among] == ["CONVERGED", "NONFINITE", "CONVERGED"]
     alone = ds.solve([good], backend=backend, accelerate="momentum")[0]
     assert all(np.array_equal(among[i].potentials.f, alone.potentials.f) for i in (0, 2))

@@ -41,7 +41,7 @@ class TestGaussian:
             a = np.random.default_rng(d).dirichlet(np.ones(30))
             problem = ds.Problem(x=x, y=y, a=a, eps=3.0, cost=ds.Cost("sqeuclidean", 0.7))
             one, other = (
-                ds.solve([problem], init="gaussian", max_depth=1, rescue=False, backend=b)[0]
+                ds.solve([problem], init="gaussian", max_depth=1, rescue=False, backend=b, warn=False)[0]
                 for b in ("reference", CpuBackend(precision="float64"))
             )
             assert np.allclose(one.potentials.g, other.potentials.g, rtol=1e-9, atol=1e-9)
@@ -100,7 +100,9 @@ class TestGaussian:
         taken = list[str]()
         for eps in (0.5, 50.0):
             auto, zero, gaussian = (
-                ds.solve([ds.Problem(x=x, y=y, eps=eps, init=i)], max_depth=1, rescue=False, backend=backend)[0]
+                ds.solve(
+                    [ds.Problem(x=x, y=y, eps=eps, init=i)], max_depth=1, rescue=False, backend=backend, warn=False
+                )[0]
                 for i in ("auto", "zero", "gaussian")
             )
             for name, start in (("zero", zero), ("gaussian", gaussian)):
@@ -114,10 +116,10 @@ class TestGaussian:
         assert {p.init for p in ds.problems(np.stack([cloud(0)] * 3), cloud(1), a=a, eps=1.0)} == {None}
 
     def test_what_it_cannot_do_is_refused(self) -> None:
-        result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, cost="cosine", init="gaussian")])[0]
+        result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, cost="cosine", init="gaussian")], warn=False)[0]
         assert result.status is ds.Status.INVALID
         assert 'needs the cost sqeuclidean, this one is cosine; use "auto" or "zero"' in result.message
-        result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, init="warm")])[0]
+        result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, init="warm")], warn=False)[0]
         assert "init 'warm' is unknown; use one of ['auto', 'gaussian', 'zero']" in result.message
         with pytest.raises(ds.OptionsError, match="init must be one of"):
             ds.solve(cloud(0), cloud(1), eps=1.0, init="warm")
@@ -243,7 +245,7 @@ class TestChains:
         links = self.drifting(5)
         links[1] = ds.Problem(x=links[1].x, y=np.full((80, 3), np.nan), eps=0.1, chain="drive")
         links[3] = ds.Problem(x=1e200 * links[3].x, y=links[3].y, eps=0.1, chain="drive")
-        counts = ds.solve(links).counts
+        counts = ds.solve(links, warn=False).counts
         assert counts == {ds.Status.CONVERGED: 3, ds.Status.INVALID: 1, ds.Status.NONFINITE: 1}
 
     def test_a_stream_of_one_long_chain(self) -> None:
@@ -251,5 +253,5 @@ class TestChains:
         assert found == list(range(30))
 
     def test_a_key_must_be_hashable(self) -> None:
-        result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, chain=["a"])])[0]
+        result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, chain=["a"])], warn=False)[0]
         assert "chain must be hashable" in result.message

@@ -62,7 +62,7 @@ def true_residual(problem: ds.Problem[Any], potentials: ds.Potentials[Any]) -> f
 def test_every_converged_result_is_within_tol(part: int, backend: Any) -> None:
     rng = np.random.default_rng([11, part])
     batch = [hostile(rng) for _ in range(EACH)]
-    solution = ds.solve(batch, backend=backend, max_depth=MAX_DEPTH)
+    solution = ds.solve(batch, backend=backend, max_depth=MAX_DEPTH, warn=False)
     assert_true(solution)
 
 
@@ -72,7 +72,7 @@ def test_every_converged_result_over_other_libraries_is_within_tol(backend: str,
     rng = np.random.default_rng(12)
     # One dimension, and for OTT one size: compilation is what takes time there.
     batch = [hostile(rng, most=most, d=3) for _ in range(60)]
-    assert_true(ds.solve(batch, backend=backend, max_depth=MAX_DEPTH, accelerate="none"), stride=20)
+    assert_true(ds.solve(batch, backend=backend, max_depth=MAX_DEPTH, accelerate="none", warn=False), stride=20)
 
 
 def assert_true(solution: ds.Solution[Any], stride: int = 1) -> None:
@@ -87,9 +87,8 @@ def assert_true(solution: ds.Solution[Any], stride: int = 1) -> None:
             assert result.status is ds.Status.DEPTH_LIMIT, result.message
             assert truth > tol - 2 * result.residual.band
             hopeless = result.residual.band >= tol
-            assert result.rescued or hopeless
-            runs = 2 if result.rescued else 1
-            assert runs * MAX_DEPTH <= result.depth < runs * (MAX_DEPTH + stride)
+            assert hopeless or "second run" in result.message
+            assert MAX_DEPTH <= result.depth < MAX_DEPTH + stride
             unverifiable += hopeless
         # The band bounds the error of a plan entry, so of a residual near convergence.
         slack = result.residual.band * (1 + truth) + 1e-9 * truth
@@ -114,7 +113,7 @@ def test_hostile_float32_problems_converge_and_none_falsely() -> None:
 def test_a_tolerance_below_rounding_is_never_claimed() -> None:
     rng = np.random.default_rng(0)
     x, y = 1e4 + rng.normal(size=(40, 3)), 1e4 + rng.normal(size=(50, 3))
-    result = ds.solve(x, y, eps=0.5, tol=1e-15, max_depth=400)[0]
+    result = ds.solve(x, y, eps=0.5, tol=1e-15, max_depth=400, warn=False)[0]
     assert result.status is ds.Status.DEPTH_LIMIT
     assert "below the rounding" in result.message
 
@@ -152,7 +151,7 @@ def test_squares_that_would_under_or_overflow_change_nothing(scale: float) -> No
 def test_squared_distances_that_underflow_are_not_claimed() -> None:
     rng = np.random.default_rng(0)
     x, y = 1e-162 * rng.normal(size=(30, 2)), 1e-162 * rng.normal(size=(25, 2))
-    result = ds.solve(x, y, eps=0.5e-162, cost=ds.Cost("sqeuclidean", 1e162), max_depth=50)[0]
+    result = ds.solve(x, y, eps=0.5e-162, cost=ds.Cost("sqeuclidean", 1e162), max_depth=50, warn=False)[0]
     assert not result.converged
 
 

@@ -98,7 +98,7 @@ def test_the_native_rule_maps_to_residuals_that_fall():
     after, n = states[threshold][0], states[threshold][1]
     wide = ds.Problem(x=np.float64(problem.x), y=np.float64(problem.y), eps=problem.eps, init="zero")
     run = [
-        ds.solve([wide], max_depth=depth, tol=1e-12, accelerate="none", rescue=False)[0].potentials
+        ds.solve([wide], max_depth=depth, tol=1e-12, accelerate="none", rescue=False, warn=False)[0].potentials
         for depth in (n - 2 * packer19.CHECK, n - packer19.CHECK, n)
     ]
     moved = [max(np.abs(a - b).max() for a, b in zip(p, q, strict=True)) for p, q in itertools.pairwise(run)]

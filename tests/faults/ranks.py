@@ -39,7 +39,7 @@ def problems() -> list[ds.Problem[Any]]:
 
 def solved(folder: Path, rank: int, backend: Any) -> None:
     arrays: dict[str, Any] = {}
-    for r in ds.solve(problems(), backend=backend, max_depth=60, width=4):
+    for r in ds.solve(problems(), backend=backend, max_depth=60, width=4, warn=False):
         facts = [*r.residual, r.depth, float(r.rescued), list(ds.Status).index(r.status)]
         arrays[f"{r.ticket} facts"] = facts
         if r.emitted is not None:

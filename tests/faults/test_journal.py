@@ -89,8 +89,8 @@ def test_every_status_and_start(tmp_path: Path) -> None:
     hard = ds.Problem(x=problems[0].x, y=problems[0].y, eps=1e-3)
     bad = ds.Problem(x=np.array([[np.nan]]), y=np.zeros((1, 1)), eps=1.0)
     problems = [bad, hard, *problems, "no problem"]  # type: ignore[list-item]
-    first = list(ds.stream(iter(problems), journal=tmp_path / "j", max_depth=20))
-    again = list(ds.stream(iter(problems), journal=tmp_path / "j", max_depth=20))
+    first = list(ds.stream(iter(problems), journal=tmp_path / "j", max_depth=20, warn=False))
+    again = list(ds.stream(iter(problems), journal=tmp_path / "j", max_depth=20, warn=False))
     first, again = (sorted(run, key=lambda r: r.ticket) for run in (first, again))
     assert [r.message for r in first] == [r.message for r in again]
     assert {r.status for r in first} == {ds.Status.INVALID, ds.Status.DEPTH_LIMIT, ds.Status.CONVERGED}

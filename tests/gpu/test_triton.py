@@ -61,6 +61,35 @@ def problems() -> list[ds.Problem[Any]]:
     return found
 
 
+def test_huge_starts_spoil_no_result() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(6, 2)), rng.normal(size=(7, 2))
+    f, g = ds.solve([ds.Problem(x=x, y=y, eps=0.5)], backend="reference")[0].potentials
+    starts = [(f + c, g - c) for c in (1e5, 1e14, 1e100, -1e300)]
+    starts += [(np.full(6, c), np.full(7, c)) for c in (1e15, 1e17, 1e308)]
+    starts += [(c * rng.uniform(-1, 1, 6), c * rng.uniform(-1, 1, 7)) for c in (1e12, 1e100)]
+    batch = [ds.Problem(x=x, y=y, eps=0.5, init=ds.Potentials(*start)) for start in starts]
+    for result in ds.solve(batch, backend="triton", max_depth=30):
+        assert result.converged, result.message
+        assert max(marginal_errors(result.problem, result.potentials)) <= 1e-3
+    far = ds.Problem(x=1e160 * x, y=1e160 * y, eps=1e-3, init=ds.Potentials(f, g))
+    result = ds.solve([far], backend="triton", max_depth=30, warn=False)[0]
+    assert result.status is ds.Status.NONFINITE
+    assert np.isfinite(result.potentials.f).all()
+    assert np.isfinite(result.potentials.g).all()
+
+
+def test_an_unknown_cost_is_refused_below_validation() -> None:
+    problem = admit(ds.Problem(x=np.ones((3, 2)), y=np.zeros((4, 2)), eps=1.0), 1e-3)
+    unknown = ds.Problem(
+        x=problem.x, y=problem.y, a=problem.a, b=problem.b, eps=1.0, tol=1e-3, init="zero", cost=ds.Cost("manhattan")
+    )
+    with pytest.raises(ds.ProblemError, match="manhattan"):
+        TritonBackend().pack([unknown])
+    with pytest.raises(ds.ProblemError, match="manhattan"):
+        TritonBackend().couple([unknown], [ds.Potentials(np.zeros(3), np.zeros(4))])
+
+
 @pytest.mark.parametrize("accelerate", ["momentum", "none"])
 def test_parity_with_the_reference(accelerate: str) -> None:
     batch = problems()

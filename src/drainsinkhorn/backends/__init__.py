@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +41,22 @@ def load(name: str) -> Backend[Any]:
         raise OptionsError(f"backend {name!r} is unknown; use one of {['auto', *REGISTRY]} or a Backend object")
     entry = REGISTRY[name]
     try:
-        return getattr(importlib.import_module(entry.module), entry.cls)()
+        return getattr(_imported(entry.module), entry.cls)()
     except BackendUnavailable:
         # It is installed and says itself what it lacks.
         raise
     except ImportError as error:
         extra = f"; pip install 'drainsinkhorn[{entry.extra}]'" if entry.extra else ""
         raise BackendUnavailable(f"backend {name!r} cannot be loaded: {error}{extra}") from error
+
+
+def _imported(module: str) -> Any:
+    """The module; what libraries warn of while they are imported must not keep a backend from its caller."""
+    if module in sys.modules:
+        return sys.modules[module]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(module)
 
 
 def choose(first: Any = None) -> tuple[Backend[Any], str]:

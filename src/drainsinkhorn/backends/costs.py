@@ -166,19 +166,25 @@ def turned(cost: Cost) -> Cost:
 
 
 def point_cost(cost: Cost) -> PointCost:
-    """What is known of a cost between points; a caller's own is taken for what its float64 evaluation gives."""
+    """What is known of a cost between points; a caller's own is taken for what its float64 evaluation gives.
+
+    Raises ProblemError for a name that is none in COSTS.
+    """
     if isinstance(cost.kind, str):
+        if cost.kind not in COSTS:
+            raise ProblemError(f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)}")
         return COSTS[cost.kind]
     return PointCost(cost.kind.matrix, lambda far: far, _rounded_squares)
 
 
-def refuse_callers_cost(problem: Problem[Any], backend: str) -> None:
-    """Raise ProblemError for a caller's own cost, in backends whose kernels know costs by name."""
-    kind = problem.cost.kind if isinstance(problem.cost, Cost) else ""
-    if not isinstance(kind, str):
-        raise ProblemError(
-            f'backend {backend!r} cannot compute the cost {kind}; use backend="{kind.backend}" or "auto"'
-        )
+def refuse_unknown_cost(problem: Problem[Any], backend: str) -> None:
+    """Raise ProblemError for a cost that backends cannot compute whose kernels know costs by name: any not in COSTS."""
+    kind = problem.cost.kind if isinstance(problem.cost, Cost) else None
+    if kind is None or (isinstance(kind, str) and kind in COSTS):
+        return
+    if isinstance(kind, str):
+        raise ProblemError(f"backend {backend!r} has no cost {kind!r}; use one of {sorted(COSTS)}")
+    raise ProblemError(f'backend {backend!r} cannot compute the cost {kind}; use backend="{kind.backend}" or "auto"')
 
 
 def cost_matrix(problem: Problem[Any]) -> tuple[Matrix, float]:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.backends.arrays import ROUNDOFF, SMALLEST, Array, float_name, is_array, library, to_numpy
-from drainsinkhorn.backends.costs import COSTS, as_cost
+from drainsinkhorn.backends.costs import COSTS, as_cost, point_cost
+from drainsinkhorn.backends.gauge import usable_start
 from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -24,8 +25,11 @@ UNEQUAL_MASS = 1e-5
 """Relative difference of total masses above which a problem is unbalanced, if rounding of the weights is less."""
 TOGETHER = 2**24
 """Entries on a device that are laid side by side, to be looked at by one call: 64 MB of float32."""
+EPS_HINT = "it is in units of the cost, for example 0.05 times the median cost"
+TOL_HINT = "it bounds the L1 residual, for example 1e-3"
 
 
+@np.errstate(all="ignore")
 def admit(problem: Any, tol: float, margin: float = 1.0, init: str = "auto", *, finite: bool = False) -> Problem[Any]:
     """The problem in normal form, or ProblemError; whatever else an odd object raises becomes a ProblemError too.
 
@@ -45,13 +49,15 @@ def admit(problem: Any, tol: float, margin: float = 1.0, init: str = "auto", *, 
 def _admit(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> Problem[Any]:
     if not isinstance(problem, Problem):
         raise ProblemError(f"expected a Problem, got {_shown(problem)}; build one with Problem(x=, y=, eps=)")
-    eps = _positive("eps", problem.eps, "it is in units of the cost, for example 0.05 times the median cost")
-    tol = _positive("tol", tol if problem.tol is None else problem.tol, "it bounds the L1 residual, for example 1e-3")
-    cost = _cost(problem)
+    eps = _positive("eps", problem.eps, EPS_HINT)
+    tol = _positive("tol", tol if problem.tol is None else problem.tol, TOL_HINT)
+    cost = _cost(problem.cost)
     n, m = _sizes(problem, cost, finite)
     a, b = _weights("a", problem.a, n), _weights("b", problem.b, m)
     _same_mass(problem, a, b)
     init = _init(init if problem.init is None else problem.init, cost, n, m)
+    if isinstance(init, Potentials):
+        init = usable_start(init, eps, margin * tol, a, b)
     _chain(problem.chain)
     return Problem(
         eps=eps,
@@ -66,11 +72,44 @@ def _admit(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> 
     )
 
 
+def check_arguments(*, eps: Any, tol: Any, cost: Any, init: str | None, **arrays: Any) -> None:
+    """Raise ProblemError for what makes every problem of a batch invalid, whatever numbers its arrays hold.
+
+    None stands for an argument that was left out, or that each problem has its own of.
+
+    Args:
+        eps: As for all problems.
+        tol: As for all problems.
+        cost: As for all problems; an array of costs by shape alone.
+        init: A name, as for all problems.
+        **arrays: x, y, a and b, each shared or stacked.
+    """
+    if eps is not None:
+        _positive("eps", eps, EPS_HINT)
+    if tol is not None:
+        _positive("tol", tol, TOL_HINT)
+    x, y = arrays["x"], arrays["y"]
+    known = _cost(cost)
+    if init is not None:
+        _init(init, known, 1, 1)
+    if x is not None and y is not None:
+        _same_space(x, y)
+    sides = [None if points is None else points.shape[-2] for points in (x, y)]
+    if not isinstance(known, Cost) and is_array(known):
+        sides = list(known.shape[-2:])
+    for name, size in zip("ab", sides, strict=True):
+        weights = arrays[name]
+        if weights is not None and size is not None and weights.shape[-1] != size:
+            raise ProblemError(f"{name} must have one weight for each of {size} points, got {weights.shape[-1]}")
+
+
 def normal(problem: Problem[Any]) -> Problem[Any]:
     """The normal form of a problem that has passed the door before: nothing is looked at again."""
     x, y, cost = _array(problem.x), _array(problem.y), _array(as_cost(problem.cost))
     if isinstance(cost, Cost) and type(cost.scale) is not float:
         cost = replace(cost, scale=float(cost.scale))
+    if isinstance(cost, Cost):
+        point_cost(cost)
     n, m = (x.shape[0], y.shape[0]) if isinstance(cost, Cost) else cost.shape
     a, b = _normalised(problem.a, n), _normalised(problem.b, m)
     return replace(problem, x=x, y=y, eps=float(problem.eps), cost=cost, a=a, b=b)
@@ -237,8 +276,8 @@ def _survives_float64(array: Array) -> bool:
         return bool((array.astype(np.float64).astype(array.dtype) == array).all())
 
 
-def _cost(problem: Problem[Any]) -> Cost | Any:
-    cost = as_cost(problem.cost)
+def _cost(given: Any) -> Cost | Any:
+    cost = as_cost(given)
     if not isinstance(cost, Cost):
         return cost
     known = cost.kind in COSTS if isinstance(cost.kind, str) else hasattr(cost.kind, "matrix")
@@ -263,8 +302,7 @@ def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, 
     y: Any = problem.y
     if not _fine_on_device(x, y, finite=finite):
         x, y = _points("x", x, "(n, d)", finite), _points("y", y, "(m, d)", finite)
-    if x.shape[1] != y.shape[1]:
-        raise ProblemError(f"x lives in dimension {x.shape[1]} and y in {y.shape[1]}; both need the same")
+    _same_space(x, y)
     if library(problem.x) != library(problem.y):
         raise ProblemError(f"x is a {library(problem.x)} array and y a {library(problem.y)} array; use one library")
     if cost.kind == "cosine":
@@ -273,6 +311,11 @@ def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, 
             if zero.size:
                 raise ProblemError(f"{name}[{zero[0]}] is the zero vector, which has no direction for the cosine cost")
     return x.shape[0], y.shape[0]
+
+
+def _same_space(x: Any, y: Any) -> None:
+    if x.shape[-1] != y.shape[-1]:
+        raise ProblemError(f"x lives in dimension {x.shape[-1]} and y in {y.shape[-1]}; both need the same")
 
 
 def _weights(name: str, value: Any, size: int) -> Array:

@@ -96,7 +96,7 @@ def ours(
         begun = clock()
         solution = solve(
             list(work.problems), tol=work.unit.tol, backend=picked, mode=mode, width=width, audit=audit,
-            rescue=False, max_depth=MAX_DEPTH, **given,
+            rescue=False, max_depth=MAX_DEPTH, warn=False, **given,
         )  # fmt: skip
         solved = clock()
         answers = answers_of(solution)

@@ -188,7 +188,7 @@ def _modes(work: Work) -> Iterator[dict[str, Any]]:
             continue
         tol = problem.tol or work.unit.tol
         cold = _plain(problem)
-        tight = solve(cold, tol=1e-9, max_depth=200_000)[0]
+        tight = solve(cold, tol=1e-9, max_depth=200_000, warn=False)[0]
         if not tight.converged:
             yield {"problem": place, "skipped": f"its solution was not found to 1e-9: {tight.message}"}
             continue
@@ -197,7 +197,7 @@ def _modes(work: Work) -> Iterator[dict[str, Any]]:
         near = replace(cold, init=Potentials(f, g + noise))
         for start, begun, goal in (("cold", cold, tol), ("near", near, min(tol, 1e-5))):
             modal = modal_response(begun, tight.potentials)
-            ran = solve(begun, tol=goal, accelerate="none", max_depth=200_000)[0]
+            ran = solve(begun, tol=goal, accelerate="none", max_depth=200_000, warn=False)[0]
             yield {
                 "problem": place,
                 "start": start,

@@ -165,7 +165,7 @@ def _from(problems: Sequence[Problem[Any]], start: str) -> list[Problem[Any]]:
 
 def _trial(name: str, problems: Sequence[Problem[Any]], backend: Backend[Any], tol: float, accelerate: str) -> Trial:
     begun = time.perf_counter()
-    results = list(solve(list(problems), backend=backend, tol=tol, accelerate=accelerate))
+    results = list(solve(list(problems), backend=backend, tol=tol, accelerate=accelerate, warn=False))
     seconds = time.perf_counter() - begun
     depths = tuple(result.depth for result in results)
     return Trial(name, depths, sum(r.converged for r in results), seconds, _why_not(results))

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -134,7 +135,7 @@ def _run(
 ) -> tuple[list[Result[Any]], Ledger]:
     """Solve under a live bar."""
     with Bar(Console(stderr=True), len(problems), quiet=quiet) as bar:
-        observe = fan_out(bar, _say_faults)
+        observe, options = fan_out(bar, _say_faults), replace(options, warn=False)
         if fleet is not None:
             return _run_on(fleet, problems, options=options, backend=backend, observe=observe, journal=journal)
         start = time.perf_counter()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from typing import Any
 
 
@@ -77,6 +79,45 @@ class DeadlineError(DrainError, TimeoutError):
 
 class FleetError(DrainError, RuntimeError):
     """A fleet that cannot work: its workers do not start, or it is used in a way that cannot be."""
+
+
+class DrainWarning(RuntimeWarning):
+    """Root of every warning this library issues."""
+
+
+class ConvergenceWarning(DrainWarning):
+    """Some problems did not converge, or could not be solved as given; the text counts them and says what to do.
+
+    Where warnings are errors nothing is lost: `solution` is what `solve` would have returned.
+
+    Attributes:
+        solution: The Solution, where `solve` warns; None where a stream ends, and where a plan is taken.
+    """
+
+    def __init__(self, message: str, solution: object = None) -> None:
+        super().__init__(message)
+        self.solution = solution
+
+
+class ObserverWarning(DrainWarning):
+    """An observer raised and was told no more; the run went on without it.
+
+    Attributes:
+        solution: As for ConvergenceWarning.
+        __cause__: What the observer raised.
+    """
+
+    def __init__(self, message: str, solution: object = None) -> None:
+        super().__init__(message)
+        self.solution = solution
+
+
+def warn(warning: DrainWarning) -> None:
+    """Issue a warning at the line outside of this package that called into it."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(warning, stacklevel=level)
 
 
 class KernelCacheWarning(UserWarning):

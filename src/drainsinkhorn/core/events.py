@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from drainsinkhorn.core.audit import Counts, Standing
+from drainsinkhorn.core.errors import ObserverWarning, warn
 from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.core.result import UNKNOWN, Residual, Status
+
+_log = logging.getLogger("drainsinkhorn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,36 @@ Observer = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """The observer that watches nothing."""
+
+
+class Watch:
+    """The caller's observer. An exception of its own ends its watch, never the run.
+
+    Attributes:
+        error: What the observer raised; None as long as it is told events.
+    """
+
+    def __init__(self, observe: Observer) -> None:
+        self._observe = observe
+        self.error: Exception | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Tell the observer, unless it has raised before."""
+        if self.error is not None:
+            return
+        try:
+            self._observe(event)
+        except Exception as error:  # noqa: BLE001  the caller's own code: finished results must not be lost to it
+            self.error = error
+            _log.warning("the observer %r raised and is told no more; the run goes on", self._observe, exc_info=error)
+
+    def warn(self, solution: object = None) -> None:
+        """Warn if the observer raised, with what it raised as the cause."""
+        if self.error is not None:
+            text = f"the observer raised {type(self.error).__name__} ({self.error}) and was told no more of the run"
+            warning = ObserverWarning(f"{text}; results are complete", solution)
+            warning.__cause__ = self.error
+            warn(warning)
 
 
 def fan_out(*observers: Observer) -> Observer:

@@ -145,6 +145,7 @@ class Settings(TypedDict, total=False):
     profile: Profile | None
     order: str
     recheck: Rechecks
+    warn: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,7 @@ class Options:
 
     Attributes:
         tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
-        max_depth: Cycles after which an unfinished problem is given up (then rescued once).
+        max_depth: Cycles after which an unfinished problem is given up (then rescued once, by as many at most).
         width: Lanes of a pack; None: what suits the backend and the size of the problems.
         mode: "auto", a name in MODES, or a Mode.
         audit: When and how lanes are checked.
@@ -172,6 +173,8 @@ class Options:
             rows and columns of the first and of some later ones, for less than 1 % of the time), "all" (all rows and
             columns of every one, which may take longer than the solve) or "none". One that does not hold is a
             ContractError.
+        warn: Issue a ConvergenceWarning, once, when the run ends with problems that did not converge, and whenever a
+            plan is taken from one of them.
     """
 
     tol: float = 1e-3
@@ -188,6 +191,7 @@ class Options:
     profile: Profile | None = None
     order: str = "given"
     recheck: Rechecks = "sampled"
+    warn: bool = True
 
     def __post_init__(self) -> None:
         if not is_positive(self.tol):

@@ -50,7 +50,8 @@ class Problem(_Weak, Generic[A]):
         b: Target weights, (m,). None: uniform. Normalised to mass 1.
         tol: Bound on the larger L1 marginal residual. None: the solve's.
         init: Where to start: "gaussian" (the closed form between Gaussians, for sqeuclidean), "zero", or Potentials.
-            None: the solve's, by default "auto" (see STARTS). A start changes only the depth.
+            None: the solve's, by default "auto" (see STARTS). A start changes only the depth. Huge potentials are
+            recentred along their gauge, and replaced by "zero" where float64 cannot resolve eps in them.
         chain: Problems with equal keys run in the order of submission, each from its predecessor's potentials.
         cost: A cost by name, a `Cost` with a scale, a `Formula`, an OTT `CostFn`, or a dense (n, m) matrix.
     """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
-from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.errors import ConvergenceWarning, ProblemError, warn
 from drainsinkhorn.core.problem import A, Potentials, Problem
 
 if TYPE_CHECKING:
@@ -80,19 +81,23 @@ class Result(Generic[A]):
     Attributes:
         ticket: The problem's number in the order of submission.
         problem: The problem as given; not copied.
-        emitted: Last finite potentials, in the caller's library, device and dtype; None only if INVALID or QUARANTINED.
+        emitted: Last finite potentials (zeros if there were none), in the caller's library, device and dtype; None only
+            if INVALID or QUARANTINED.
         residual: Residual of exactly those potentials.
         status: How it ended.
-        depth: Cycles run, rescue included.
+        depth: Cycles of the run that gave the answer: the rescue if `rescued`, else the first. At most `max_depth`,
+            rounded up to the backend's stride. The ledger has both (`ledger.depths`, `ledger.rescue.depths`).
         backend: The backend that ran it.
         arithmetic: Precision and representation in which it ran.
         acceleration: What was used to need fewer cycles; "none" for plain Sinkhorn.
-        rescued: True if the answer comes from the second, width-one float64 run.
+        rescued: True if the rescue (a second run, alone in float64) helped, and this is its answer: it converged, or
+            came nearer to tol than the first run. A rescue that did not help is named in `detail`.
         widened: True if potentials came back in a wider dtype: the caller's cannot hold tol, or holds integers.
         detail: Why, where the status alone does not say it.
         streamed: True if memory alone forced this lane to stream, where the problem and the options say cached. It is
             verified like any other, and exempt from bitwise equality with a run that had the memory; so are problems
             that start from its potentials in a chain.
+        warns: Whether a plan that is taken from it warns unless it converged (`Options.warn`).
     """
 
     ticket: int
@@ -108,6 +113,7 @@ class Result(Generic[A]):
     widened: bool = False
     detail: str = ""
     streamed: bool = False
+    warns: bool = True
 
     @property
     def converged(self) -> bool:
@@ -128,7 +134,8 @@ class Result(Generic[A]):
 
     @property
     def couplings(self) -> Couplings[A]:
-        """The finished plan, as a batch of one."""
+        """The finished plan, as a batch of one; warns if the problem did not converge."""
+        warn_of_plans([self])
         return self.backend.couple([self.problem], [self.potentials])
 
     def plan(self, *, max_pairs: int = MAX_PAIRS) -> A:
@@ -160,4 +167,17 @@ class Result(Generic[A]):
         return (
             f"Result({self.ticket}, {self.status.name}, depth={self.depth}, "
             f"row={self.residual.row:.3g}, col={self.residual.col:.3g}{extra})"
+        )
+
+
+def warn_of_plans(results: Sequence[Result[Any]]) -> None:
+    """Issue one ConvergenceWarning if plans are taken of problems that did not converge."""
+    failed = [result for result in results if result.warns and not result.converged and result.emitted is not None]
+    if failed:
+        first, more = failed[0], f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        warn(
+            ConvergenceWarning(
+                f"problem {first.ticket} did not converge ({first.status.name}, residual {first.residual.worst:.3g})"
+                f"{more}: what is taken from such a plan is wrong by as much; see result.message"
+            )
         )

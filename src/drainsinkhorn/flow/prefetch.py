@@ -17,7 +17,8 @@ import torch
 from drainsinkhorn.api import solve
 from drainsinkhorn.consumers import sample
 from drainsinkhorn.core.audit import is_count
-from drainsinkhorn.core.errors import OptionsError, ProblemError
+from drainsinkhorn.core.errors import ConvergenceWarning, OptionsError, ProblemError
+from drainsinkhorn.core.errors import warn as issue
 from drainsinkhorn.core.result import Status
 from drainsinkhorn.flow.problems import problems_of, refuse_other_than_tensors
 
@@ -88,18 +89,19 @@ def couple_minibatches(
     ]
     strengths = [eps(*pair) if callable(eps) else eps for pair in pairs]
     problems = problems_of(pairs, strengths, backend=settings.get("backend"))
-    solution = solve(problems, tol=tol, **settings)
+    solution = solve(problems, tol=tol, warn=False, **settings)
     for part, result in zip(parts, solution, strict=True):
         if result.status is Status.INVALID:
             raise ProblemError(f"minibatch {part.batch} cannot be coupled: {result.message}")
     if warn and not solution.converged:
         failed = sum(count for status, count in solution.counts.items() if status is not Status.CONVERGED)
         worst = max(result.residual.worst for result in solution)
-        warnings.warn(
-            f"{failed} of {len(solution)} couplings did not converge (residual up to {worst:.2g}); their last states "
-            "are used; raise eps or max_depth",
-            RuntimeWarning,
-            stacklevel=2,
+        issue(
+            ConvergenceWarning(
+                f"{failed} of {len(solution)} couplings did not converge (residual up to {worst:.2g}); their last "
+                "states are used; raise eps or max_depth",
+                solution,
+            )
         )
     if warn and by_class:
         _warn_of_left_out(batches, parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 
 from drainsinkhorn.api import solve
 from drainsinkhorn.consumers import partners, plan, sample
-from drainsinkhorn.core.errors import BackendUnavailable, ProblemError
+from drainsinkhorn.core.errors import BackendUnavailable, ConvergenceWarning, ProblemError
+from drainsinkhorn.core.errors import warn as issue
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.result import Result, Status
 from drainsinkhorn.flow.problems import problems_of, refuse_other_than_tensors
@@ -73,7 +73,7 @@ class OTPlanSampler:
         flat = [tuple(points.detach().reshape(len(points), -1) for points in pair) for pair in pairs]
         scales = [1 / _largest(x, y) if self.normalize_cost else 1.0 for x, y in flat]
         problems = problems_of(pairs, [self.reg] * len(flat), scales, self.backend)
-        solution = solve(problems, tol=self.tol, backend=self.backend)
+        solution = solve(problems, tol=self.tol, backend=self.backend, warn=False)
         for result in solution:
             _judge(result, warn=self.warn)
         return solution
@@ -168,11 +168,11 @@ def _judge(result: Result[Any], *, warn: bool) -> None:
     if result.status is Status.INVALID:
         raise ProblemError(f"this minibatch cannot be coupled: {result.message}")
     if warn and not result.converged:
-        warnings.warn(
-            f"the coupling did not converge ({result.message}); its last state, with residual "
-            f"{result.residual.worst:.2g}, is used",
-            RuntimeWarning,
-            stacklevel=4,
+        issue(
+            ConvergenceWarning(
+                f"the coupling did not converge ({result.message}); its last state, with residual "
+                f"{result.residual.worst:.2g}, is used"
+            )
         )
 
 

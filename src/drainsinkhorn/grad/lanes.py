@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from drainsinkhorn.api import solve
 from drainsinkhorn.batch import problems
 from drainsinkhorn.consumers import couplings
-from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.core.errors import ConvergenceWarning, ProblemError, warn
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Couplings
 from drainsinkhorn.solution import Solution
@@ -34,8 +33,11 @@ class Task:
         self, xs: Sequence[Any], ys: Sequence[Any], weights: Sequence[Any], others: Sequence[Any]
     ) -> Solution[Any]:
         """Solve lanes whose arrays carry no derivatives; warn of those that did not converge."""
-        solution = solve(self.problems(xs, ys, weights, others), **self.settings)
-        _warn_of_unconverged(solution)
+        settings = dict(self.settings)
+        warns = settings.pop("warn", True)
+        solution = solve(self.problems(xs, ys, weights, others), warn=False, **settings)
+        if warns:
+            _warn_of_unconverged(solution)
         return solution
 
     def problems(self, xs: Any, ys: Any, weights: Any, others: Any) -> list[Problem[Any]]:
@@ -78,9 +80,10 @@ def _warn_of_unconverged(solution: Solution[Any]) -> None:
     failed = [r for r in solution if r.emitted is not None and not r.converged]
     if failed:
         worst = max(result.residual.worst for result in failed)
-        warnings.warn(
-            f"{len(failed)} of {len(solution)} problems did not converge (residual up to {worst:.2g}); values and "
-            "derivatives are those of their last states; raise eps or max_depth",
-            RuntimeWarning,
-            stacklevel=3,
+        warn(
+            ConvergenceWarning(
+                f"{len(failed)} of {len(solution)} problems did not converge (residual up to {worst:.2g}); values and "
+                "derivatives are those of their last states; raise eps or max_depth",
+                solution,
+            )
         )

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drainsinkhorn.api import ENDED, carry, pick_acceleration, pick_backend
+from drainsinkhorn.api import ENDED, carry, pick_acceleration, pick_backend, warn_of_counts
 from drainsinkhorn.backends.arrays import to_caller
 from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core.errors import FleetError, ProblemError
-from drainsinkhorn.core.events import Finished, Lost, Observer, Reported, Retired, fan_out, ignore
+from drainsinkhorn.core.events import Finished, Lost, Observer, Reported, Retired, Watch, fan_out, ignore
 from drainsinkhorn.core.feed import Tap
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import Options
@@ -116,14 +116,15 @@ class Dispatch:
         self._crew, self._options, self._hang, self._allowed = crew, options, hang, strikes
         # Seconds that a start may take. Each start that is given up doubles them: perhaps only the machine is slow.
         self._start_limit = hang
-        self._tell = observe
-        self._observe = fan_out(self.ledger, observe)
+        self._tell = observe if observe is ignore else Watch(observe)
+        self._observe = fan_out(self.ledger, self._tell)
+        self._counts = Counter[Status]()
         self._backend = pick_backend(backend, given, self._observe)
         self._acceleration = pick_acceleration(options, self._backend)
         self._journal = None if journal is None else Journal(journal, options, self._backend.name)
         if self._journal is not None:
             self._observe(self._journal.resumed)
-        self._assignment = Assignment(options, self._backend.using(self._acceleration), crew.cores)
+        self._assignment = Assignment(replace(options, warn=False), self._backend.using(self._acceleration), crew.cores)
         self._hands = [Hand() for _ in range(crew.size)]
         self._problems = iter(given)
         self._read_so_far = 0
@@ -166,6 +167,10 @@ class Dispatch:
             self.close()
         if self._error is not None:
             raise self._error
+        if isinstance(self._tell, Watch):
+            self._tell.warn()
+        if self._options.warn and self.feed is None:
+            warn_of_counts(self._counts)
 
     def close(self) -> None:
         """Give the journal back."""
@@ -433,6 +438,7 @@ class Dispatch:
         ran = self._sent.pop(record.ticket, None) is not None
         self._weights.pop(record.ticket, None)
         self._pass_on(problem, record, ran=ran)
+        self._counts[record.status] += 1
         if record.depth and not recalled:
             self.ledger.depths[record.ticket] = record.depth
         if self._tell is not ignore:
@@ -449,6 +455,7 @@ class Dispatch:
             arithmetic=record.arithmetic,
             acceleration=self._acceleration,
             rescued=rescued,
+            warns=self._options.warn,
             widened=record.widened,
             detail=record.detail,
             streamed=record.streamed,

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.costs import UNIT, refuse_callers_cost
+from drainsinkhorn.backends.costs import UNIT, refuse_unknown_cost
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.dense import SAFETY, Geometry, Kernels
 from drainsinkhorn.backends.door import sizes
@@ -275,7 +275,7 @@ class RowShardedBackend:
     def signature(self, problem: Problem[Any]) -> Hashable:
         """Problems with the same kind of kernels share packs."""
         if self._streams(problem, Ranks(self.group)):
-            refuse_callers_cost(problem, self.name)
+            refuse_unknown_cost(problem, self.name)
         return self.describe(problem)
 
     def width_for(self, lanes: int) -> int:

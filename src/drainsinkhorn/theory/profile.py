@@ -217,6 +217,7 @@ class _Trials:
             audit=Audit(every=every),
             max_depth=self._depth,
             rescue=False,
+            warn=False,
             accelerate=self._accelerate,
         )
         ledger = solution.ledger

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from drainsinkhorn.backends.costs import refuse_callers_cost
+from drainsinkhorn.backends.costs import refuse_unknown_cost
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import type_band
@@ -48,7 +48,7 @@ class CpuBackend:
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """Problems of one representation and precision share packs, whatever their sizes and costs."""
-        refuse_callers_cost(problem, self.name)
+        refuse_unknown_cost(problem, self.name)
         return self.describe(problem)
 
     def width_for(self, lanes: int) -> int:
@@ -57,6 +57,8 @@ class CpuBackend:
 
     def pack(self, problems: Sequence[Problem[Any]]) -> CpuPack | StreamingPack:
         """Build the lanes and measure their first f-leg."""
+        for problem in problems:
+            refuse_unknown_cost(problem, self.name)
         threads = self.threads or default_threads()
         _, streams, dtype = self._how(problems[0])
         momentum = self.acceleration == "momentum"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from drainsinkhorn.backends.arrays import library
-from drainsinkhorn.backends.costs import Formula
+from drainsinkhorn.backends.costs import Formula, point_cost
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.keops.pack import How, KeopsPack
@@ -107,6 +107,7 @@ class KeopsBackend:
             raise ProblemError("backend 'keops' computes costs from points; for a dense matrix use another backend")
         if not isinstance(cost.kind, (str, Formula)):
             raise ProblemError(f"backend 'keops' cannot compute the cost {cost.kind}; use backend=\"auto\"")
+        point_cost(cost)
         assert problem.tol is not None
         single = self.precision == "float32"
         if self.precision == "auto":

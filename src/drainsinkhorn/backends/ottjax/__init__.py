@@ -12,6 +12,7 @@ import jax
 import ott
 
 from drainsinkhorn.backends.arrays import library
+from drainsinkhorn.backends.costs import point_cost
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.door import caller_array, sizes
 from drainsinkhorn.backends.laws import plain_couplings
@@ -113,6 +114,8 @@ class OttBackend:
         kind = cost.kind if isinstance(cost, Cost) else "dense"
         if not isinstance(kind, str) and not hasattr(kind, "fn"):
             raise ProblemError(f"backend 'ott' cannot compute the cost {kind!r}; use backend=\"auto\"")
+        if isinstance(cost, Cost):
+            point_cost(cost)
         kind = "sqeuclidean" if kind == "cosine" else kind
         d = 0 if kind == "dense" else int(problem.x.shape[1])  # type: ignore[union-attr]
         assert problem.tol is not None

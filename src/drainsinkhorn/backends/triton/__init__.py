@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 import triton  # noqa: F401  without it there are no kernels, and the loader says what to install
 
-from drainsinkhorn.backends.costs import refuse_callers_cost
+from drainsinkhorn.backends.costs import refuse_unknown_cost
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.memory import empty_torch_cache, memory_errors
 from drainsinkhorn.backends.triton import kernels as k
@@ -65,7 +65,7 @@ class TritonBackend:
 
     def signature(self, problem: Problem[Any]) -> Hashable:
         """Lanes whose scores are computed alike share packs, whatever their sizes."""
-        refuse_callers_cost(problem, self.name)
+        refuse_unknown_cost(problem, self.name)
         return self._how(problem)
 
     def width_for(self, lanes: int) -> int:
@@ -93,6 +93,8 @@ class TritonBackend:
     @memory_errors()
     def pack(self, problems: Sequence[Problem[Any]]) -> TritonPack:
         """Lay the lanes out on the device and measure their first f-leg."""
+        for problem in problems:
+            refuse_unknown_cost(problem, self.name)
         how, momentum = self._how(problems[0]), self.acceleration == "momentum"
         return TritonPack(
             problems, how, self._device(), momentum=momentum, precision=self.precision, couple=self.couple

@@ -44,7 +44,13 @@ def solved(device: str, **settings: Any) -> Couple:
 
     def couple(problems: Sequence[Problem[Any]]) -> list[Potentials[Any]]:
         solution = solve(
-            list(problems), tol=TOL, backend=backend_of(device), max_depth=MAX_DEPTH, rescue=False, **settings
+            list(problems),
+            tol=TOL,
+            backend=backend_of(device),
+            max_depth=MAX_DEPTH,
+            rescue=False,
+            warn=False,
+            **settings,
         )
         answers = answers_of(solution)
         return [answers[k] for k in range(len(problems))]

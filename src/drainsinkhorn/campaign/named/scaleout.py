@@ -44,7 +44,14 @@ def alone(device: str) -> Backend[Any]:
 def streamed(fleet: Fleet, problems: Sequence[Problem[Any]], device: str) -> FleetStream:
     """The problems on a fleet, plain and under the paper's audits."""
     return fleet.stream(
-        iter(problems), tol=TOL, backend=alone(device), audit=PAPER, max_depth=MAX_DEPTH, rescue=False, **PLAIN
+        iter(problems),
+        tol=TOL,
+        backend=alone(device),
+        audit=PAPER,
+        max_depth=MAX_DEPTH,
+        rescue=False,
+        warn=False,
+        **PLAIN,
     )
 
 
