@@ -269,3 +269,13 @@ def test_odd_tensors_of_other_libraries_harm_nobody() -> None:
     solution = ds.solve([problem(), *odd, problem(x=negative, y=negative)], warn=False)
     assert [r.status.name for r in solution][:4] == ["CONVERGED", "INVALID", "INVALID", "INVALID"]
     assert ds.solve(X, Y, eps=torch.tensor(0.5), tol=np.array(1e-3)).converged
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "ott", "keops"])
+def test_points_of_denormal_weight_take_no_part(backend: str) -> None:
+    if backend in ("ott", "keops"):
+        needs({"ott": "ott", "keops": "pykeops"}[backend])
+    x, y = np.array([[0.0], [1.0]]), np.array([[0.0], [2.0]])
+    (result,) = ds.solve([ds.Problem(x=x, y=y, eps=1.0, a=np.array([1.0, 1e-310]))], backend=backend)
+    assert result.converged
+    assert np.isfinite(result.potentials.f).all()

@@ -180,12 +180,12 @@ def test_every_result_is_there_to_the_bit(problems: list[ds.Problem[Any]], mode:
 
 def test_a_rescue_that_runs_out_is_run_again() -> None:
     problems = batch(3)
-    truth = ds.solve(problems, backend=ReferenceBackend(), max_depth=6)
+    truth = ds.solve(problems, backend=ReferenceBackend(), max_depth=6, warn=False)
     assert any(result.rescued for result in truth)
     total = Trouble()
-    ds.solve(problems, backend=Faulty(ReferenceBackend(), total), max_depth=6)
+    ds.solve(problems, backend=Faulty(ReferenceBackend(), total), max_depth=6, warn=False)
     late = total.counts["advance"]
-    ours = ds.solve(problems, backend=Faulty(ReferenceBackend(), Trouble("advance", [late])), max_depth=6)
+    ours = ds.solve(problems, backend=Faulty(ReferenceBackend(), Trouble("advance", [late])), max_depth=6, warn=False)
     assert_same(list(ours), list(truth))
 
 
@@ -203,7 +203,7 @@ def test_a_problem_without_memory_is_refused_with_its_size_and_the_rest_is_solve
     large = [t for t, problem in enumerate(problems) if len(problem.x) > 30]  # type: ignore[arg-type]
     assert 0 < len(large) < 8
     truth = ds.solve(problems, backend=ReferenceBackend())
-    with_room = ds.solve(problems, backend=NoRoom())
+    with_room = ds.solve(problems, backend=NoRoom(), warn=False)
     for ticket, (ours, theirs) in enumerate(zip(with_room, truth, strict=True)):
         if ticket not in large:
             assert same(ours, theirs)
@@ -286,7 +286,7 @@ def test_a_dense_cost_cannot_stream(limited: list[int]) -> None:
     rng = np.random.default_rng(0)
     problems = [ds.Problem(cost=rng.random((size, size)), eps=0.1) for size in (300, 9)]
     limited[0] = 4 * 300 * 300 // 2
-    refused, solved = ds.solve(problems, backend="cpu")
+    refused, solved = ds.solve(problems, backend="cpu", warn=False)
     assert solved.converged
     assert refused.status is ds.Status.INVALID
     assert "300 x 300 points" in refused.message
@@ -450,7 +450,7 @@ def test_a_problem_that_cannot_be_checked_is_refused_alone(monkeypatch: pytest.M
         return signature(self, problem)
 
     monkeypatch.setattr(ReferenceBackend, "signature", full)
-    ours = ds.solve(problems, backend="reference")
+    ours = ds.solve(problems, backend="reference", warn=False)
     assert "not enough memory to check this problem (no room to look at it)" in ours[2].message
     assert all(same(ours[t], truth[t]) for t in (0, 1, 3))
 

@@ -21,7 +21,6 @@ from drainsinkhorn.testing.soak import main, soak, soak_one
 
 SEED = 21 if os.environ.get("DRAIN_CI") else secrets.randbelow(2**31)
 # Potentials that are not finite, batches that break where NumPy raises, and bands without a floor are still found.
-KNOWN = pytest.mark.xfail(reason="there are findings that the library has yet to mend", strict=False)
 SCOPE = replace(available(SCOPES["reference"]), largest=12, batch=10, strict_floats=False)
 
 
@@ -30,18 +29,15 @@ def assert_clean(tally: module.Tally) -> None:
     assert tally.judged >= tally.problems // 5, f"{tally}: too few converge to say anything"
 
 
-@KNOWN
 @pytest.mark.parametrize("part", range(4))
 def test_no_result_of_the_cpu_is_false(part: int) -> None:
     assert_clean(soak("cpu", 250, SEED + part))
 
 
-@KNOWN
 def test_no_result_of_the_reference_is_false() -> None:
     assert_clean(soak("reference", 250, SEED))
 
 
-@KNOWN
 @pytest.mark.parametrize(("backend", "library"), [("ott", "ott"), ("keops", "pykeops"), ("triton", "triton")])
 def test_no_result_of_other_backends_is_false(backend: str, library: str) -> None:
     if backend == "triton":

@@ -63,8 +63,8 @@ def _admit(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> 
         eps=eps,
         x=_array(problem.x),
         y=_array(problem.y),
-        a=a if problem.a is None else a / a.sum(),
-        b=b if problem.b is None else b / b.sum(),
+        a=a if problem.a is None else _unit_mass(a),
+        b=b if problem.b is None else _unit_mass(b),
         tol=margin * tol,
         init=init,
         cost=_array(cost),
@@ -333,6 +333,13 @@ def _weights(name: str, value: Any, size: int) -> Array:
         total = weights.sum()
         if not np.isfinite(total) or not np.isfinite(1 / total):
             raise ProblemError(f"{name} sums to {total}, which cannot be normalised; rescale the weights")
+    return weights
+
+
+def _unit_mass(weights: Array) -> Array:
+    """Weights of mass 1, without those below the smallest normal number: some libraries read them as zero."""
+    weights = weights / weights.sum()
+    weights[weights < np.finfo(np.float64).tiny] = 0.0
     return weights
 
 
