@@ -423,7 +423,7 @@ def test_lanes_say_where_they_stand_to_those_who_ask(monkeypatch: pytest.MonkeyP
         if isinstance(event, Advanced):
             assert len(list(event.standings())) == event.live
 
-    monkeypatch.setattr("drainsinkhorn.core.executor.Standing", standing)
+    monkeypatch.setattr("drainsinkhorn.core.window.Standing", standing)
     for observe in (ignore, ask):
         source = Batch([Admission(t, scripted(d)) for t, d in enumerate([3, 9])])
         list(execute(ScriptedBackend(), source, Options(mode="compact", audit=Audit(every=4)).plan(None), observe))
