@@ -51,6 +51,8 @@ STALE = 14 * 86400.0
 """Seconds after its last use from which a folder that no process has in use is removed."""
 PATIENCE = 900.0
 """Seconds that a process waits for another's kernels before it compiles its own: many times what compilation takes."""
+CLAIMS = 10
+"""Attempts to make a folder that other processes remove meanwhile."""
 POLL = 0.05
 """Seconds between two attempts to get a lock."""
 
@@ -109,7 +111,7 @@ def compiling(what: str) -> Iterator[None]:
         # While one process waited, another may have compiled: what is left to do is to load.
         complete = note is not None and note.exists()
         if not complete:
-            stack.enter_context(_announced(what))
+            stack.enter_context(_announced(what, "process" if folder is None else "machine"))
         yield
         if note is not None and not complete and not _unsaved:
             with suppress(OSError):
@@ -119,9 +121,10 @@ def compiling(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _announced(what: str) -> Iterator[None]:
-    """Say that kernels are being compiled, if they are after two seconds."""
-    said = threading.Timer(2.0, _log.warning, ["compiling CPU kernels (%s), once for this machine, about 30 s", what])
+def _announced(what: str, whom: str) -> Iterator[None]:
+    """Say that kernels are being compiled, if they are after two seconds, and for whom."""
+    message = "compiling CPU kernels (%s), once for this %s, about 30 s"
+    said = threading.Timer(2.0, _log.warning, [message, what, whom])
     said.daemon = True
     said.start()
     try:
@@ -180,7 +183,7 @@ def fingerprint(files: list[Path], facts: str = "") -> str:
 
 def _claim(folder: Path) -> None:
     """Make a folder, or find it, and hold it in use until this process ends. Raises OSError if it cannot be written."""
-    while True:
+    for _ in range(CLAIMS):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)
         with suppress(OSError):
