@@ -75,8 +75,8 @@ def float_dtype(value: Any) -> np.dtype[Any] | None:
 def float_name(value: Any) -> str | None:
     """The name of an array's dtype in any library, if it is float16, bfloat16, float32 or float64; else None."""
     if type(value) is np.ndarray:
-        name = _NAMES.get(value.dtype)
-        return "bfloat16" if name == "float32" and value.dtype.metadata == BFLOAT16.metadata else name
+        dtype = value.dtype
+        return _NAMES.get(dtype) if dtype.metadata is None or dtype.metadata != BFLOAT16.metadata else "bfloat16"
     name = str(value.dtype).removeprefix("torch.")
     return name if name in ROUNDOFF else None
 

@@ -107,13 +107,12 @@ class States:
         g *= np.repeat(self.eps, np.diff(g_at))
         self.own = [float_name(caller_array(problem)) for problem in problems]
         self.dtypes = ["float64"] * len(problems)
+        kinds = {*self.own}
         for name in SHORT:
-            wanted = [
-                name in CHOICES.get(own, ()) and dtype == "float64"
-                for own, dtype in zip(self.own, self.dtypes, strict=True)
-            ]
-            if any(wanted):
-                self._round(np.array(wanted), name)
+            callers = {own for own in kinds if name in CHOICES.get(own, ())}
+            if callers:
+                pairs = zip(self.own, self.dtypes, strict=True)
+                self._round(np.array([dtype == "float64" and own in callers for own, dtype in pairs]), name)
 
     def _round(self, wanted: NDArray[np.bool_], name: str) -> None:
         """Round those of the wanted lanes to a dtype whose potentials it holds."""
@@ -125,8 +124,7 @@ class States:
         for vector, at in ((f, f_at), (g, g_at)):
             short = np.repeat(fits, np.diff(at))
             vector[short] = round_to(vector[short], name)
-        for place in np.flatnonzero(fits).tolist():
-            self.dtypes[place] = name
+        self.dtypes = [name if fit else dtype for fit, dtype in zip(fits.tolist(), self.dtypes, strict=True)]
 
     def emissions(self, supports: Sequence[Support | None], couple: Couple | None = None) -> list[Emission]:
         """Copies of all lanes' states for their callers."""
