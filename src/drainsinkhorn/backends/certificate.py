@@ -200,8 +200,9 @@ def _costs(xp: Any, bring: Any, problem: Problem[Any], rows: Any, cols: Any) -> 
     if cost.kind == "cosine":
         # Half the squared distance of unit vectors, whose own rounding is the constant.
         x, y = _unit_rows(xp, x), _unit_rows(xp, y)
-        constant = scale * (float(kind.rounding(dim, 2.0)) + dim * SMALLEST)
-        return Costs(None, x, y, scale / 2, False, (dim + 4) * UNIT, constant, 2 * scale)
+        largest = float((_box(xp, x, y) ** 2).sum()) / 2
+        constant = scale * (float(kind.rounding(dim, largest)) + dim * SMALLEST)
+        return Costs(None, x, y, scale / 2, False, (dim + 4) * UNIT, constant, scale * largest)
     box = _box(xp, x, y)
     if cost.kind == "euclidean":
         # By a power of two, so that squares neither overflow nor vanish.

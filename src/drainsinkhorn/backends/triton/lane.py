@@ -14,8 +14,9 @@ from drainsinkhorn.backends.emission import CHOICES, budget
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.problem import Problem
 
-LIGHTEST = 2.0**-100
-"""Smallest weight that float32 sums keep, with room for the factors that potentials put on it."""
+LIGHTEST = 2.0**-90
+"""Smallest weight of a lane in float32: sums keep it, with room for the factors that potentials put on it, and a ratio
+beyond float32, which counts as 1e30, is never hidden by it."""
 
 
 class Lane:

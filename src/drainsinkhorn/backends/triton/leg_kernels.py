@@ -316,14 +316,12 @@ def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table
     With LOCK the last tile of a lane halts the pack if the lane passes its stop. With GOES_ON it holds the lane or applies
     the leg, as `apply` would.
     """
-    # Written so that NaN stays NaN.
-    far = logs > 99.0
-    off = mass * tl.abs(tl.where(far, 0.0, tl.exp2(logs) - 1.0))
-    if tl.sum((far & inside).to(tl.int32), axis=0) > 0:
-        # Where a ratio leaves float32, its part of the residual need not: a point may be as light as its ratio is large.
-        exact_mass = tl.load(wide + tl.load(lane_table + MASS + SIDE) + rows, mask=inside, other=1.0)
-        part = tl.exp2(tl.minimum(tl.log2(exact_mass) + logs.to(tl.float64), 99.0))
-        off = tl.where(far, part.to(off.dtype), off)
+    # Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
+    off = mass * tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
+    if logs.dtype == tl.float64:
+        # Only lanes in float64 have points so light that their part of the residual stays small all the same.
+        part = tl.exp2(tl.minimum(tl.log2(tl.where(inside, mass, 1.0)) + logs, 99.0))
+        off = tl.where(logs > 99.0, part, off)
     error = tl.sum(tl.where(inside, off, 0.0), axis=0)
     if frozen == 0:
         tl.store(errors + tl.load(lane_table + ERRORS + SIDE) + tile, error.to(tl.float64))

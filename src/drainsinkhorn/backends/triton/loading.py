@@ -230,6 +230,11 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     _fill_masses(problems, views, device)
     far = (_fill_dense if how.dense else _fill_points)(problems, how, views, device)
     found = extents(far, dim, views, rooted=how.rooted or how.dense)
+    if not how.dense and problems[0].cost.kind == "cosine":
+        # Rounding of unit vectors does not shrink with their distance.
+        noise = _directions(problems, dim, far)
+        found[0] += noise
+        views["NOISE0"][:] += noise[:, None]
     programs = (-(-n // how.bm) * shares[0], -(-m // how.bm) * shares[1])
     loaded = Loaded(pieces, table, found, (n, m), programs, [math.nan] * lanes)
     if how.slot or how.leads:
@@ -238,6 +243,17 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
         if not isinstance(problems[0].init, Potentials):
             loaded.blur = led.tolist()
     return loaded
+
+
+def _directions(problems: Sequence[Problem[Any]], dim: int, far: Any) -> Any:
+    """Rounding that unit vectors add to scores, in nats, twice for safety.
+
+    With s^2 bits for a squared distance of one, vectors off by e = (dim + 3) u move a score `s^2 r^2` by
+    `4 e s (s r) + 4 e^2 s^2`; `far` bounds s r.
+    """
+    scale = torch.sqrt(upload([p.cost.scale / (2 * p.eps * math.log(2)) for p in problems], torch.float64, far.device))
+    error = (dim + 3) * 2.0**-53 * scale
+    return 2 * math.log(2) * (4 * error * far + 4 * error * error)
 
 
 @np.errstate(all="ignore")
