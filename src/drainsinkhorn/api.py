@@ -269,6 +269,7 @@ def warn_of_counts(counts: Mapping[Status, int], solution: Solution[Any] | None 
         warn(ConvergenceWarning(f"{text}See each result's message; warn=False silences this warning", solution))
 
 
+@np.errstate(all="ignore")
 def carry(retired: Retired, problem: Problem[Any], backend: Backend[Any]) -> Problem[Any]:
     """A problem that starts from the potentials of its predecessor in the chain, where those are of use."""
     if isinstance(problem.init, Potentials) or retired.potentials is None or math.isnan(retired.residual.worst):

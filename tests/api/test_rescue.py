@@ -105,6 +105,11 @@ class TestStarts:
         assert np.abs(admit(problem, TOL).init.f).max() < 100  # type: ignore[union-attr]
         check(ds.solve([problem], backend="reference", rescue=False)[0])
 
+    def test_whole_numbers_are_taken_too(self) -> None:
+        problem = starting(np.full(6, 2**60), np.full(7, -(2**60)))
+        assert np.abs(admit(problem, TOL).init.f).max() == 0  # type: ignore[union-attr]
+        check(ds.solve([problem], backend="reference", rescue=False)[0])
+
     def test_the_callers_library_keeps_its_start(self) -> None:
         torch = pytest.importorskip("torch")
         f, g = torch.as_tensor(SOLVED.f) + 1e14, torch.as_tensor(SOLVED.g) - 1e14

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ HEADROOM = 64.0
 """... and whose rounding in float32, this many times, exceeds tol: bounds of backends are at most a few dozen units."""
 
 
-@np.errstate(all="ignore")
 def usable_start(
     start: Potentials[Any], eps: float, tol: float, a: NDArray[np.float64], b: NDArray[np.float64]
 ) -> Potentials[Any] | str:
@@ -37,9 +37,25 @@ def usable_start(
         a: Source weights, (n,). Potentials of points without weight are not looked at.
         b: Target weights, (m,).
     """
-    f, g = (to_numpy(side).astype(np.float64, copy=False) for side in start)
-    if HEADROOM * SINGLE * _size(f, g) <= eps * min(tol, 1.0):
+    f, g = to_numpy(start[0]), to_numpy(start[1])
+    # Norms bound sizes and cost the least. Those of floats overflow to infinity, which decides nothing.
+    floats = f.dtype.kind == g.dtype.kind == "f"
+    if floats and HEADROOM * SINGLE * math.sqrt(float(f.dot(f)) + float(g.dot(g))) <= eps * min(tol, 1.0):
         return start
+    return _recentred(start, f.astype(np.float64), g.astype(np.float64), eps, tol, a, b)
+
+
+@np.errstate(all="ignore")
+def _recentred(
+    start: Potentials[Any],
+    f: NDArray[np.float64],
+    g: NDArray[np.float64],
+    eps: float,
+    tol: float,
+    a: NDArray[np.float64],
+    b: NDArray[np.float64],
+) -> Potentials[Any] | str:
+    """`usable_start` for potentials f and g that are not small."""
     some_f, some_g = f[a > 0], g[b > 0]
     size = _size(some_f, some_g)
     # Halved before they are added: sums of potentials may overflow where the potentials do not.
