@@ -77,7 +77,13 @@ def float_name(value: Any) -> str | None:
     if type(value) is np.ndarray:
         dtype = value.dtype
         return _NAMES.get(dtype) if dtype.metadata is None or dtype.metadata != BFLOAT16.metadata else "bfloat16"
-    name = str(value.dtype).removeprefix("torch.")
+    return _float_name_of(value.dtype)
+
+
+@lru_cache(maxsize=256)
+def _float_name_of(dtype: Any) -> str | None:
+    """The same of a dtype of torch or JAX."""
+    name = str(dtype).removeprefix("torch.")
     return name if name in ROUNDOFF else None
 
 

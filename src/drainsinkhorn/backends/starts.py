@@ -131,6 +131,7 @@ def _gaussian(problem: Problem[Any]) -> Array:
     return found if np.isfinite(found).all() else np.zeros(len(found))
 
 
+@np.errstate(all="ignore")
 def extend(
     known: Problem[Any], potentials: Potentials[Any], problem: Problem[Any], backend: Backend[Any] | None = None
 ) -> Potentials[Any]:

@@ -28,7 +28,7 @@ tenth of tol (beyond it precision climbs), so that what a screen turns down no v
 ESCALATE = 0.1
 """Share of a stop above which a rounding estimate that alone keeps a lane from passing is replaced by a certificate. To
 run on, the lane must bring its residual down by that share, which takes a slow lane tens of cycles; a certificate costs
-at most four float64 legs."""
+as much as a few float64 legs."""
 BACK_OFF = 0.95
 """A rejected lane is held again at this fraction of its last hold at the latest: what verify found may pass."""
 

@@ -159,8 +159,8 @@ class Options:
         mode: "auto", a name in MODES, or a Mode.
         audit: When and how lanes are checked.
         certify: "always" computes every residual in float64 from the caller's own arrays, with a rounding bound that
-            holds, at the price of at most four float64 legs for each verify of a lane. "auto" verifies with a
-            calibrated estimate of rounding, and certifies only where that estimate alone would decide.
+            holds; docs/benchmarks/rounding.md has its price. "auto" verifies with a calibrated estimate of rounding,
+            and certifies only where that estimate alone would decide.
         accelerate: "auto" takes what the backend offers; "none" is plain Sinkhorn; a name it lacks raises.
         init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
         rescue: Rerun an unconverged problem at width one in float64 before reporting it.

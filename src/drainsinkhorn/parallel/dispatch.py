@@ -16,6 +16,8 @@ from collections.abc import Generator, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from drainsinkhorn.api import ENDED, carry, pick_acceleration, pick_backend, warn_of_counts
 from drainsinkhorn.backends.arrays import to_caller
 from drainsinkhorn.backends.depth import predicted_depth
@@ -324,7 +326,8 @@ class Dispatch:
 
     def _admitted(self, problem: Problem[Any]) -> Problem[Any]:
         options = self._options
-        return admit(problem, options.tol, options.audit.margin, options.init)
+        with np.errstate(all="ignore"):
+            return admit(problem, options.tol, options.audit.margin, options.init)
 
     def _give(self, worker: int, group: Group) -> None:
         hand = self._hands[worker]

@@ -230,7 +230,7 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     _fill_masses(problems, views, device)
     far = (_fill_dense if how.dense else _fill_points)(problems, how, views, device)
     found = extents(far, dim, views, rooted=how.rooted or how.dense)
-    if not how.dense and problems[0].cost.kind == "cosine":
+    if isinstance(problems[0].cost, Cost) and problems[0].cost.kind == "cosine":
         # Rounding of unit vectors does not shrink with their distance.
         noise = _directions(problems, dim, far)
         found[0] += noise
@@ -251,7 +251,8 @@ def _directions(problems: Sequence[Problem[Any]], dim: int, far: Any) -> Any:
     With s^2 bits for a squared distance of one, vectors off by e = (dim + 3) u move a score `s^2 r^2` by
     `4 e s (s r) + 4 e^2 s^2`; `far` bounds s r.
     """
-    scale = torch.sqrt(upload([p.cost.scale / (2 * p.eps * math.log(2)) for p in problems], torch.float64, far.device))
+    halves = [p.cost.scale / (2 * p.eps * math.log(2)) for p in problems]  # type: ignore[union-attr]
+    scale = torch.sqrt(upload(halves, torch.float64, far.device))
     error = (dim + 3) * 2.0**-53 * scale
     return 2 * math.log(2) * (4 * error * far + 4 * error * error)
 
