@@ -275,8 +275,7 @@ def carry(retired: Retired, problem: Problem[Any], backend: Backend[Any]) -> Pro
     if isinstance(problem.init, Potentials) or retired.potentials is None or math.isnan(retired.residual.worst):
         return problem
     try:
-        start = extend(retired.problem, retired.potentials, problem, backend)
-        return replace(problem, init=usable_start(start, *_scales(problem)))
+        return replace(problem, init=extend(retired.problem, retired.potentials, problem, backend))
     except (ProblemError, MemoryError):
         return problem
 
@@ -385,7 +384,7 @@ class _Run:
         self._sorter = Sorter(
             () if self._ready else self._noted(given),
             admit=lambda problem: admit(problem, options.tol, options.audit.margin, options.init, finite=finite),
-            carry=lambda retired, problem: carry(retired, problem, self._backend),
+            carry=self._carry,
             signature=self._signature,
             refuse=self._refuse,
             lookahead=self._lookahead,
@@ -597,7 +596,8 @@ class _Run:
             detail = "; ".join([detail or retired.status.value, *self._notes[retired.ticket]])
         ticket, problem, potentials, residual, status, depth, widened, _, streamed = retired
         arithmetic = "" if potentials is None else self._arithmetic
-        if ticket in self._rescued or streamed:
+        if (potentials is not None and status is not Status.CONVERGED) or ticket in self._rescued or streamed:
+            # It may have waited for its rescue while other lines ran.
             ran = self._rescued.get(ticket, self._backend)
             arithmetic = (ran.frugal() if streamed else ran).describe(problem)
         return Record(ticket, potentials, residual, status, depth, widened, arithmetic, detail, streamed)
@@ -674,6 +674,12 @@ class _Run:
             self._given[ticket] = problem
             self._read = ticket + 1
             yield problem
+
+    def _carry(self, retired: Retired, problem: Problem[Any]) -> Problem[Any]:
+        carried = carry(retired, problem, self._backend)
+        if carried is problem or not isinstance(carried.init, Potentials):
+            return problem
+        return replace(carried, init=usable_start(carried.init, *_scales(carried)))
 
     def _signature(self, problem: Problem[Any]) -> Hashable:
         try:

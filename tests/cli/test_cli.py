@@ -283,11 +283,13 @@ class TestBadFiles:
 
     def test_brackets_in_names_are_shown(self, tmp_path: Path) -> None:
         source = save(tmp_path / "in[old].npz", x=X, y=Y, eps=1.0, cost="[/x]")
+        assert "cost '[/x]' is unknown" in drain("solve", source, "-o", tmp_path / "o.npz").output
+        source = save(tmp_path / "in[old].npz", x=X * np.nan, y=Y, eps=1.0)
         done = drain("solve", source, "-o", tmp_path / "[red]out.npz")
-        assert "cost '[/x]' is unknown" in done.output
+        assert "x[0, 0] is nan" in done.output
         assert "[red]out.npz" in done.output
         assert "in[new].npz does not exist" in drain("solve", tmp_path / "in[new].npz", "-o", tmp_path / "o.npz").output
-        assert "cost '[/x]' is unknown" in drain("explain", tmp_path / "[red]out.npz").output
+        assert "x[0, 0] is nan" in drain("explain", tmp_path / "[red]out.npz").output
 
     def test_damaged_solutions(self, stacked: Path, tmp_path: Path) -> None:
         out = tmp_path / "out.npz"

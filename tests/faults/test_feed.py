@@ -216,7 +216,7 @@ class TestDeadlines:
         feed = ds.Feed[Any]()
         answer = feed.push(problem(eps=0.001), deadline=0.05)
         feed.close()
-        (result,) = ds.stream(feed, backend=Slow(), max_depth=10**6, accelerate="none", init="zero")
+        (result,) = ds.stream(feed, backend=Slow(), max_depth=10**6, accelerate="none", init="zero", warn=False)
         assert result.status is ds.Status.EXPIRED
         assert not result.rescued
         plan = result.plan()

@@ -91,8 +91,8 @@ def mixed() -> list[ds.Problem[Any]]:
 
 class TestSameResults:
     def test_every_kind_of_problem(self, fleet: Fleet) -> None:
-        run = fleet.stream(mixed(), max_depth=300)
-        assert_same(list(run), list(ds.solve(mixed(), max_depth=300)))
+        run = fleet.stream(mixed(), max_depth=300, warn=False)
+        assert_same(list(run), list(ds.solve(mixed(), max_depth=300, warn=False)))
 
     def test_many(self, fleet: Fleet) -> None:
         problems, watch = batch(400), Watch()
@@ -114,7 +114,7 @@ class TestSameResults:
             problems.append(ds.Problem(x=problems[0].x.bfloat16(), y=problems[0].y.bfloat16(), eps=0.3))
             problems.append(replace(problems[-1], tol=0.3))
             problems.append(ds.Problem(x=problems[0].x, y=np.asarray(problems[0].y), eps=0.3))
-        assert_same(list(local.stream(problems)), list(ds.solve(problems)))
+        assert_same(list(local.stream(problems, warn=False)), list(ds.solve(problems, warn=False)))
 
     def test_chains(self, fleet: Fleet) -> None:
         problems = [ds.Problem(x=p.x, y=p.y, eps=p.eps, chain=i % 4) for i, p in enumerate(batch(40))]
@@ -124,7 +124,7 @@ class TestSameResults:
         problems = [ds.Problem(x=p.x, y=p.y, eps=p.eps, chain=i % 2) for i, p in enumerate(batch(12))]
         problems[0] = ds.Problem(x=problems[0].x * np.nan, y=problems[0].y, eps=0.5, chain=0)
         problems[5] = ds.Problem(x=problems[5].x * np.nan, y=problems[5].y, eps=0.5, chain=1)
-        assert_same(list(local.stream(problems)), list(ds.solve(problems)))
+        assert_same(list(local.stream(problems, warn=False)), list(ds.solve(problems, warn=False)))
 
     def test_formulas_travel(self, local: Fleet) -> None:
         needs("pykeops")
@@ -304,7 +304,8 @@ class TestLoss:
         problems[9] = ds.Problem(x=problems[9].x, y=problems[9].y, eps=harm)
         truth = list(ds.solve([*problems[:9], *problems[10:]], backend="reference"))
         with LocalFleet(2, hang=1.0 if harm == HANGS else 60.0, strikes=2) as fleet:
-            results = sorted(fleet.stream(problems, backend=Harmful(), observe=watch), key=lambda r: r.ticket)
+            run = fleet.stream(problems, backend=Harmful(), observe=watch, warn=False)
+            results = sorted(run, key=lambda r: r.ticket)
         assert [r.ticket for r in results] == list(range(24))
         culprit = results.pop(9)
         assert culprit.status is ds.Status.QUARANTINED
@@ -317,7 +318,8 @@ class TestLoss:
     def test_on_ray_too(self, on_ray: Fleet) -> None:
         problems = batch(6)
         problems[2] = ds.Problem(x=problems[2].x, y=problems[2].y, eps=KILLS)
-        results = sorted(on_ray.stream(problems, backend=Harmful()), key=lambda r: r.ticket)
+        with pytest.warns(ds.ConvergenceWarning, match="1 QUARANTINED"):
+            results = sorted(on_ray.stream(problems, backend=Harmful()), key=lambda r: r.ticket)
         assert [r.status is ds.Status.QUARANTINED for r in results] == [False, False, True, False, False, False]
 
     def test_workers_go_when_the_program_is_killed(self, tmp_path: Path) -> None:
