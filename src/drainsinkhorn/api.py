@@ -16,7 +16,7 @@ from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.arrays import is_array, to_caller, to_numpy
 from drainsinkhorn.backends.costs import as_cost
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.backends.door import admit, check_arguments, finite_on_device, sizes
+from drainsinkhorn.backends.door import admit, check_arguments, finite_on_device, sizes, validate
 from drainsinkhorn.backends.gauge import usable_start
 from drainsinkhorn.backends.starts import extend
 from drainsinkhorn.batch import problems, trusted
@@ -383,7 +383,7 @@ class _Run:
         finite = not self._ready and isinstance(given, list) and finite_on_device(given)
         self._sorter = Sorter(
             () if self._ready else self._noted(given),
-            admit=lambda problem: admit(problem, options.tol, options.audit.margin, options.init, finite=finite),
+            admit=lambda problem: validate(problem, options.tol, options.audit.margin, options.init, finite=finite),
             carry=self._carry,
             signature=self._signature,
             refuse=self._refuse,

@@ -29,13 +29,21 @@ EPS_HINT = "it is in units of the cost, for example 0.05 times the median cost"
 TOL_HINT = "it bounds the L1 residual, for example 1e-3"
 
 
+@np.errstate(all="ignore")
 def admit(problem: Any, tol: float, margin: float = 1.0, init: str = "auto", *, finite: bool = False) -> Problem[Any]:
+    """Validate a problem whatever NumPy's settings for floating-point errors are; see `validate`."""
+    return validate(problem, tol, margin, init, finite=finite)
+
+
+def validate(
+    problem: Any, tol: float, margin: float = 1.0, init: str = "auto", *, finite: bool = False
+) -> Problem[Any]:
     """The problem in normal form, or ProblemError; whatever else an odd object raises becomes a ProblemError too.
 
     Normal form: eps is a float; tol is the stop, `margin` times what was asked for; cost is a Cost or a matrix; a and b
     are float64 NumPy vectors of mass 1; init is Potentials, "gaussian", "zero" or, for sqeuclidean, "auto"; x, y and a
     dense cost are the caller's own arrays, or NumPy's where they were none. `finite` says that those on a device are
-    known to be finite. Call it where NumPy ignores floating-point errors, as a run does: it judges numbers itself.
+    known to be finite. NumPy must ignore floating-point errors here, as it does in a run.
     """
     try:
         return _admit(problem, tol, margin, init, finite)

@@ -16,8 +16,6 @@ from collections.abc import Generator, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from drainsinkhorn.api import ENDED, carry, pick_acceleration, pick_backend, warn_of_counts
 from drainsinkhorn.backends.arrays import to_caller
 from drainsinkhorn.backends.depth import predicted_depth
@@ -326,8 +324,7 @@ class Dispatch:
 
     def _admitted(self, problem: Problem[Any]) -> Problem[Any]:
         options = self._options
-        with np.errstate(all="ignore"):
-            return admit(problem, options.tol, options.audit.margin, options.init)
+        return admit(problem, options.tol, options.audit.margin, options.init)
 
     def _give(self, worker: int, group: Group) -> None:
         hand = self._hands[worker]
