@@ -7,7 +7,6 @@ who must stop it:
 - "verify": the screen lies, verify decides, and every answer is right;
 - "healed": the state is damaged, the iteration repairs it, and every answer is right;
 - "rescue": the lane is given up, run again alone by the sound backend, and right;
-- "reported": the lane comes back as NONFINITE;
 - "requeued": a worker dies, its problems run again, and every answer is right;
 - "identity": a lane leaves with a state that is not its own, the executor refuses it, and the worker stops; its
   problems run again, or come back as not solved where it had one left;
@@ -169,8 +168,8 @@ LATE = {"a later premature pass": "sampled", "a later premature pass, all rechec
 
 ATTACKS: dict[str, str] = {
     **dict.fromkeys(SCREENS, "verify"),
-    "NaN in the potentials": "reported",
-    "inf in the potentials": "reported",
+    "NaN in the potentials": "rescue",
+    "inf in the potentials": "rescue",
     "a bit flipped in a potential": "healed",
     "potentials set back to zero": "healed",
     "premature pass": "recheck",
@@ -298,14 +297,12 @@ def _judged(
     wrong = {k for k in said if not max(marginal_errors(given[k], results[k].potentials)) <= TOL}
     refused = {k for k, result in results.items() if result.status is Status.INVALID}
     quarantined = {k for k, result in results.items() if result.status is Status.QUARANTINED}
-    nonfinite = {k for k, result in results.items() if result.status is Status.NONFINITE}
     stopped = [loss for loss in lost if SAID.get(expected, "") in loss.reason]
     rescued = {k for k, result in results.items() if result.rescued}
     seen = {
         "door": (refused, f"{len(refused)} refused as INVALID"),
         "nobody": (wrong, f"{len(wrong)} wrong let out, seen by the external float64 audit alone"),
         "rescue": (rescued, f"{len(rescued)} run again alone and right"),
-        "reported": (nonfinite, f"{len(nonfinite)} returned as NONFINITE"),
         "identity": (stopped, f"{len(stopped)} stray states refused, {len(quarantined)} returned as not solved"),
         "recheck": (stopped, f"{len(stopped)} wrong withheld, {len(quarantined)} returned as not solved"),
         "quarantine": (quarantined, f"{len(quarantined)} returned as not solved"),
@@ -318,7 +315,6 @@ def _judged(
     sound = {
         "door": refused == hit and said == everyone - hit and not wrong,
         "nobody": 0 < len(wrong) < len(everyone) and said == everyone,
-        "reported": 0 < len(nonfinite) < len(everyone) and not wrong and said | nonfinite == everyone,
         "identity": withheld,
         "recheck": withheld,
         "quarantine": bool(quarantined) and bool(stopped) and not wrong and said | quarantined == everyone,
