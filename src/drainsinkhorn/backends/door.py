@@ -349,10 +349,9 @@ def _weights(name: str, value: Any, size: int) -> Array:
 
 
 def _unit_mass(weights: Array) -> Array:
-    """Weights of mass 1, without those below the smallest normal number: some libraries read them as zero."""
+    """Weights of mass 1. Denormal ones become the smallest normal number, since some libraries read them as zero."""
     weights = weights / weights.sum()
-    weights[weights < np.finfo(np.float64).tiny] = 0.0
-    return weights
+    return np.where(weights > 0, np.maximum(weights, np.finfo(np.float64).tiny), 0.0)
 
 
 def _same_mass(problem: Problem[Any], a: Array, b: Array) -> None:
