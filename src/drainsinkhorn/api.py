@@ -470,10 +470,10 @@ class _Run:
                 self._plan, self._arithmetic = self._plan_for(first), self._backend.describe(first)
             for retired in execute(backend, line, self._plan, self._observe):
                 yield from self.refusals()
-                retired = self._in_time(with_finite_potentials(retired))
+                if retired.status is not Status.CONVERGED:
+                    retired = self._sized(self._in_time(with_finite_potentials(retired)))
                 self._note_start(retired)
                 self._sorter.finished(retired)
-                retired = self._sized(retired)
                 if self._worth_rescue(retired):
                     self._failed[retired.ticket] = retired
                 else:

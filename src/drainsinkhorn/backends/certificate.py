@@ -38,6 +38,7 @@ from drainsinkhorn.backends.arrays import library, to_numpy
 from drainsinkhorn.backends.costs import SMALLEST, UNIT, point_cost, unit_rows
 from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.core.result import UNKNOWN, Residual
 
 BLOCK_PAIRS = {"numpy": 2**16, "torch": 2**24}
@@ -149,15 +150,12 @@ def _support(weights: Any) -> Any:
     return None if weights.all() else np.flatnonzero(weights)
 
 
-def certificates(
-    problems: Sequence[Problem[Any]],
-    emitted: Sequence[Potentials[Any]],
-    broken: Sequence[bool],
-    sweep: Sweep | None = None,
-) -> list[Residual]:
-    """Certify many lanes; the residual of a broken lane, whose state is not finite, is unknown."""
-    lanes = zip(problems, emitted, broken, strict=True)
-    return [UNKNOWN if bad else certify(problem, potentials, sweep) for problem, potentials, bad in lanes]
+def certificates(emissions: Sequence[Emission], broken: Sequence[bool], sweep: Sweep | None = None) -> list[Residual]:
+    """Certify what lanes emit; the residual of a broken lane, whose state is not finite, is unknown."""
+    return [
+        UNKNOWN if is_broken else certify(emission.problem, emission.potentials, sweep)
+        for emission, is_broken in zip(emissions, broken, strict=True)
+    ]
 
 
 def on_device(array: Any) -> bool:

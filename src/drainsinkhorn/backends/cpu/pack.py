@@ -97,10 +97,8 @@ class CpuPack(Counted):
         """Both sides of the states as they will be emitted; `exact` certifies them from the caller's own arrays."""
         self._legs += 2 * len(lanes)
         if exact:
-            emitted = [emission.potentials for emission in self.emit(lanes)]
-            broken = self._table[:, k.STATE] == k.POISONED
-            sweep = partial(compiled_sweep, threads=self._threads)
-            return certificates([self._lanes[i].problem for i in lanes], emitted, broken[list(lanes)].tolist(), sweep)
+            broken = (self._table[list(lanes), k.STATE] == k.POISONED).tolist()
+            return certificates(self.emit(lanes), broken, partial(compiled_sweep, threads=self._threads))
         states = self._states(lanes)
         order = np.asarray(lanes, dtype=np.int64)
         found = np.empty((len(order), 3))

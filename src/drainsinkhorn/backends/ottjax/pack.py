@@ -133,9 +133,7 @@ class OttPack:
         """Both sides of the states as they will be emitted; `exact` certifies them from the caller's own arrays."""
         self._legs += 2 * len(lanes)
         if exact:
-            emitted = [emission.potentials for emission in self.emit(lanes)]
-            broken = [math.isnan(self._lanes[i].stale) for i in lanes]
-            return certificates([self._lanes[i].problem for i in lanes], emitted, broken)
+            return certificates(self.emit(lanes), [math.isnan(self._lanes[i].stale) for i in lanes])
         sound = [i for i in lanes if not math.isnan(self._lanes[i].stale)]
         with careful(self._device):
             # All are sent off before the first is read: the device never waits for the host in between.

@@ -337,7 +337,9 @@ class TritonPack(Cycles, Counted):
             return []
         self._legs += 2 * len(lanes)
         if exact:
-            return self._certified([self._lanes[i] for i in lanes])
+            # Emission notes which states are not finite.
+            emitted = self.emit(lanes)
+            return certificates(emitted, [self._lanes[i].broken for i in lanes])
         # A screen's memory is a verify's as well, so that both together need no more than one.
         self._screening = None
         some = [self._lanes[i] for i in lanes]
@@ -356,11 +358,6 @@ class TritonPack(Cycles, Counted):
         found = self._checked(live, some, errors, scratch, samples, found)
         self._note(some, found)
         return [self._residual(lane, *row) for lane, row in zip(some, found.tolist(), strict=True)]
-
-    def _certified(self, lanes: list[Lane]) -> list[Residual]:
-        """Certificates of the states as they will be emitted."""
-        emitted = [emission.potentials for emission in emissions(self, lanes)]
-        return certificates([lane.problem for lane in lanes], emitted, [lane.broken for lane in lanes])
 
     def _check(self, live: Any, lanes: Sequence[Lane], _: Any, vectors: Any, errors: Any) -> None:
         for side in (0, 1):
