@@ -9,8 +9,9 @@ here, refute a claim of at most tol. Rows are drawn in proportion to their weigh
 them estimates the residual. Where the estimate is well above tol more rows are looked at, until they refute the claim,
 the estimate falls, or all have been seen. Columns are treated alike.
 
-Nothing here is shared with a pack: plain float64, costs by direct differences, on the host with NumPy or, for arrays on
-a CUDA device, there with torch.
+Sums and costs are computed here alone, in float64 and by direct differences: on the host with NumPy or, for arrays on a
+CUDA device, there with torch. With certificates (`backends.certificate`) a recheck shares how arrays are loaded and
+directions are scaled.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import library, to_numpy
+from drainsinkhorn.backends.arrays import to_numpy
+from drainsinkhorn.backends.certificate import device_loader, on_device, unit_vectors
+from drainsinkhorn.backends.costs import SMALLEST, UNIT
 from drainsinkhorn.core.errors import ContractError
 from drainsinkhorn.core.events import Retired
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
@@ -55,8 +58,6 @@ CALLERS_OWN = 5e-3
 SMALL_PAIRS, SMALL_WAIT = 2**14, 16
 """Of problems with fewer pairs of points only every so many-th is considered, on behalf of those before it."""
 
-UNIT = 2.0**-53
-SMALLEST = 2.0**-1022
 BLOCK = {"host": 2**18, "device": 2**26}
 """Coordinate differences that are held at once."""
 
@@ -205,7 +206,7 @@ def _where(problem: Problem[Any]) -> str:
     """Where to recompute: "device" if a problem's arrays lie on a CUDA device, unless the cost is the caller's own."""
     cost = problem.cost
     like, named = (problem.x, isinstance(cost.kind, str)) if isinstance(cost, Cost) else (cost, True)
-    return "device" if named and library(like) == "torch" and like.is_cuda else "host"  # type: ignore[union-attr]
+    return "device" if named and on_device(like) else "host"  # type: ignore[union-attr]
 
 
 class _State:
@@ -225,14 +226,14 @@ class _State:
         self.problem, self.where = problem, _where(problem)
         named = isinstance(problem.cost, Cost)
         self.library: Any = sys.modules["torch"] if self.where == "device" else np
-        self.load = _loader(problem.x if named else problem.cost) if self.where == "device" else _to_float64
+        self.load = device_loader(problem.x if named else problem.cost) if self.where == "device" else _to_float64
         self.weights: list[Any] = [_to_float64(problem.a), _to_float64(problem.b)]
         self.mass = [self.load(weights) for weights in self.weights]
         pairs = zip(self.mass, potentials, strict=True)
         self.potentials = [self.library.where(mass > 0, self.load(side), -math.inf) for mass, side in pairs]
         self.points: list[Any] = [self.load(problem.x), self.load(problem.y)] if named else [None, None]
         if named and problem.cost.kind == "cosine":  # type: ignore[union-attr]
-            self.points = [_directions(self.library, points) for points in self.points]
+            self.points = [unit_vectors(self.library, points) for points in self.points]
 
     def to_host(self, parts: list[Any]) -> list[Vector]:
         """Vectors as NumPy's, with one copy from a device for all of them."""
@@ -369,20 +370,3 @@ def _first(places: NDArray[np.intp]) -> NDArray[np.bool_]:
 
 def _to_float64(value: Any) -> Any:
     return to_numpy(value).astype(np.float64, copy=False)
-
-
-def _loader(like: Any) -> Callable[[Any], Any]:
-    """Moves arrays to the device of a tensor, in float64."""
-    torch = sys.modules["torch"]
-
-    def load(value: Any) -> Any:
-        value = value.detach() if library(value) == "torch" else to_numpy(value)
-        return torch.as_tensor(value, dtype=torch.float64, device=like.device)
-
-    return load
-
-
-def _directions(xp: Any, points: Any) -> Any:
-    """Points scaled to length one, first by their largest coordinate so that squares neither overflow nor vanish."""
-    points = points / xp.amax(abs(points), 1)[:, None]
-    return points / xp.sqrt(xp.einsum("ij,ij->i", points, points))[:, None]

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.backends.arrays import library, to_numpy
-from drainsinkhorn.backends.costs import SMALLEST, UNIT, point_cost, unit_rows
+from drainsinkhorn.backends.costs import SMALLEST, UNIT, point_cost
 from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Emission
@@ -173,6 +173,11 @@ def _namespace(problem: Problem[Any]) -> tuple[Any, Any]:
             return (values if places is None else values[places]).astype(np.float64)
 
         return np, read
+    return sys.modules["torch"], device_loader(like)
+
+
+def device_loader(like: Any) -> Callable[..., Any]:
+    """Return a function that brings arrays, or those places of them, to the device of a tensor, in float64."""
     torch = sys.modules["torch"]
 
     def bring(values: Any, places: Any = None) -> Any:
@@ -180,7 +185,7 @@ def _namespace(problem: Problem[Any]) -> tuple[Any, Any]:
         values = torch.as_tensor(values, device=like.device)
         return (values if places is None else values[torch.as_tensor(places, device=like.device)]).double()
 
-    return torch, bring
+    return bring
 
 
 def _costs(xp: Any, bring: Any, problem: Problem[Any], rows: Any, cols: Any) -> Costs:
@@ -197,7 +202,7 @@ def _costs(xp: Any, bring: Any, problem: Problem[Any], rows: Any, cols: Any) -> 
     x, y = bring(problem.x, rows), bring(problem.y, cols)
     if cost.kind == "cosine":
         # Half the squared distance of unit vectors, whose own rounding is the constant.
-        x, y = _unit_rows(xp, x), _unit_rows(xp, y)
+        x, y = unit_vectors(xp, x), unit_vectors(xp, y)
         largest = float((_box(xp, x, y) ** 2).sum()) / 2
         constant = scale * (float(kind.rounding(dim, largest)) + dim * SMALLEST)
         return Costs(None, x, y, scale / 2, False, (dim + 4) * UNIT, constant, scale * largest)
@@ -227,11 +232,13 @@ def _least(points: Any) -> Any:
     return points.min(axis=0) if isinstance(points, np.ndarray) else points.amin(0)
 
 
-def _unit_rows(xp: Any, points: Any) -> Any:
-    if xp is np:
-        return unit_rows(points)
-    points = points / abs(points).amax(1, keepdim=True)
-    return points / xp.sqrt((points * points).sum(1, keepdim=True))
+def unit_vectors(xp: Any, points: Any) -> Any:
+    """Return points scaled to length one, first by their largest coordinate so that squares stay in range.
+
+    `costs.unit_rows` does this for NumPy alone.
+    """
+    points = points / xp.amax(abs(points), 1)[:, None]
+    return points / xp.sqrt(xp.einsum("ij,ij->i", points, points))[:, None]
 
 
 def _by_products(xp: Any, costs: Costs) -> bool:
