@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from drainsinkhorn.campaign import meters, named, records, report, runner
-from drainsinkhorn.core.errors import DrainError
+from drainsinkhorn.model.errors import DrainError
 
 STOPPED = 3
 

@@ -26,9 +26,9 @@ import torch
 from torchcfm.optimal_transport import OTPlanSampler
 
 import drainsinkhorn as ds
+from drainsinkhorn.apps.flow.problems import problems_of
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.flow import couple_minibatches
-from drainsinkhorn.flow.problems import problems_of
 from drainsinkhorn.testing import marginal_errors
 
 TOL = 1e-3

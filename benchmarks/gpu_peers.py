@@ -38,7 +38,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.campaign import gate, peers
 from drainsinkhorn.campaign.meters import energy_reader, heap_at_rest
 from drainsinkhorn.campaign.runner import orders
-from drainsinkhorn.core.problem import Potentials
+from drainsinkhorn.model.problem import Potentials
 
 # What JAX compiles is kept, as Triton keeps its own, so that processes that warm up serve the one that measures.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "drainsinkhorn-jax"))

@@ -49,7 +49,7 @@ WARNED = ("test_warnings", "test_rescue", "test_cli")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let tests of other things leave problems unconverged."""
-    ignored = pytest.mark.filterwarnings("ignore::drainsinkhorn.core.errors.ConvergenceWarning")
+    ignored = pytest.mark.filterwarnings("ignore::drainsinkhorn.model.errors.ConvergenceWarning")
     for item in items:
         if item.path.stem not in WARNED:
             item.add_marker(ignored)

@@ -8,18 +8,19 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from drainsinkhorn.api import DEFAULTS, solve
-from drainsinkhorn.backends.arrays import float_dtype, is_array, to_caller
-from drainsinkhorn.backends.costs import as_cost
-from drainsinkhorn.batch import problems
-from drainsinkhorn.consumers import transport_cost
-from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.events import Observer, ignore
 from drainsinkhorn.core.options import Options, Settings
-from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.core.result import Result
-from drainsinkhorn.solution import Solution
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
+from drainsinkhorn.numerics.arrays import float_dtype, is_array, to_caller
+from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.plans.consumers import transport_cost
+from drainsinkhorn.run.solution import Solution
+from drainsinkhorn.run.solve import DEFAULTS, solve
+from drainsinkhorn.run.stack import problems
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,9 +18,10 @@ from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.core.audit import Audit, judge
-from drainsinkhorn.core.problem import Cost
 from drainsinkhorn.core.protocol import Progress
-from drainsinkhorn.core.result import Residual, Status
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.status import Status
 
 KINDS = ("sqeuclidean", "euclidean", "cosine", "dense")
 Long = np.longdouble

@@ -10,10 +10,10 @@ import pytest
 from tests.conftest import needs
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends import arrays
-from drainsinkhorn.backends.arrays import float_name, round_to, to_numpy
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.door import admit
+from drainsinkhorn.numerics import arrays
+from drainsinkhorn.numerics.arrays import float_name, round_to, to_numpy
 from drainsinkhorn.testing.auditor import marginal_errors
 
 RNG = np.random.default_rng(0)

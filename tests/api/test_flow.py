@@ -18,13 +18,13 @@ import drainsinkhorn as ds
 
 torch = needs("torch")
 
+from drainsinkhorn.apps.flow.prefetch import window_seed  # noqa: E402
 from drainsinkhorn.flow import (  # noqa: E402
     CoupledBatches,
     CouplingDataset,
     OTPlanSampler,
     couple_minibatches,
 )
-from drainsinkhorn.flow.prefetch import window_seed  # noqa: E402
 
 
 def clouds(n: int = 40, m: int = 40, d: int = 2, seed: int = 0) -> Any:
@@ -187,7 +187,7 @@ def test_code_for_torchcfm_s_matchers_runs_with_another_import() -> None:
     from torchcfm.models.models import MLP
 
     found = {}
-    for module in ("torchcfm.conditional_flow_matching", "drainsinkhorn.flow.matchers"):
+    for module in ("torchcfm.conditional_flow_matching", "drainsinkhorn.apps.flow.matchers"):
         names: dict[str, Any] = {"torch": torch, "np": np, "MLP": MLP}
         exec(MATCHING.format(module=module), names)
         found[module] = names["losses"]

@@ -16,7 +16,8 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core.options import ORDERS
-from drainsinkhorn.core.source import Admission, Sorter, ordered
+from drainsinkhorn.core.source import Admission
+from drainsinkhorn.run.queue import Sorter, ordered
 from drainsinkhorn.testing.scripted import Script, scripted
 from drainsinkhorn.workloads.clouds import problems
 

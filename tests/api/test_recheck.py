@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn import recheck
 from drainsinkhorn.backends import load
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.events import Retired
 from drainsinkhorn.core.protocol import Emission, Pack
-from drainsinkhorn.core.result import Residual, Status
-from drainsinkhorn.recheck import Recheck, refute
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.status import Status
+from drainsinkhorn.run import recheck
+from drainsinkhorn.run.recheck import Recheck, refute
 
 TOL = 1e-3
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import drainsinkhorn as ds
+from drainsinkhorn.apps.flow.problems import problems_of
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu.distances import squared_distances
@@ -16,7 +17,6 @@ from drainsinkhorn.backends.cpu.layout import extent, lay_out
 from drainsinkhorn.backends.cpu.pack import CpuPack
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT, TALL, WIDE, padded, squares
 from drainsinkhorn.backends.door import admit
-from drainsinkhorn.flow.problems import problems_of
 from drainsinkhorn.testing import marginal_errors
 
 UNIT = 2.0**-53

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from drainsinkhorn.campaign import compare, probe
-from drainsinkhorn.core.errors import OptionsError
+from drainsinkhorn.model.errors import OptionsError
 
 FAKE = '''
 """A library that answers at once, or after a while."""

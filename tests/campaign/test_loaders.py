@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from drainsinkhorn.campaign import loaders
-from drainsinkhorn.core.errors import FileError
+from drainsinkhorn.model.errors import FileError
 
 RNG = np.random.default_rng(0)
 

@@ -14,7 +14,7 @@ from drainsinkhorn.campaign import manifest as making
 from drainsinkhorn.campaign import meters, records
 from drainsinkhorn.campaign.manifest import differences, manifest
 from drainsinkhorn.campaign.plan import Campaign, Contrast, Place, Study, Unit
-from drainsinkhorn.core.errors import FileError, OptionsError
+from drainsinkhorn.model.errors import FileError, OptionsError
 
 CPU = meters.place("cpu")
 

@@ -17,7 +17,7 @@ from drainsinkhorn.campaign import attacks, decisions
 from drainsinkhorn.campaign.shadow import shadow
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.protocol import Pack
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.model.result import Residual
 from drainsinkhorn.parallel import LocalFleet
 from drainsinkhorn.testing import marginal_errors
 

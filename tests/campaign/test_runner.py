@@ -15,11 +15,11 @@ from tests.campaign import toy
 import drainsinkhorn as ds
 from drainsinkhorn.campaign import gate, meters, records, runner, statistics, theory
 from drainsinkhorn.campaign.plan import Arm, Campaign, Contrast, Finding, Loaded, Outcome, Ran, Study, Unit, Work
-from drainsinkhorn.core.errors import FileError, OptionsError
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import Options
 from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.model.errors import FileError, OptionsError
 from drainsinkhorn.testing import ScriptedBackend
 from drainsinkhorn.testing.auditor import marginal_errors
 from drainsinkhorn.testing.scripted import scripted

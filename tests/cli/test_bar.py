@@ -15,8 +15,8 @@ from drainsinkhorn.core.events import Advanced, Event, Finished, Observer, Rescu
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.options import Options
 from drainsinkhorn.core.protocol import Spent
-from drainsinkhorn.core.result import Status
 from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.model.status import Status
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted
 
 PER_SLOT = 0.25

@@ -21,7 +21,7 @@ from drainsinkhorn.cli import archives, files
 from drainsinkhorn.cli.main import app
 from drainsinkhorn.cli.paths import replace_file
 from drainsinkhorn.cli.show import escape
-from drainsinkhorn.core.errors import FileError
+from drainsinkhorn.model.errors import FileError
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(3, 6, 2)), rng.normal(size=(3, 5, 2))

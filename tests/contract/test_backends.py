@@ -13,9 +13,10 @@ from tests.conftest import needs
 
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.reference import ReferenceBackend, ReferencePack
-from drainsinkhorn.core.errors import ContractError
-from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Spent
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import ContractError
+from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.testing import PROMISES, Bench, check_backend
 
 LIKES: dict[str, Callable[[Any], Any]] = {

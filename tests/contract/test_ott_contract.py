@@ -15,8 +15,8 @@ needs("ott")
 
 from drainsinkhorn.backends.ottjax import OttBackend  # noqa: E402
 from drainsinkhorn.backends.reference import ReferenceBackend, ReferencePack  # noqa: E402
-from drainsinkhorn.core.errors import ContractError  # noqa: E402
-from drainsinkhorn.core.problem import Problem  # noqa: E402
+from drainsinkhorn.model.errors import ContractError  # noqa: E402
+from drainsinkhorn.model.problem import Problem  # noqa: E402
 from drainsinkhorn.testing import PROMISES, Bench, check_backend  # noqa: E402
 
 LIKES: dict[str, Callable[[Any], Any]] = {

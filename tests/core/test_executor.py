@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drainsinkhorn.core.audit import Audit, Geometric, Standing
-from drainsinkhorn.core.errors import ContractError
 from drainsinkhorn.core.events import Advanced, Event, Narrowed, Retired, ignore
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Mode, Options
-from drainsinkhorn.core.problem import Problem
-from drainsinkhorn.core.result import Status
 from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.model.errors import ContractError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.status import Status
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, ScriptedPack, scripted
 
 

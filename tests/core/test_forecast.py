@@ -15,8 +15,9 @@ from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.forecast import SPREAD, Remaining
 from drainsinkhorn.core.options import Options
 from drainsinkhorn.core.protocol import Spent
-from drainsinkhorn.core.result import UNKNOWN, Status
 from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.model.result import UNKNOWN
+from drainsinkhorn.model.status import Status
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from drainsinkhorn.core.audit import Audit, Geometric
-from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.events import Advanced, Opened, Retired
 from drainsinkhorn.core.ledger import Ledger, survival
 from drainsinkhorn.core.options import MODES, Mode, Options
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Spent
-from drainsinkhorn.core.result import UNKNOWN, Residual, Status
+from drainsinkhorn.model.errors import OptionsError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import UNKNOWN, Residual
+from drainsinkhorn.model.status import Status
 
 
 def test_core_needs_nothing_but_the_standard_library() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.problem import Problem
-from drainsinkhorn.core.source import Sorter
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.run.queue import Sorter
 from drainsinkhorn.testing.scripted import Script, scripted
 
 BAD = "bad"

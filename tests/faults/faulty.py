@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.reference import ReferenceBackend, ReferencePack
+from drainsinkhorn.numerics.arrays import to_numpy
 
 KILLS, HANGS, RAISES, FILLS = 0.111, 0.222, 0.333, 0.444
 """Values of eps at which a problem does harm."""

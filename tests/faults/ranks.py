@@ -13,9 +13,9 @@ import numpy as np
 import torch.distributed as distributed
 
 import drainsinkhorn as ds
-from drainsinkhorn.core.errors import DrainError
 from drainsinkhorn.core.events import Advanced, Event
-from drainsinkhorn.parallel.rows import RowShardedBackend
+from drainsinkhorn.fleet.rows import RowShardedBackend
+from drainsinkhorn.model.errors import DrainError
 from drainsinkhorn.testing import check_backend
 
 
@@ -82,7 +82,7 @@ class Full(RowShardedBackend):
     """A rank that has no memory left."""
 
     def pack(self, problems: Any) -> Any:
-        from drainsinkhorn.parallel.rows import Ranks, RowShardedPack
+        from drainsinkhorn.fleet.rows import Ranks, RowShardedPack
 
         def make(problem: Any) -> Any:
             raise MemoryError("nothing left")

@@ -22,11 +22,12 @@ from tests.conftest import needs
 from tests.faults.faulty import FILLS, HANGS, KILLS, RAISES, Harmful, assert_same, batch
 
 import drainsinkhorn as ds
-from drainsinkhorn.core.errors import FleetError
 from drainsinkhorn.core.events import Event, Finished, Lost, Reported
-from drainsinkhorn.parallel import LocalFleet, RayFleet, wire, worker
-from drainsinkhorn.parallel.bench import Windows
-from drainsinkhorn.parallel.fleet import Fleet
+from drainsinkhorn.fleet import wire, worker
+from drainsinkhorn.fleet.bench import Windows
+from drainsinkhorn.fleet.fleet import Fleet
+from drainsinkhorn.model.errors import FleetError
+from drainsinkhorn.parallel import LocalFleet, RayFleet
 
 ROOT = Path(__file__).parents[2]
 
@@ -194,7 +195,7 @@ class TestWindows:
         windows.push(wire.send([5], batch(1)))
         next(windows)
         assert not windows.overdue(0)
-        monkeypatch.setattr("drainsinkhorn.parallel.bench.PATIENCE", -1.0)
+        monkeypatch.setattr("drainsinkhorn.fleet.bench.PATIENCE", -1.0)
         assert windows.overdue(0)
 
     def test_a_window_is_for_one_stream(self) -> None:
@@ -352,7 +353,7 @@ class TestFormats:
     @pytest.mark.parametrize("header", [worker.HEADER.pack(worker.MARK, 99, 2, 0), b"\2" + bytes(23)], ids=["99", "1"])
     def test_a_fleet_of_another_version(self, header: bytes) -> None:
         ours, theirs = socket.socketpair()
-        program = "from drainsinkhorn.parallel.worker import main; main()"
+        program = "from drainsinkhorn.fleet.worker import main; main()"
         with ours, theirs:
             handle = theirs.fileno()
             child = subprocess.Popen([sys.executable, "-c", program, str(handle)], pass_fds=[handle])

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 import drainsinkhorn as ds
 from drainsinkhorn.cli.main import app
-from drainsinkhorn.core.errors import FileError
 from drainsinkhorn.core.events import Event, Opened, Repacked, Resumed
-from drainsinkhorn.journal import fingerprint
+from drainsinkhorn.model.errors import FileError
+from drainsinkhorn.run.journal import fingerprint
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,9 +18,9 @@ import pytest
 from tests.faults.faulty import assert_same
 
 import drainsinkhorn as ds
-from drainsinkhorn.core.errors import FileError
 from drainsinkhorn.core.events import Event, Resumed
-from drainsinkhorn.journal import FIRST_FORMAT, FORMAT
+from drainsinkhorn.model.errors import FileError
+from drainsinkhorn.run.journal import FIRST_FORMAT, FORMAT
 
 CASES = 1500 if os.environ.get("DRAIN_SOAK") else 60
 LOOSE, TIGHT = 1e-2, 1e-5

@@ -15,11 +15,8 @@ from hypothesis import strategies as st
 from tests.faults.faulty import assert_same, batch, same
 
 import drainsinkhorn as ds
-from drainsinkhorn import batch as batch_module
-from drainsinkhorn.api import _Run
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.memory import Block
-from drainsinkhorn.backends.memory import is_out_of_memory, memory_errors
 from drainsinkhorn.backends.reference import ReferenceBackend
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.cli.files import write_solution
@@ -30,8 +27,11 @@ from drainsinkhorn.core.forecast import Forecasts
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import Options
 from drainsinkhorn.core.source import Admission, Batch
-from drainsinkhorn.journal import Journal
-from drainsinkhorn.parallel import wire
+from drainsinkhorn.fleet import wire
+from drainsinkhorn.numerics.memory import is_out_of_memory, memory_errors
+from drainsinkhorn.run import stack as batch_module
+from drainsinkhorn.run.journal import Journal
+from drainsinkhorn.run.solve import _Run
 from drainsinkhorn.testing.auditor import marginal_errors
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted
 

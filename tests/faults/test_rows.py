@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import needs
 
 import drainsinkhorn as ds
-from drainsinkhorn.core.errors import FleetError
+from drainsinkhorn.model.errors import FleetError
 from drainsinkhorn.parallel import RowShardedBackend
 
 torch = needs("torch")

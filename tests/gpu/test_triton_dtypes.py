@@ -10,10 +10,10 @@ import pytest
 from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.arrays import float_name
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend
 from drainsinkhorn.backends.triton import pack as module
+from drainsinkhorn.numerics.arrays import float_name
 from drainsinkhorn.testing.auditor import marginal_errors
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.

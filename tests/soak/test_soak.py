@@ -13,8 +13,8 @@ import pytest
 from tests.conftest import needs
 
 import drainsinkhorn as ds
-from drainsinkhorn.core.problem import Potentials, Problem
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import Residual
 from drainsinkhorn.testing import soak as module
 from drainsinkhorn.testing.hostile import SCOPES, available, block_of, problem, setting
 from drainsinkhorn.testing.soak import main, soak, soak_one

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drainsinkhorn.core.audit import Audit
-from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Options
 from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.testing.scripted import ScriptedBackend, scripted
 from drainsinkhorn.theory import opportunity, padding, removable, saved, slots, survival, windows
 

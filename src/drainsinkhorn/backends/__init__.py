@@ -9,11 +9,11 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from drainsinkhorn.backends.arrays import library
-from drainsinkhorn.backends.costs import as_cost
-from drainsinkhorn.core.errors import BackendUnavailable, OptionsError
-from drainsinkhorn.core.problem import Cost
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
+from drainsinkhorn.numerics.arrays import library
+from drainsinkhorn.numerics.costs import as_cost
 
 
 @dataclass(frozen=True, slots=True)

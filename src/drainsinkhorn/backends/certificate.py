@@ -34,12 +34,13 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import library, to_numpy
-from drainsinkhorn.backends.costs import SMALLEST, UNIT, point_cost
 from drainsinkhorn.backends.door import caller_array
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Emission
-from drainsinkhorn.core.result import UNKNOWN, Residual
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import UNKNOWN, Residual
+from drainsinkhorn.numerics.arrays import library, to_numpy
+from drainsinkhorn.numerics.costs import SMALLEST, UNIT, point_cost
 
 BLOCK_PAIRS = {"numpy": 2**16, "torch": 2**24}
 """Entries of the plan computed at once: what stays in a core's cache, or what fills a device."""

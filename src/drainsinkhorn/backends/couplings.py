@@ -16,13 +16,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import is_array, to_caller, to_numpy
-from drainsinkhorn.backends.costs import turned, unit_rows
 from drainsinkhorn.backends.door import caller_array, normal, sizes
 from drainsinkhorn.core.audit import is_count
-from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
-from drainsinkhorn.core.result import TransportCost
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.couplings import TransportCost
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import is_array, to_caller, to_numpy
+from drainsinkhorn.numerics.costs import turned, unit_rows
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import UNIT, cost_matrix
-from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import UNIT, cost_matrix
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import cost_matrix
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.support import part
-from drainsinkhorn.core.problem import Cost, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import cost_matrix
 
 SAMPLE = 64
 """Points of each side that are looked at."""

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import ROUNDOFF, SMALLEST, Array, float_name, is_array, library, to_numpy
-from drainsinkhorn.backends.costs import COSTS, as_cost, point_cost
 from drainsinkhorn.backends.gauge import usable_start
-from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.options import STARTS, is_positive
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import ROUNDOFF, SMALLEST, Array, float_name, is_array, library, to_numpy
+from drainsinkhorn.numerics.costs import COSTS, as_cost, point_cost
 
 UNEQUAL_MASS = 1e-5
 """Relative difference of total masses above which a problem is unbalanced, if rounding of the weights is less."""

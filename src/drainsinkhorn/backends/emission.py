@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import LARGEST, float_name, round_to, to_caller
 from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.support import Couple, Support, extended
-from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Emission
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import LARGEST, float_name, round_to, to_caller
 
 Vector = NDArray[np.float64]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import to_caller, to_numpy
-from drainsinkhorn.backends.costs import UNIT
-from drainsinkhorn.core.problem import Potentials
+from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.numerics.arrays import to_caller, to_numpy
+from drainsinkhorn.numerics.costs import UNIT
 
 SINGLE = 2.0**-24
 """Unit roundoff of float32, in which some backends compute."""

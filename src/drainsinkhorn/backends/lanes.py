@@ -7,9 +7,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Residual
 
 
 class Lane(Protocol):

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import cost_matrix
 from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector, invert
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import cost_matrix
 
 
 class PlainLaws:

@@ -29,10 +29,10 @@ from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Emission
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import Residual
 
 Vector = NDArray[np.float64]
 

@@ -8,10 +8,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import point_cost, unit_rows
 from drainsinkhorn.backends.support import restrict
-from drainsinkhorn.core.problem import Cost, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import point_cost, unit_rows
 
 Vector = NDArray[np.float64]
 

@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends import choose
-from drainsinkhorn.backends.arrays import to_caller, to_numpy
-from drainsinkhorn.backends.costs import turned
 from drainsinkhorn.backends.door import admit, caller_array, sizes
 from drainsinkhorn.backends.support import c_transforms
-from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_caller, to_numpy
+from drainsinkhorn.numerics.costs import turned
 
 Array = NDArray[np.float64]
 

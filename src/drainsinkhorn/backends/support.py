@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import cost_matrix, turned
 from drainsinkhorn.backends.door import sizes, uniform
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
-from drainsinkhorn.core.protocol import Couplings
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.couplings import Couplings
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import cost_matrix, turned
 
 Vector = NDArray[np.float64]
 Places = NDArray[np.intp]

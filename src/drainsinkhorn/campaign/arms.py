@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from drainsinkhorn.api import solve
 from drainsinkhorn.backends import load
 from drainsinkhorn.backends.door import normal
 from drainsinkhorn.campaign import peers
@@ -21,9 +20,11 @@ from drainsinkhorn.campaign.plan import Arm, Contrast, Outcome, Ran, Work
 from drainsinkhorn.campaign.report.paper import RATIOS
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.options import MODES, Mode
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.solution import Solution
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.run.solution import Solution
+from drainsinkhorn.run.solve import solve
 
 Consumer = Callable[[Work, Backend[Any], Mapping[int, Potentials[Any]]], Mapping[str, Any]]
 """What is done with the couplings of a unit; returns facts. The same one for all arms of a campaign."""

@@ -37,11 +37,12 @@ from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.events import Event, Lost
 from drainsinkhorn.core.options import Rechecks
-from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress
-from drainsinkhorn.core.result import Residual, Result, Status
+from drainsinkhorn.fleet.fleet import Fleet
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import Residual, Result
+from drainsinkhorn.model.status import Status
 from drainsinkhorn.parallel import LocalFleet
-from drainsinkhorn.parallel.fleet import Fleet
 from drainsinkhorn.testing import marginal_errors
 
 TOL = 1e-3

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from drainsinkhorn.campaign import probe
 from drainsinkhorn.campaign.runner import orders
 from drainsinkhorn.campaign.statistics import Pair, Summary, summary
-from drainsinkhorn.core.errors import DrainError, OptionsError
+from drainsinkhorn.model.errors import DrainError, OptionsError
 
 SIDES = ("base", "again", "head")
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.api import solve
-from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign.arms import on
 from drainsinkhorn.campaign.loaders import Array
-from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.run.solve import solve
 from drainsinkhorn.testing import marginal_errors
 
 DELTAS = (3e-2, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import library, to_numpy
 from drainsinkhorn.campaign.plan import Outcome
-from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import library, to_numpy
 from drainsinkhorn.testing.auditor import marginal_errors
 
 PAIRS = 2**22

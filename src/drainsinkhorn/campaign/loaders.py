@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.core.errors import BackendUnavailable, FileError
+from drainsinkhorn.model.errors import BackendUnavailable, FileError
 
 Array = NDArray[Any]
 

@@ -19,7 +19,7 @@ import drainsinkhorn
 from drainsinkhorn.campaign import meters
 from drainsinkhorn.campaign.plan import Campaign, Place
 from drainsinkhorn.campaign.records import FORMAT, MANIFEST
-from drainsinkhorn.core.errors import FileError, OptionsError
+from drainsinkhorn.model.errors import FileError, OptionsError
 
 PACKAGES = (
     "numpy", "numba", "llvmlite", "scipy", "torch", "triton", "jax", "jaxlib", "ott-jax", "POT", "geomloss", "pykeops",

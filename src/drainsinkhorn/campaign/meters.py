@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drainsinkhorn.campaign.plan import Place
-from drainsinkhorn.core.errors import BackendUnavailable, OptionsError
+from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 
 DEVICES = ("cpu", "cuda")
 MEMORY = "memory_gib"

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import library, to_numpy
-from drainsinkhorn.backends.costs import as_cost
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import library, to_numpy
+from drainsinkhorn.numerics.costs import as_cost
 
 MOST = 20_000
 """Cycles after which a peer gives up."""

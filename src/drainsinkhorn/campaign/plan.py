@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from drainsinkhorn.core.audit import Audit
-from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import Mode
-from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.model.errors import OptionsError
+from drainsinkhorn.model.problem import Potentials, Problem
 
 SCALES = ("small", "full")
 ENDPOINTS = ("e1", "e2", "e3")

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drainsinkhorn.core.errors import FileError
+from drainsinkhorn.model.errors import FileError
 
 Record = dict[str, Any]
 MANIFEST, RAW = "manifest.json", "raw.jsonl"

@@ -19,8 +19,8 @@ import numpy as np
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign import meters
 from drainsinkhorn.campaign.plan import Finding, Place
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.problem import Problem
 
 EX2_PER_CLOCK = 16
 PRODUCTS_PER_CLOCK = {8: 1024, 9: 2048}

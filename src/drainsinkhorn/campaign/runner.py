@@ -19,7 +19,7 @@ from drainsinkhorn.campaign import gate, meters, records, theory
 from drainsinkhorn.campaign.manifest import digest, freeze, manifest
 from drainsinkhorn.campaign.plan import Arm, Campaign, Outcome, Place, Study, Unit, Work
 from drainsinkhorn.campaign.records import RAW, Log, Record
-from drainsinkhorn.journal import fingerprint
+from drainsinkhorn.run.journal import fingerprint
 
 
 class Tick(NamedTuple):

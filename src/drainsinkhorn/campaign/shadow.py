@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drainsinkhorn.api import solve
 from drainsinkhorn.campaign.arms import MAX_DEPTH, PAPER, PLAIN
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Backend, Pack
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.run.solve import solve
 
 
 class _Watched(WrappedPack):

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.api import solve
 from drainsinkhorn.backends import load
-from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.campaign.plan import Outcome, Ran, Work
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.ledger import Ledger, survival
 from drainsinkhorn.core.options import MODES
-from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.run.solve import solve
 from drainsinkhorn.theory import WidthCost, modal_response, profile_width_cost, slots, windows
 from drainsinkhorn.theory.profile import typical
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from drainsinkhorn.api import solve
 from drainsinkhorn.campaign.arms import answers_of, backend_of, one_thread, problem
 from drainsinkhorn.campaign.loaders import Array
 from drainsinkhorn.campaign.plan import Place
-from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.run.solve import solve
 
 STEPS = (4, 8, 16)
 MARGINS = {"curvature": 1.02, "loss": 1.01, "frechet": 1.10}

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from drainsinkhorn.api import solve
-from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.campaign.arms import answers_of, backend_of, on
 from drainsinkhorn.campaign.loaders import Array, Cells
 from drainsinkhorn.campaign.plan import Work
-from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.run.solve import solve
 
 REFERENCE = 1e-6
 """The tol of reference tables."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from drainsinkhorn.campaign.arms import problem
 from drainsinkhorn.campaign.loaders import Array, Cells, Features, Scans, Sensors
-from drainsinkhorn.core.errors import FileError
-from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.model.errors import FileError
+from drainsinkhorn.model.problem import Problem
 
 
 def sensor_windows(log: Sensors, n: int, count: int, eps: float, seed: int, device: str) -> list[Problem[Any]]:

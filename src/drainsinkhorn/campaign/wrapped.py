@@ -6,9 +6,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drainsinkhorn.core.problem import Potentials, Problem
-from drainsinkhorn.core.protocol import Backend, Couplings, Emission, Pack, Progress, Spent
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
+from drainsinkhorn.model.couplings import Couplings
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import Residual
 
 
 class WrappedPack:

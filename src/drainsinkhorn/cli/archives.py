@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from drainsinkhorn.core.errors import FileError
+from drainsinkhorn.model.errors import FileError
 
 Array = np.ndarray[Any, Any]
 GIB = 2**30

@@ -17,7 +17,7 @@ from drainsinkhorn.campaign import compare as comparing
 from drainsinkhorn.campaign import meters, named, probe, records, report, runner
 from drainsinkhorn.campaign.plan import SCALES, Campaign
 from drainsinkhorn.cli.show import escape
-from drainsinkhorn.core.errors import DrainError
+from drainsinkhorn.model.errors import DrainError
 
 app = typer.Typer(
     help="Paired experiments on this machine: run them, report them, compare two commits.", no_args_is_help=True

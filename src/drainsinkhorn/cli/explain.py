@@ -12,17 +12,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from drainsinkhorn.api import solve
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.cli.show import escape
 from drainsinkhorn.core.audit import Audit
-from drainsinkhorn.core.errors import OptionsError, ProblemError
 from drainsinkhorn.core.ledger import survival
 from drainsinkhorn.core.options import MODES
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.core.result import Result
+from drainsinkhorn.model.errors import OptionsError, ProblemError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
+from drainsinkhorn.run.solve import solve
 from drainsinkhorn.theory import profile_width_cost, removable
 from drainsinkhorn.theory.replay import Idle, replay
 

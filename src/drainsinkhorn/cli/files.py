@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.batch import problems
 from drainsinkhorn.cli.archives import read_arrays, read_limit
 from drainsinkhorn.cli.paths import replace_file
-from drainsinkhorn.core.errors import FileError
 from drainsinkhorn.core.ledger import Ledger
-from drainsinkhorn.core.problem import Cost, Problem
-from drainsinkhorn.core.result import Result
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import FileError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.run.stack import problems
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 FORMAT = 1

@@ -19,8 +19,6 @@ from rich.console import Console
 from rich.table import Table
 
 import drainsinkhorn
-from drainsinkhorn import plots
-from drainsinkhorn.api import Interrupted, solve
 from drainsinkhorn.backends import REGISTRY, choose
 from drainsinkhorn.backends import load as load_backend
 from drainsinkhorn.cli import bench, files, show
@@ -28,13 +26,15 @@ from drainsinkhorn.cli import explain as explaining
 from drainsinkhorn.cli.archives import GIB
 from drainsinkhorn.cli.bar import Bar
 from drainsinkhorn.cli.paths import is_same_file, journal_files
-from drainsinkhorn.core.errors import BackendUnavailable, DrainError
 from drainsinkhorn.core.events import Event, Lost, Resumed, fan_out
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, RECHECKS, STARTS, Options, Rechecks
-from drainsinkhorn.core.problem import Problem
-from drainsinkhorn.core.result import Result
+from drainsinkhorn.model.errors import BackendUnavailable, DrainError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
 from drainsinkhorn.parallel import Fleet, LocalFleet, RayFleet
+from drainsinkhorn.plans import plots
+from drainsinkhorn.run.solve import Interrupted, solve
 from drainsinkhorn.workloads import WORKLOADS
 from drainsinkhorn.workloads import load as load_workload
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drainsinkhorn.cli.files import json_number
-from drainsinkhorn.core.result import Result
+from drainsinkhorn.model.result import Result
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"CONVERGED": "green", "DEPTH_LIMIT": "yellow", "NONFINITE": "red", "INVALID": "red"}

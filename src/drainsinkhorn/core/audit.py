@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
-from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.protocol import Pack, Progress
-from drainsinkhorn.core.result import Residual, Status
+from drainsinkhorn.model.errors import OptionsError
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.status import Status
 
 
 def is_count(value: object) -> bool:

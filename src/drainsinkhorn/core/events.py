@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from drainsinkhorn.core.audit import Counts, Standing
-from drainsinkhorn.core.errors import ObserverWarning, warn
-from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Spent
-from drainsinkhorn.core.result import UNKNOWN, Residual, Status
+from drainsinkhorn.model.errors import ObserverWarning, warn
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import UNKNOWN, Residual
+from drainsinkhorn.model.status import Status
 
 _log = logging.getLogger("drainsinkhorn")
 

@@ -8,13 +8,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from drainsinkhorn.core.errors import ProblemError
 from drainsinkhorn.core.events import Narrowed, Observer, Retired, refused
 from drainsinkhorn.core.options import Plan
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.shortage import Shortage
 from drainsinkhorn.core.source import Admission, Batch, Source
 from drainsinkhorn.core.window import Window
+from drainsinkhorn.model.errors import ProblemError
 
 
 def execute(backend: Backend[Any], source: Source, plan: Plan, observe: Observer) -> Iterator[Retired]:

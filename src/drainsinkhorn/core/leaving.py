@@ -7,9 +7,9 @@ from typing import Any
 
 from drainsinkhorn.core.audit import Verdict
 from drainsinkhorn.core.events import Retired
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Pack, Progress
 from drainsinkhorn.core.source import Admission
+from drainsinkhorn.model.problem import Problem
 
 
 def retire(

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, cast
 
 from drainsinkhorn.core.audit import EVERY, Audit, Geometric, is_count
-from drainsinkhorn.core.errors import OptionsError
-from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.model.errors import OptionsError
+from drainsinkhorn.model.problem import Problem
 
 Certify = Literal["auto", "always"]
 Rechecks = Literal["sampled", "all", "none"]

@@ -6,9 +6,10 @@ import time
 from collections.abc import Hashable, Sequence
 from typing import Any, Generic
 
-from drainsinkhorn.core.problem import A, Potentials, Problem
-from drainsinkhorn.core.protocol import Backend, Couplings, Emission, Pack, Progress, Spent
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
+from drainsinkhorn.model.couplings import Couplings
+from drainsinkhorn.model.problem import A, Potentials, Problem
+from drainsinkhorn.model.result import Residual
 
 
 class Timed(Generic[A]):

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from drainsinkhorn.core.audit import Standing, judge
-from drainsinkhorn.core.errors import ContractError
 from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired
 from drainsinkhorn.core.leaving import retire
 from drainsinkhorn.core.options import Plan
 from drainsinkhorn.core.protocol import FRESH, Backend, Pack, Progress, Spent
 from drainsinkhorn.core.shortage import Exhausted, Shortage, call
 from drainsinkhorn.core.source import Admission, Source
+from drainsinkhorn.model.errors import ContractError
 
 
 class Window:

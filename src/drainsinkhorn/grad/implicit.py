@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from drainsinkhorn.core.problem import Problem
-from drainsinkhorn.core.protocol import Couplings
+from drainsinkhorn.model.couplings import Couplings
+from drainsinkhorn.model.problem import Problem
 
 MAX_STEPS, RTOL, COARSE = 1000, 1e-10, 1e-3
 """Steps of conjugate gradients; residuals over that of zero at which a lane rests, and of which callers are warned."""

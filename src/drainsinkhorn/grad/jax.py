@@ -15,10 +15,11 @@ import numpy as np
 
 from drainsinkhorn.backends import load
 from drainsinkhorn.backends.door import normal
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
 from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of, refuse_zeros
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
 
 Columns = tuple[list[Any], list[Any], list[Any], list[Any]]
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drainsinkhorn.api import solve
-from drainsinkhorn.batch import problems
-from drainsinkhorn.consumers import couplings
-from drainsinkhorn.core.errors import ConvergenceWarning, ProblemError, warn
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
-from drainsinkhorn.core.protocol import Couplings
-from drainsinkhorn.solution import Solution
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.couplings import Couplings
+from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.plans.consumers import couplings
+from drainsinkhorn.run.solution import Solution
+from drainsinkhorn.run.solve import solve
+from drainsinkhorn.run.stack import problems
 
 
 @dataclass(frozen=True, slots=True, eq=False)

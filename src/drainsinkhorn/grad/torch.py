@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from drainsinkhorn.backends.door import normal
-from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
 from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of, refuse_zeros
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
 
 Tensor = torch.Tensor
 

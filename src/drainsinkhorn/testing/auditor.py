@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_numpy
 
 Vector = NDArray[np.float64]
 KINDS = ("sqeuclidean", "euclidean", "cosine")

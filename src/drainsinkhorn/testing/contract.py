@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import float_name, library, to_numpy
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.reference import ReferenceBackend
-from drainsinkhorn.core.errors import ContractError, ProblemError
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
 from drainsinkhorn.core.protocol import Backend, Pack, Progress
-from drainsinkhorn.core.result import MAX_PAIRS
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import ContractError, ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import MAX_PAIRS
+from drainsinkhorn.numerics.arrays import float_name, library, to_numpy
 from drainsinkhorn.testing.auditor import marginal_errors
 
 NEVER, ALWAYS = -math.inf, math.inf

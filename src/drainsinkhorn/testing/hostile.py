@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.options import MODES, ORDERS
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
 
 Vector = NDArray[np.float64]
 

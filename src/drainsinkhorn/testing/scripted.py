@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.problem import Potentials, Problem
-from drainsinkhorn.core.protocol import Couplings, Emission, Progress, Spent, is_held
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.model.couplings import Couplings
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import Residual
 
 
 @dataclass(frozen=True, slots=True)

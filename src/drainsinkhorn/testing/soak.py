@@ -35,12 +35,13 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.api import solve
 from drainsinkhorn.backends import load
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.core.result import Result, Status
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
+from drainsinkhorn.model.status import Status
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.run.solve import solve
 from drainsinkhorn.testing.auditor import judge
 from drainsinkhorn.testing.hostile import (
     LARGEST_TOL,

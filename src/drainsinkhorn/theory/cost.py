@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from drainsinkhorn.core.audit import Audit
-from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.options import Mode
+from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.theory.replay import replay
 
 AUDIT = Audit()

@@ -29,15 +29,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.api import solve
-from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.dense import Geometry
 from drainsinkhorn.backends.door import admit, sizes
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
-from drainsinkhorn.core.errors import BackendUnavailable, OptionsError, ProblemError
 from drainsinkhorn.core.options import is_positive
-from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.model.errors import BackendUnavailable, OptionsError, ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.run.solve import solve
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.api import solve
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core.audit import Audit
-from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.options import MODES
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Backend, Progress, Spent
+from drainsinkhorn.model.errors import OptionsError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.run.solve import solve
 from drainsinkhorn.theory.cost import Price, WidthCost
 
 ROUNDS = 5

@@ -12,10 +12,10 @@ from drainsinkhorn.core.events import Observer
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Mode, Options, Plan
-from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Emission, Progress, Spent
-from drainsinkhorn.core.result import Residual
 from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import Residual
 
 PASSED, UNFINISHED = 0.5, 2.0
 """Residuals of a replayed lane; its tol is 1."""

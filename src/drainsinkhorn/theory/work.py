@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from drainsinkhorn.core.audit import Audit, is_count
-from drainsinkhorn.core.errors import OptionsError
 from drainsinkhorn.core.ledger import survival
 from drainsinkhorn.core.options import MODES
+from drainsinkhorn.model.errors import OptionsError
 
 Z = 1.96
 """Standard errors within which an estimate is called undecided."""

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from drainsinkhorn.core.errors import BackendUnavailable, OptionsError
-from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
+from drainsinkhorn.model.problem import Problem
 
 Workload = Callable[[int], list[Problem[Any]]]
 """A seed to problems."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.model.problem import Problem
 
 
 def problems(seed: int, count: int = 48, sizes: tuple[int, int] = (60, 260), dimension: int = 3) -> list[Problem[Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.model.problem import Problem
 
 
 def problems(seed: int) -> list[Problem[Any]]:

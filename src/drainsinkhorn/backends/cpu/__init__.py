@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from drainsinkhorn.backends.costs import refuse_unknown_cost
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import type_band
@@ -19,7 +18,9 @@ from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import default_threads
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.costs import refuse_unknown_cost
 
 
 @dataclass(frozen=True, slots=True)

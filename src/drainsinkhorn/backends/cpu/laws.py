@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import UNIT, unit_rows
 from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector
 from drainsinkhorn.backends.cpu import law_kernels as k
 from drainsinkhorn.backends.cpu.layout import EXPANDED_DIM, extent, lay_out
 from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import UNIT, unit_rows
 
 SHARP = 1e-9
 """Nats by which expanding squares may move a score; where it could be more, as with points far out, they are not."""

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import COSTS, SMALLEST, UNIT, unit_rows
 from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu.layout import EXPANDED_DIM, extent, lay_out
 from drainsinkhorn.backends.cpu.memory import Block
@@ -19,7 +17,10 @@ from drainsinkhorn.backends.cpu.moments import gaussian_starts
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.starts import worthwhile
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import COSTS, SMALLEST, UNIT, unit_rows
 
 SHARED_BYTES = 2**16
 """Kernels from this size on are shared by lanes over the same costs."""

@@ -24,10 +24,11 @@ from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import States
 from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import restrict
-from drainsinkhorn.core.errors import ContractError
-from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Emission, Progress, is_held
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import ContractError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Residual
 
 SPLIT_PAIRS = 2**20
 """Pairs from which one lane's sweep is worth sharing among threads."""

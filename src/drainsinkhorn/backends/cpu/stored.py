@@ -33,7 +33,7 @@ from numba import config, njit
 from numba.core.caching import FunctionCache
 from numba.misc.appdirs import AppDirs
 
-from drainsinkhorn.core.errors import KernelCacheWarning
+from drainsinkhorn.model.errors import KernelCacheWarning
 
 try:
     import fcntl

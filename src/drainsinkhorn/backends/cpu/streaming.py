@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.certificate import certify
-from drainsinkhorn.backends.costs import COSTS, UNIT, unit_rows
 from drainsinkhorn.backends.cpu import streaming_kernels as s
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
@@ -23,9 +21,12 @@ from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
-from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Emission
-from drainsinkhorn.core.result import UNKNOWN, Residual
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import UNKNOWN, Residual
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import COSTS, UNIT, unit_rows
 
 Vector = NDArray[np.float64]
 

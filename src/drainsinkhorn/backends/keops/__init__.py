@@ -8,18 +8,19 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from drainsinkhorn.backends.arrays import library
-from drainsinkhorn.backends.costs import Formula, point_cost
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.keops.pack import How, KeopsPack
 from drainsinkhorn.backends.keops.probe import require
 from drainsinkhorn.backends.laws import plain_couplings
-from drainsinkhorn.backends.memory import empty_torch_cache
 from drainsinkhorn.backends.scores import scores
 from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.errors import OptionsError, ProblemError
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import OptionsError, ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import library
+from drainsinkhorn.numerics.costs import Formula, point_cost
+from drainsinkhorn.numerics.memory import empty_torch_cache
 
 ROUNDING = 2.0**-23
 """What float32 costs a score, as part of it."""

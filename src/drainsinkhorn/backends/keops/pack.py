@@ -13,22 +13,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.costs import unit_rows
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
 from drainsinkhorn.backends.lanes import Counted
-from drainsinkhorn.backends.memory import memory_errors
 from drainsinkhorn.backends.momentum import PLAIN, Momentum
 from drainsinkhorn.backends.scores import Scores, samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support, restrict
-from drainsinkhorn.core.errors import ContractError
-from drainsinkhorn.core.problem import Cost, Problem
 from drainsinkhorn.core.protocol import Emission, Progress, is_held
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import ContractError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import unit_rows
+from drainsinkhorn.numerics.memory import memory_errors
 
 UNIT = 2.0**-53
 SINGLE = 2.0**-22

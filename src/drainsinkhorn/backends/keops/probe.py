@@ -20,7 +20,7 @@ import sys
 from functools import lru_cache
 from typing import NamedTuple
 
-from drainsinkhorn.core.errors import BackendUnavailable
+from drainsinkhorn.model.errors import BackendUnavailable
 
 SECONDS = 300
 """What a first compilation may take, on a busy machine."""

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from drainsinkhorn.backends.keops.probe import require
-from drainsinkhorn.core.errors import ProblemError
+from drainsinkhorn.model.errors import ProblemError
 
 _log = logging.getLogger("drainsinkhorn")
 

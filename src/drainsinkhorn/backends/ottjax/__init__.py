@@ -11,8 +11,6 @@ from typing import Any, Literal
 import jax
 import ott
 
-from drainsinkhorn.backends.arrays import library
-from drainsinkhorn.backends.costs import point_cost
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.door import caller_array, sizes
 from drainsinkhorn.backends.laws import plain_couplings
@@ -20,8 +18,11 @@ from drainsinkhorn.backends.ottjax.kernels import How
 from drainsinkhorn.backends.ottjax.loading import filled_size
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
 from drainsinkhorn.backends.scores import scores
-from drainsinkhorn.core.errors import BackendUnavailable, OptionsError, ProblemError
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import BackendUnavailable, OptionsError, ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import library
+from drainsinkhorn.numerics.costs import point_cost
 
 OLDEST = (0, 6)
 ROUNDING = 2.0**-23

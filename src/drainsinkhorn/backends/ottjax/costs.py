@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from ott.geometry import costs
 
-from drainsinkhorn.backends.arrays import x64
+from drainsinkhorn.numerics.arrays import x64
 
 
 @dataclass(frozen=True, slots=True)

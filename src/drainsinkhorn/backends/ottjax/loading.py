@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import to_numpy
-from drainsinkhorn.backends.costs import unit_rows
 from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.ottjax.kernels import SAMPLES, UNIT, How
 from drainsinkhorn.backends.scores import middle, native, samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support
-from drainsinkhorn.core.problem import Cost, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import unit_rows
 
 Vector = NDArray[np.float64]
 _numbers = itertools.count()

@@ -13,16 +13,16 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.arrays import x64
 from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
-from drainsinkhorn.backends.memory import memory_errors
 from drainsinkhorn.backends.ottjax.kernels import STATE, How, Lane, kernels
 from drainsinkhorn.backends.ottjax.loading import Loaded, load
-from drainsinkhorn.core.errors import ContractError
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.model.errors import ContractError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.numerics.arrays import x64
+from drainsinkhorn.numerics.memory import memory_errors
 
 Vector = NDArray[np.float64]
 

@@ -13,9 +13,7 @@ from typing import Any, Literal
 import torch
 import triton  # noqa: F401  without it there are no kernels, and the loader says what to install
 
-from drainsinkhorn.backends.costs import refuse_unknown_cost
 from drainsinkhorn.backends.door import sizes
-from drainsinkhorn.backends.memory import empty_torch_cache, memory_errors
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.cycles import GLANCE
@@ -23,8 +21,11 @@ from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.tiles import tile
 from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.errors import BackendUnavailable
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import BackendUnavailable
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.costs import refuse_unknown_cost
+from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
 
 DIRECT_DIM, PACKED = 4, 16
 """Coordinates up to which one product of so many numbers makes scores; direct differences where it is not honest."""

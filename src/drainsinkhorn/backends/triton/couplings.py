@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.arrays import is_single, library, to_caller, to_numpy
 from drainsinkhorn.backends.couplings import (
     check_pairs,
     checked_count,
@@ -31,16 +30,18 @@ from drainsinkhorn.backends.couplings import (
     uniforms,
 )
 from drainsinkhorn.backends.door import caller_array, normal, sizes
-from drainsinkhorn.backends.memory import memory_errors
 from drainsinkhorn.backends.triton.arena import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
 from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
 from drainsinkhorn.backends.triton.tiles import STORED
-from drainsinkhorn.core.errors import ProblemError
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
-from drainsinkhorn.core.result import TransportCost
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.couplings import TransportCost
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import is_single, library, to_caller, to_numpy
+from drainsinkhorn.numerics.memory import memory_errors
 
 ACCURACY, PROBES = 1e-5, 32
 """Largest error of probed rows of a lane that is consumed in float32, and how many rows are probed."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from drainsinkhorn.backends.arrays import library
 from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.emission import Rounded
 from drainsinkhorn.backends.emission import emissions as rounded_emissions
-from drainsinkhorn.core.problem import Potentials
 from drainsinkhorn.core.protocol import Emission
+from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.numerics.arrays import library
 
 
 def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:

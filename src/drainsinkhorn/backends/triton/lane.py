@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from drainsinkhorn.backends.arrays import float_name, to_numpy
 from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.emission import CHOICES, budget
 from drainsinkhorn.backends.support import restrict
-from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.numerics.arrays import float_name, to_numpy
 
 LIGHTEST = 2.0**-90
 """Smallest weight of a lane in float32: sums keep it, with room for the factors that potentials put on it, and a ratio

@@ -30,7 +30,8 @@ from drainsinkhorn.backends.triton.layout import (
     unit_rows,
 )
 from drainsinkhorn.backends.triton.tiles import LARGEST, options, splits
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
 
 NARROW = {k.DIRECT.value: 16, k.ROOT.value: 16, k.PRODUCT.value: 32, k.STORED.value: 32, k.PACK.value: 32}
 """Columns of a tile where the largest term is taken out: few, so that registers stay free, by kind of scores."""

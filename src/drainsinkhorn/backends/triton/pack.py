@@ -14,7 +14,6 @@ import torch
 
 from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.lanes import Counted
-from drainsinkhorn.backends.memory import memory_errors
 from drainsinkhorn.backends.support import Couple
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
@@ -24,9 +23,10 @@ from drainsinkhorn.backends.triton.lane import Lane, largest
 from drainsinkhorn.backends.triton.launches import FINDINGS, SAMPLES, WIDE_WARPS
 from drainsinkhorn.backends.triton.launching import Download, Launch, upload
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
-from drainsinkhorn.core.problem import Problem
 from drainsinkhorn.core.protocol import Emission, Progress
-from drainsinkhorn.core.result import Residual
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.numerics.memory import memory_errors
 
 GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
 """Leading halves give way at so many times tol or what they blur: earlier where momentum carries on what they did."""

@@ -22,7 +22,8 @@ from drainsinkhorn.backends.triton.layout import on_device, unit_rows
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.matrices import Matrices
 from drainsinkhorn.backends.triton.stacks import Stack, folded
-from drainsinkhorn.core.problem import Cost, Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Potentials, Problem
 
 PAD = 128
 """Sides are padded to multiples of the largest tile, so that tiles are read whole."""

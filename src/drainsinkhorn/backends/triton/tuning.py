@@ -19,8 +19,8 @@ from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED, Tile, made
-from drainsinkhorn.core.errors import BackendUnavailable
-from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.model.errors import BackendUnavailable
+from drainsinkhorn.model.problem import Problem
 
 SHAPES: dict[tuple[int, int], tuple[int, int, int]] = {
     (DIRECT, 2): (8192, 2, 8),

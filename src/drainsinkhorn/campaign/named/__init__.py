@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 
 from drainsinkhorn.campaign.plan import SCALES, Campaign
-from drainsinkhorn.core.errors import OptionsError
+from drainsinkhorn.model.errors import OptionsError
 
 NAMES = ("metropt3", "packer19", "imagenet", "lidar", "transfer", "grouping", "attribution", "precision", "scaleout")
 

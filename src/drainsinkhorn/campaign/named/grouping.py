@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.api import solve
 from drainsinkhorn.campaign import loaders
 from drainsinkhorn.campaign.arms import MAX_DEPTH, PAPER, PLAIN, backend_of, described, ours, versus
 from drainsinkhorn.campaign.plan import Campaign, Finding, Loaded, Place, Study, Unit
 from drainsinkhorn.campaign.report.paper import GROUPING
 from drainsinkhorn.campaign.windows import sensor_windows
-from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.run.solve import solve
 from drainsinkhorn.theory import padding
 
 EPS = 0.1

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.api import solve
-from drainsinkhorn.backends.arrays import Array
 from drainsinkhorn.campaign import loaders
 from drainsinkhorn.campaign.arms import (
     MAX_DEPTH,
@@ -32,7 +30,9 @@ from drainsinkhorn.campaign.report.paper import WIDTHS
 from drainsinkhorn.campaign.training import Lesson, Quality, gates_nine
 from drainsinkhorn.campaign.windows import image_slices
 from drainsinkhorn.core.audit import Audit
-from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import Array
+from drainsinkhorn.run.solve import solve
 
 EPS, WINDOW, SEEDS, TOL = 0.03, 8, 3, 1e-3
 SWEEP = replace(PAPER, every=5)

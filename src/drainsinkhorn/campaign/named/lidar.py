@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.campaign import loaders
 from drainsinkhorn.campaign.arms import default, described, free, ours, public, public_of, versus
 from drainsinkhorn.campaign.plan import Arm, Campaign, Loaded, Outcome, Unit, Work
 from drainsinkhorn.campaign.windows import scan_pairs
-from drainsinkhorn.core.problem import Potentials
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.numerics.arrays import to_numpy
 
 EPS, WIDTH, CLIPS = 0.01, 8, 3
 

@@ -11,8 +11,8 @@ from drainsinkhorn.campaign import loaders
 from drainsinkhorn.campaign.arms import default, described, free, ours, public, public_of, versus
 from drainsinkhorn.campaign.plan import Campaign, Loaded, Unit, Work
 from drainsinkhorn.campaign.windows import sensor_windows
-from drainsinkhorn.core.problem import Potentials
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.problem import Potentials
 
 EPS, WIDTH, PLANS = 0.1, 16, 3
 

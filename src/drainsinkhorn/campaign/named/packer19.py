@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.arrays import to_numpy
 from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign import loaders, peers
 from drainsinkhorn.campaign.arms import backend_of, default, described, free, ours, public, public_of, versus
@@ -20,7 +19,8 @@ from drainsinkhorn.campaign.plan import Campaign, Finding, Loaded, Place, Study,
 from drainsinkhorn.campaign.report.paper import NATIVE, PARETO
 from drainsinkhorn.campaign.transitions import Transitions, consume, deviation, tables, transitions
 from drainsinkhorn.campaign.windows import cell_pairs, cell_windows
-from drainsinkhorn.core.problem import Potentials, Problem
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_numpy
 
 EPS, WIDTH = 0.1, 8
 THRESHOLDS = tuple(row[0] for row in NATIVE)

@@ -17,7 +17,7 @@ from drainsinkhorn.campaign.named.attribution import streaming
 from drainsinkhorn.campaign.plan import Campaign, Finding, Place, Study
 from drainsinkhorn.campaign.shadow import shadow
 from drainsinkhorn.campaign.windows import cell_pairs, cell_windows, sensor_windows
-from drainsinkhorn.core.problem import Problem
+from drainsinkhorn.model.problem import Problem
 
 WORKERS = (1, 2)
 EPS, TOL, WIDTH = 0.02, 1e-3, 8

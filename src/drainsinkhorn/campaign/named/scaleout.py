@@ -12,10 +12,10 @@ from drainsinkhorn.campaign.loaders import Sensors
 from drainsinkhorn.campaign.meters import machine
 from drainsinkhorn.campaign.plan import Arm, Campaign, Finding, Loaded, Outcome, Place, Study, Unit, Work
 from drainsinkhorn.campaign.windows import sensor_windows
-from drainsinkhorn.core.problem import Potentials, Problem
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.fleet.fleet import Fleet, FleetStream
+from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.parallel import LocalFleet
-from drainsinkhorn.parallel.fleet import Fleet, FleetStream
 
 WORKERS = (1, 2, 4)
 EPS, ROUTES, TOL = 0.05, 2, 1e-3

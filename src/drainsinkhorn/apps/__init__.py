@@ -1,0 +1,1 @@
+"""Applications: flow matching, single cells, sensors, and adapters to other libraries."""

@@ -1,0 +1,60 @@
+"""torchcfm's flow matchers under their own names, with this library's sampler.
+
+    from torchcfm.conditional_flow_matching import *     # before
+    from drainsinkhorn.flow.matchers import *            # after
+
+`ot_method="sinkhorn"` then draws from verified couplings, on the device of the tensors; "exact", torchcfm's default,
+stays POT's. Matchers that do not couple are torchcfm's own. Needs torchcfm.
+"""
+
+# pyright: basic
+# torchcfm has no types.
+
+from __future__ import annotations
+
+from typing import Any
+
+from drainsinkhorn.apps.flow.sampler import OTPlanSampler as OTPlanSampler
+from drainsinkhorn.model.errors import BackendUnavailable
+
+try:
+    from torchcfm import conditional_flow_matching as _theirs
+except ImportError as error:
+    raise BackendUnavailable(f"drainsinkhorn.flow.matchers needs torchcfm ({error}); pip install torchcfm") from error
+
+ConditionalFlowMatcher = _theirs.ConditionalFlowMatcher
+TargetConditionalFlowMatcher = _theirs.TargetConditionalFlowMatcher
+VariancePreservingConditionalFlowMatcher = _theirs.VariancePreservingConditionalFlowMatcher
+pad_t_like_x = _theirs.pad_t_like_x
+
+__all__ = [
+    "ConditionalFlowMatcher",
+    "ExactOptimalTransportConditionalFlowMatcher",
+    "OTPlanSampler",
+    "SchrodingerBridgeConditionalFlowMatcher",
+    "TargetConditionalFlowMatcher",
+    "VariancePreservingConditionalFlowMatcher",
+    "pad_t_like_x",
+]
+
+
+class ExactOptimalTransportConditionalFlowMatcher(_theirs.ExactOptimalTransportConditionalFlowMatcher):
+    """torchcfm's matcher over exact plans, POT's; pairs are drawn by this library's sampler."""
+
+    def __init__(self, sigma: float = 0.0) -> None:
+        super().__init__(sigma)
+        self.ot_sampler: Any = OTPlanSampler(method="exact")
+
+
+class SchrodingerBridgeConditionalFlowMatcher(_theirs.SchrodingerBridgeConditionalFlowMatcher):
+    """torchcfm's Schrodinger bridge matcher; its eps is 2 sigma^2.
+
+    Args:
+        sigma: Spread of the bridges.
+        ot_method: "sinkhorn" is this library's, what else there is is POT's.
+        **settings: Further keywords of `OTPlanSampler`, such as tol, seed or backend.
+    """
+
+    def __init__(self, sigma: float = 1.0, ot_method: str = "exact", **settings: Any) -> None:
+        super().__init__(sigma, ot_method)
+        self.ot_sampler: Any = OTPlanSampler(method=ot_method, reg=2 * self.sigma**2, **settings)

@@ -1,0 +1,201 @@
+"""Sensor logs and LiDAR clips: drift of windows against healthy ones, and flow from frame to frame."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.core.audit import is_count
+from drainsinkhorn.divergences import Divergences, divergence
+from drainsinkhorn.model.errors import OptionsError, ProblemError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
+from drainsinkhorn.numerics.arrays import is_array, to_numpy
+from drainsinkhorn.plans.consumers import barycentric_map
+from drainsinkhorn.run.solution import Solution
+from drainsinkhorn.run.solve import solve
+
+Array = NDArray[np.float64]
+
+
+def windows(log: Any, length: int, step: int | None = None) -> Array:
+    """Windows (W, length, d) of a log (rows, d), a step apart (None: one after another); a rest is left out.
+
+    Examples:
+        >>> windows(np.zeros((100, 3)), 40, 30).shape
+        (3, 40, 3)
+    """
+    rows = to_numpy(log).astype(np.float64)
+    step = length if step is None else step
+    if rows.ndim != 2 or not is_count(length) or not is_count(step) or len(rows) < length:
+        raise ProblemError(
+            f"a log of shape {rows.shape} has no windows of {length} rows {step} apart; it needs (rows, d)"
+        )
+    starts = range(0, len(rows) - length + 1, step)
+    return np.stack([rows[k : k + length] for k in starts])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """Drift of windows.
+
+    Attributes:
+        values: One score for each window; NaN for one that cannot be read.
+        alarms: Which of them exceed the threshold, or cannot be read.
+        divergences: What they were made of: windows x references.
+    """
+
+    values: Array
+    alarms: NDArray[np.bool_]
+    divergences: Divergences
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drift:
+    """A detector: how far a window is from healthy ones, as a Sinkhorn divergence; made by `fit`.
+
+    Attributes:
+        references: Healthy windows, scaled, that others are compared with.
+        middle: Mean of each sensor over healthy windows.
+        scale: Its standard deviation there; one for a sensor that never moves.
+        eps: Entropic strength.
+        threshold: The quantile of scores of healthy windows that are no references.
+        healthy: Those scores.
+        settings: Keywords of `divergence`.
+    """
+
+    references: list[Array]
+    middle: Array
+    scale: Array
+    eps: float
+    threshold: float
+    healthy: Array
+    settings: dict[str, Any]
+
+    @classmethod
+    def fit(
+        cls,
+        healthy: Any,
+        *,
+        references: int = 4,
+        quantile: float = 0.99,
+        eps: float = 0.05,
+        seed: int = 0,
+        **settings: Any,
+    ) -> Drift:
+        """Learn from healthy windows, of which some, drawn at random, become references.
+
+        Args:
+            healthy: Windows (W, rows, d), or a list of windows of any lengths.
+            references: How many.
+            quantile: Of the scores of the others; what exceeds it is an alarm.
+            eps: As a share of the mean squared distance within healthy windows, which is 2 d after scaling.
+            seed: Decides the draw.
+            **settings: Keywords of `divergence`.
+        """
+        clouds = _clouds(healthy)
+        if not is_count(references) or not 0 < quantile <= 1 or not eps > 0:
+            raise OptionsError(f"bad settings: references={references}, quantile={quantile}, eps={eps}")
+        if len(clouds) < references + 2:
+            raise ProblemError(
+                f"{len(clouds)} healthy windows are too few for {references} references and a threshold; "
+                f"give at least {references + 2}, or fewer references"
+            )
+        rows = np.concatenate(clouds)
+        if not np.isfinite(rows).all():
+            raise ProblemError("healthy windows hold values that are not finite; leave those windows out")
+        middle, scale = rows.mean(0), rows.std(0)
+        scale = np.where(scale > 1e-12 * np.abs(middle).clip(1e-300), scale, 1.0)
+        order = np.random.default_rng(seed).permutation(len(clouds))
+        chosen = [(clouds[k] - middle) / scale for k in order[:references]]
+        strength = eps * 2 * rows.shape[1]
+        found = cls(chosen, middle, scale, strength, np.inf, np.empty(0), settings)
+        scores = found.score([clouds[k] for k in sorted(order[references:])]).values
+        return cls(chosen, middle, scale, strength, float(np.quantile(scores, quantile)), scores, settings)
+
+    def score(self, given: Any) -> Scores:
+        """Score windows: mean divergence from the references, all of them lanes of one batch."""
+        clouds = [(cloud - self.middle) / self.scale for cloud in _clouds(given, len(self.middle))]
+        count = len(self.references)
+        x = [cloud for cloud in clouds for _ in range(count)]
+        found = divergence(x, self.references * len(clouds), eps=self.eps, **self.settings)
+        values = to_numpy(found.values).reshape(len(clouds), count).mean(axis=1)
+        # Not `>`: what cannot be read must not pass for healthy.
+        return Scores(values, ~(values <= self.threshold), found)
+
+
+def _clouds(given: Any, dim: int | None = None) -> list[Array]:
+    if not isinstance(given, (list, tuple)) and not (is_array(given) and given.ndim == 3):
+        raise ProblemError("windows must be an array (W, rows, d) or a list of arrays (rows, d); see sensors.windows")
+    clouds = [to_numpy(window).astype(np.float64) for window in given]
+    dims = {cloud.shape[1] if cloud.ndim == 2 else -1 for cloud in clouds}
+    if len(dims) != 1 or -1 in dims or (dim is not None and dims != {dim}):
+        raise ProblemError(f"windows must all have the same sensors ({dim or 'd'}), got shapes {_shapes(clouds)}")
+    return clouds
+
+
+def _shapes(clouds: Sequence[Array]) -> list[tuple[int, ...]]:
+    return sorted({cloud.shape for cloud in clouds})[:4]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flow:
+    """Flow from frame to frame of a clip.
+
+    Attributes:
+        displacement: For every frame but the last, where its points go on average, less where they are, (n, d); None
+            where the problem is INVALID.
+        results: Couplings of consecutive frames.
+    """
+
+    displacement: list[Any]
+    results: list[Result[Any]]
+
+
+def frame_flow(clips: Any, *, eps: float, carry: bool = True, tol: float | None = None, **settings: Any) -> list[Flow]:
+    """Barycentric flow between consecutive frames of clips, all of them lanes of one batch.
+
+    With `carry`, frames of a clip run in order, each from its predecessor's potentials, and clips side by side.
+
+    Args:
+        clips: A list of clips, each an array (T, n, d) or a list of frames (n, d) of any sizes.
+        eps: Entropic strength, in units of the squared distance.
+        carry: See above.
+        tol: Bound on the larger L1 marginal residual.
+        **settings: Keywords of `solve`.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> clip = rng.normal(size=(1, 60, 3)) + 0.1 * np.arange(4)[:, None, None]
+        >>> (flow,) = frame_flow([clip], eps=0.01)
+        >>> len(flow.displacement), bool(np.abs(flow.displacement[0] - 0.1).max() < 0.01)
+        (3, True)
+    """
+    problems, lengths = list[Problem[Any]](), list[int]()
+    for number, clip in enumerate(clips):
+        if len(clip) < 2:
+            raise ProblemError(f"clip {number} has {len(clip)} frame(s); flow needs at least two")
+        frames = list(clip)
+        if any(np.ndim(frame) != 2 for frame in frames):
+            raise ProblemError(
+                f"clip {number} must be an array (T, n, d) or a list of frames (n, d), got frames of "
+                f"{sorted({np.ndim(frame) for frame in frames})} dimensions; a single clip goes in a list: [clip]"
+            )
+        lengths.append(len(frames) - 1)
+        chain = number if carry else None
+        problems += [Problem(x=x, y=y, eps=eps, chain=chain) for x, y in itertools.pairwise(frames)]
+    solution: Solution[Any] = solve(problems, tol=tol, **settings)
+    fine = [k for k, result in enumerate(solution) if result.emitted is not None]
+    images = dict(zip(fine, barycentric_map([replace(solution[k], warns=False) for k in fine]), strict=True))
+    found, first = list[Flow](), 0
+    for length in lengths:
+        some = range(first, first + length)
+        moved = [images[k] - problems[k].x if k in images else None for k in some]
+        found.append(Flow(moved, [solution[k] for k in some]))
+        first += length
+    return found

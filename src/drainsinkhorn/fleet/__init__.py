@@ -1,0 +1,7 @@
+"""The same solver, placed differently: fleets of workers for many problems, rows over ranks for a huge one."""
+
+from drainsinkhorn.fleet.fleet import Fleet as Fleet
+from drainsinkhorn.fleet.fleet import FleetStream as FleetStream
+from drainsinkhorn.fleet.local import LocalFleet as LocalFleet
+from drainsinkhorn.fleet.rays import RayFleet as RayFleet
+from drainsinkhorn.fleet.rows import RowShardedBackend as RowShardedBackend

@@ -1,0 +1,156 @@
+"""What a worker does, whichever way problems reach it: one `stream` over its windows, results back in batches."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from drainsinkhorn.core.events import Advanced, Event
+from drainsinkhorn.core.ledger import Ledger
+from drainsinkhorn.core.options import Options
+from drainsinkhorn.fleet import wire
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.run.feed import Tap
+from drainsinkhorn.run.solve import stream
+
+REPORT_EVERY = 0.25
+"""Seconds between two reports of a worker that is at work."""
+BATCH = 256
+"""Results that travel together at most."""
+GATHER = 0.002
+"""Seconds for which a result waits for others of its audit, so that they travel together."""
+PATIENCE = 0.5
+"""Seconds after which a problem may no longer be passed over by problems of another signature."""
+
+
+class Message(NamedTuple):
+    """What a worker says.
+
+    Kinds: ready, and in which format it speaks; results (facts of each, and the bytes of all); report, where it
+    stands; account, at the end; failed, and why; refused, a bad problem under `strict`; and died, which is said of it.
+    """
+
+    kind: str
+    body: Any = None
+    raw: Any = b""
+
+
+class Assignment(NamedTuple):
+    """How a worker runs what it is given."""
+
+    options: Options
+    backend: Any
+    cores: int
+
+
+class Windows(Tap[Any]):
+    """Problems as they come to a worker: in windows, with one lock for each and none for each problem.
+
+    Attributes:
+        tickets: The fleet's ticket of every problem that was read, in the order of reading.
+    """
+
+    def __init__(self) -> None:
+        self.tickets: list[int] = []
+        self._came: list[float] = []
+        self._problems: deque[Problem[Any]] = deque()
+        self._arrived: queue.SimpleQueue[tuple[float, wire.Parcel] | None] = queue.SimpleQueue()
+        self._ended = False
+
+    def push(self, parcel: wire.Parcel) -> None:
+        """Take a window, from any thread."""
+        self._arrived.put((time.monotonic(), parcel))
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._arrived.put(None)
+
+    def __next__(self) -> Problem[Any]:
+        """The next problem; sleeps until there is one."""
+        while not self._problems:
+            if self._ended:
+                raise StopIteration
+            self._open(self._arrived.get())
+        return self._problems.popleft()
+
+    def ready(self) -> bool:
+        """True if the next problem, or the end, is there already."""
+        while not self._problems and not self._ended:
+            try:
+                self._open(self._arrived.get_nowait())
+            except queue.Empty:
+                return False
+        return True
+
+    def overdue(self, ticket: int) -> bool:
+        """True if this problem has waited so long that others may not pass it over."""
+        return time.monotonic() > self._came[ticket] + PATIENCE
+
+    def _open(self, window: tuple[float, wire.Parcel] | None) -> None:
+        if window is None:
+            self._ended = True
+            return
+        came, parcel = window
+        self._problems.extend(wire.receive(parcel))
+        self.tickets += parcel.tickets
+        self._came += [came] * len(parcel.tickets)
+
+
+class Bench:
+    """A stream in a thread of its own. `push` feeds it, `messages` says what comes out, until `end`."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._windows = Windows()
+        self.push, self.end = self._windows.push, self._windows.close
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._ledger = Ledger()
+        self._reported = 0.0
+        threading.Thread(target=self._work, args=(assignment,), daemon=True).start()
+
+    def messages(self) -> Iterator[Message]:
+        """Everything that is to be said, as soon as it is known; results that are there together go together."""
+        results: list[Message] = []
+        while True:
+            message = self._outbox.get()
+            if message is not None and message.kind == "results":
+                if not results:
+                    time.sleep(GATHER)
+                results.append(message)
+                if len(results) < BATCH and not self._outbox.empty():
+                    continue
+            if results:
+                yield Message("results", [result.body for result in results], b"".join(r.raw for r in results))
+                results = []
+            if message is None:
+                return
+            if message.kind != "results":
+                yield message
+
+    def _work(self, assignment: Assignment) -> None:
+        put = self._outbox.put
+        try:
+            backend = assignment.backend
+            if getattr(backend, "threads", 1) is None:
+                backend = replace(backend, threads=assignment.cores)
+            run = stream(self._windows, options=assignment.options, backend=backend, observe=self._observe)
+            self._ledger = run.ledger
+            for result in run:
+                put(Message("results", *wire.from_result(self._windows.tickets[result.ticket], result)))
+            put(Message("account", {**run.ledger.account(), "tickets": self._windows.tickets}))
+        except ProblemError as error:
+            put(Message("refused", str(error)))
+        except BaseException as error:  # noqa: BLE001  whatever it is, the fleet is told and goes on
+            put(Message("failed", f"{type(error).__name__}: {error}"))
+        put(None)
+
+    def _observe(self, event: Event) -> None:
+        if isinstance(event, Advanced) and time.monotonic() > self._reported + REPORT_EVERY:
+            self._reported = time.monotonic()
+            ledger = self._ledger
+            self._outbox.put(Message("report", {"live": event.live, "slots": ledger.slots, "legs": ledger.legs}))

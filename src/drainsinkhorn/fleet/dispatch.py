@@ -1,0 +1,483 @@
+"""The fleet's loop: windows out, results back, and what to do when a worker dies.
+
+Every worker runs one `stream` over what it is given, so lanes are refilled across windows. A window is what is sent at
+once; it is sized by predicted work, so that workers end together. A worker that dies, hangs or fails costs time, not
+results: what it had not answered runs again. Who did it is found by halving: the unfinished problems go out again in
+two halves, each alone on a worker, and so on; a problem that is alone when its worker dies has a strike, and after some
+of them it is quarantined.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Generator, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from drainsinkhorn.backends.depth import predicted_depth
+from drainsinkhorn.backends.door import admit
+from drainsinkhorn.core.events import Finished, Lost, Observer, Reported, Retired, Watch, fan_out, ignore
+from drainsinkhorn.core.ledger import Ledger
+from drainsinkhorn.core.options import Options
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.fleet import wire
+from drainsinkhorn.fleet.bench import Assignment, Message
+from drainsinkhorn.fleet.crew import Crew
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import FleetError, ProblemError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import UNKNOWN, Result
+from drainsinkhorn.model.status import Status
+from drainsinkhorn.numerics.arrays import to_caller
+from drainsinkhorn.run.feed import Tap
+from drainsinkhorn.run.journal import Journal
+from drainsinkhorn.run.solution import Record
+from drainsinkhorn.run.solve import ENDED, carry, pick_acceleration, pick_backend, warn_of_counts
+
+WINDOW_SECONDS = 0.5
+"""Work of a window, as predicted."""
+FIRST_WINDOW = 64
+"""Problems of a window before it is known how fast workers are."""
+LARGEST_WINDOW = 4096
+SMALL_PAIRS, SMALL_DEPTH = 2**21, 16
+"""Problems of fewer pairs are taken to be so deep: a window has many, and a look at each would cost too much."""
+START_SECONDS = 120.0
+"""A worker that is not ready after so long, and after `hang`, will never be: the most that a start may take."""
+FALSE_STARTS = 9
+"""How often in a row a worker may be killed before it is ready: what hits workers can hit them then, too."""
+POLL = 0.01
+"""Seconds between two looks at a feed while workers are at work."""
+
+
+@dataclass
+class Group:
+    """Problems that go out together; suspects go alone."""
+
+    tickets: list[int]
+    suspect: bool = False
+
+
+@dataclass
+class Hand:
+    """A worker as the dispatcher sees it.
+
+    Attributes:
+        has: Tickets it has not answered.
+        load: Their predicted work.
+        alive: True once it has said that it is ready.
+        alone: True if it has suspects, which nothing may join.
+        heard: When it last said anything, or was given work while it had none.
+        done: Work it has answered, in `busy` seconds.
+        slots: What it has spent, as it last reported.
+        legs: Likewise.
+        false_starts: How often in a row it was lost before it was ready.
+    """
+
+    has: set[int] = field(default_factory=set[int])
+    load: float = 0.0
+    alive: bool = False
+    alone: bool = False
+    heard: float = 0.0
+    done: float = 0.0
+    busy: float = 0.0
+    slots: int = 0
+    legs: int = 0
+    false_starts: int = -1
+
+
+class Dispatch:
+    """One run of a fleet.
+
+    Args:
+        crew: The workers.
+        given: The problems.
+        backend: As for `stream`.
+        options: As for `stream`.
+        observe: As for `stream`; told `Reported`, `Lost` and `Finished`.
+        journal: As for `stream`; kept here, not by workers.
+        hang: Seconds of silence after which a worker that has work, or starts, is given up.
+        strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        given: Iterable[Problem[Any]],
+        *,
+        backend: str | Backend[Any],
+        options: Options,
+        observe: Observer,
+        journal: Any,
+        hang: float,
+        strikes: int,
+    ) -> None:
+        self.ledger = Ledger()
+        self.feed = given.claim() if isinstance(given, Tap) else None
+        self._crew, self._options, self._hang, self._allowed = crew, options, hang, strikes
+        # Seconds that a start may take. Each start that is given up doubles them: perhaps only the machine is slow.
+        self._start_limit = hang
+        self._tell = observe if observe is ignore else Watch(observe)
+        self._observe = fan_out(self.ledger, self._tell)
+        self._counts = Counter[Status]()
+        self._backend = pick_backend(backend, given, self._observe)
+        self._acceleration = pick_acceleration(options, self._backend)
+        self._journal = None if journal is None else Journal(journal, options, self._backend.name)
+        if self._journal is not None:
+            self._observe(self._journal.resumed)
+        self._assignment = Assignment(replace(options, warn=False), self._backend.using(self._acceleration), crew.cores)
+        self._hands = [Hand() for _ in range(crew.size)]
+        self._problems = iter(given)
+        self._read_so_far = 0
+        self._exhausted = False
+        self._error: Exception | None = None
+        # Problems without a result: as given, as they are sent (carried on in their chain), and their predicted work.
+        self._given: dict[int, Problem[Any]] = {}
+        self._sent: dict[int, Problem[Any]] = {}
+        self._weights: dict[int, float] = {}
+        self._fresh: deque[int] = deque()
+        self._fresh_work = 0.0
+        # Natural widths by size, to a factor of two: each costs a look through the door.
+        self._widths: dict[int, int] = {}
+        self._again: deque[Group] = deque()
+        self._strikes: dict[int, int] = {}
+        # Successors of the problem of each chain that is under way, and how chains ended that have none yet.
+        self._chains: dict[Hashable, deque[int]] = {}
+        self._ended: dict[Hashable, Retired] = {}
+        self._results: deque[Result[Any]] = deque()
+
+    def results(self) -> Generator[Result[Any], None, None]:
+        """Every problem's result, once, as it ends."""
+        try:
+            for worker in range(self._crew.size):
+                self._hire(worker)
+            while True:
+                self._send()
+                while self._results:
+                    yield self._results.popleft()
+                if self._exhausted and not self._given:
+                    break
+                self._listen(self._patience())
+            self._close_accounts()
+        except BaseException:
+            # Workers may hold work that nobody wants any more.
+            for worker in range(self._crew.size):
+                self._crew.dismiss(worker)
+            raise
+        finally:
+            self.close()
+        if self._error is not None:
+            raise self._error
+        if isinstance(self._tell, Watch):
+            self._tell.warn()
+        if self._options.warn and self.feed is None:
+            warn_of_counts(self._counts)
+
+    def close(self) -> None:
+        """Give the journal back."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _patience(self) -> float:
+        """How long to wait for a worker's word."""
+        return POLL if self.feed is not None and not self._exhausted else 1.0
+
+    # Workers
+
+    def _hire(self, worker: int) -> None:
+        before = self._hands[worker]
+        hand = self._hands[worker] = Hand(heard=time.monotonic(), done=before.done, busy=before.busy)
+        hand.false_starts = 0 if before.alive else before.false_starts + 1
+        self._crew.hire(worker, self._assignment)
+
+    def _listen(self, timeout: float) -> None:
+        for worker, message in self._crew.wait(timeout):
+            self._heed(worker, message)
+        now = time.monotonic()
+        for worker, hand in enumerate(self._hands):
+            silence = now - hand.heard
+            if not hand.alive and silence > self._start_limit:
+                reason = f"it was not ready after {self._start_limit:g} s"
+                self._start_limit = min(2 * self._start_limit, max(self._hang, START_SECONDS))
+                self._bury(worker, reason)
+            elif hand.alive and hand.has and silence > self._hang:
+                self._bury(worker, f"it said nothing for {self._hang:g} s")
+
+    def _heed(self, worker: int, message: Message) -> None:
+        hand, now = self._hands[worker], time.monotonic()
+        if hand.has:
+            hand.busy += now - hand.heard
+        hand.heard = now
+        if message.kind == "ready":
+            if message.body != wire.FORMAT:
+                self._bury(worker, wire.other_format(message.body), by_itself=True)
+            hand.alive = True
+        elif message.kind == "results":
+            for record, rescued in wire.to_records(message.body, message.raw):
+                self._take(hand, record, rescued)
+        elif message.kind == "report":
+            hand.slots, hand.legs = message.body["slots"], message.body["legs"]
+            self._observe(Reported(worker, message.body["live"], len(hand.has), hand.slots))
+        elif message.kind == "account":
+            self.ledger.add(message.body, self._backend.width_for)
+        elif message.kind == "refused":
+            raise ProblemError(message.body)
+        else:
+            self._bury(worker, str(message.body), by_itself=message.kind == "failed")
+
+    def _bury(self, worker: int, reason: str, *, by_itself: bool = False) -> None:
+        """A worker is lost: what it had runs again, in halves."""
+        hand = self._hands[worker]
+        self._crew.dismiss(worker)
+        if not hand.alive and (by_itself or hand.false_starts == FALSE_STARTS):
+            raise FleetError(f"worker {worker} could not start: {reason}")
+        left = sorted(hand.has)
+        self.ledger.slots += hand.slots
+        self.ledger.legs += hand.legs
+        self._observe(Lost(worker, reason, left))
+        if len(left) == 1:
+            self._strike(left[0], reason)
+        elif left:
+            half = -(-len(left) // 2)
+            self._again.extend((Group(left[:half], suspect=True), Group(left[half:], suspect=True)))
+        self._hire(worker)
+
+    def _strike(self, ticket: int, reason: str) -> None:
+        strikes = self._strikes[ticket] = self._strikes.get(ticket, 0) + 1
+        if strikes < self._allowed:
+            self._again.append(Group([ticket], suspect=True))
+            return
+        detail = f"{strikes} workers were lost while they had this problem and no other; the last one: {reason}"
+        self._finish(Record(ticket, None, UNKNOWN, Status.QUARANTINED, 0, False, "", detail))
+
+    def _close_accounts(self) -> None:
+        """Every worker that lives says what it spent."""
+        waiting = {worker for worker, hand in enumerate(self._hands) if hand.alive}
+        for worker in range(self._crew.size):
+            if worker in waiting:
+                self._crew.end(worker)
+            else:
+                self._crew.dismiss(worker)
+        until = time.monotonic() + self._hang
+        while waiting and time.monotonic() < until:
+            for worker, message in self._crew.wait(1.0):
+                if message.kind == "account":
+                    self.ledger.add(message.body, self._backend.width_for)
+                if message.kind in ("account", "died", "failed"):
+                    waiting.discard(worker)
+        for worker in waiting:
+            self._crew.dismiss(worker)
+
+    # Problems out
+
+    def _send(self) -> None:
+        """Give windows to the workers that are about to run dry, the neediest first."""
+        while True:
+            self._fill()
+            for worker in sorted(range(len(self._hands)), key=lambda worker: self._hands[worker].load):
+                group = self._group_for(self._hands[worker])
+                if group is not None:
+                    self._give(worker, group)
+                    break
+            else:
+                return
+
+    def _group_for(self, hand: Hand) -> Group | None:
+        if not hand.alive or hand.alone:
+            return None
+        if self._again:
+            return self._again.popleft() if not hand.has else None
+        if not self._fresh:
+            return None
+        goal, least = self._goal(hand), self._least()
+        if hand.load > goal / 2 and len(hand.has) >= 1.5 * least:
+            return None
+        tickets, work = list[int](), 0.0
+        while self._fresh and len(tickets) < LARGEST_WINDOW and (work < goal or len(tickets) < least):
+            tickets.append(self._fresh.popleft())
+            work += self._weights[tickets[-1]]
+        self._fresh_work -= work
+        return Group(tickets)
+
+    def _goal(self, hand: Hand) -> float:
+        """Predicted work of a window: some time's worth, and towards the end half a fair share of what is left."""
+        known = hand if hand.done else max(self._hands, key=lambda other: other.done)
+        goal = WINDOW_SECONDS * known.done / max(known.busy, 1e-3)
+        if not goal:
+            goal = FIRST_WINDOW * self._weights[self._fresh[0]]
+        if self._exhausted:
+            goal = min(goal, self._fresh_work / (2 * len(self._hands)))
+        return goal
+
+    def _least(self) -> int:
+        """Problems that fill a pack, but towards the end no more than half a fair share."""
+        width = self._options.width or self._natural_width(self._sent[self._fresh[0]])
+        return min(width, -(-len(self._fresh) // (2 * len(self._hands)))) if self._exhausted else width
+
+    def _natural_width(self, problem: Problem[Any]) -> int:
+        size = int(wire.pairs(problem)).bit_length()
+        if size not in self._widths:
+            try:
+                self._widths[size] = self._backend.natural_width(self._admitted(problem))
+            except ProblemError:
+                return 1
+        return self._widths[size]
+
+    def _admitted(self, problem: Problem[Any]) -> Problem[Any]:
+        options = self._options
+        return admit(problem, options.tol, options.audit.margin, options.init)
+
+    def _give(self, worker: int, group: Group) -> None:
+        hand = self._hands[worker]
+        if not hand.has:
+            hand.heard = time.monotonic()
+        hand.has.update(group.tickets)
+        hand.load += math.fsum(self._weights[ticket] for ticket in group.tickets)
+        hand.alone = group.suspect
+        self._crew.give(worker, wire.send(group.tickets, [self._sent[ticket] for ticket in group.tickets]))
+
+    def _fill(self) -> None:
+        """Read ahead, so that the end is seen in time; a feed is waited for only by a fleet that has nothing to do."""
+        while not self._exhausted and len(self._fresh) < self._options.lookahead:
+            if self.feed is not None and not self.feed.ready() and (self._given or self._results):
+                return
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            problem = next(self._problems)
+        except StopIteration:
+            self._exhausted = True
+            return
+        except Exception as error:  # noqa: BLE001  the caller's own; raised again once what was read has ended
+            self._exhausted, self._error = True, error
+            return
+        ticket, self._read_so_far = self._read_so_far, self._read_so_far + 1
+        self._given[ticket] = problem
+        if self._recalled(ticket, problem):
+            return
+        try:
+            plain = wire.plain_problem(problem)
+            if plain.chain is not None:
+                # What is refused takes no place in its chain.
+                self._admitted(plain)
+        except Exception as error:  # noqa: BLE001  one odd object must not harm the others
+            self._refuse(ticket, problem, error)
+        else:
+            self._sent[ticket] = plain
+            self._weights[ticket] = self._predicted_work(self._sent[ticket])
+            self._line_up(ticket)
+
+    def _predicted_work(self, problem: Problem[Any]) -> float:
+        """Pairs of points times predicted depth. What is small is not worth a look, what is bad will be refused."""
+        pairs = wire.pairs(problem)
+        if pairs < SMALL_PAIRS:
+            return pairs * SMALL_DEPTH
+        cost = Cost(problem.cost) if isinstance(problem.cost, str) else problem.cost
+        tol = self._options.tol if problem.tol is None else problem.tol
+        try:
+            known = replace(problem, cost=cost, tol=tol)
+            return pairs * predicted_depth(known, momentum=self._acceleration != "none")
+        except (ArithmeticError, KeyError, TypeError, ValueError, IndexError, AttributeError):
+            return pairs * SMALL_DEPTH
+
+    def _line_up(self, ticket: int) -> None:
+        """A problem of a chain waits for its predecessor, and starts where that one ended."""
+        chain = self._sent[ticket].chain
+        if chain is None:
+            self._start(ticket, None)
+        elif chain in self._chains:
+            self._chains[chain].append(ticket)
+        else:
+            self._chains[chain] = deque()
+            self._start(ticket, self._ended.pop(chain, None))
+
+    def _start(self, ticket: int, before: Retired | None) -> None:
+        if before is not None:
+            self._sent[ticket] = carry(before, self._sent[ticket], self._backend)
+        self._fresh.append(ticket)
+        self._fresh_work += self._weights[ticket]
+
+    def _recalled(self, ticket: int, problem: Any) -> bool:
+        if self._journal is None or not isinstance(problem, Problem):
+            return False
+        entry = self._journal.recall(ticket, problem)
+        if entry is not None:
+            self._finish(entry.record, rescued=entry.rescued, recalled=True)
+        return entry is not None
+
+    def _refuse(self, ticket: int, problem: Problem[Any], why: Exception) -> None:
+        try:
+            self._admitted(problem)
+        except ProblemError as error:
+            why = error
+        if self._options.strict:
+            raise ProblemError(f"problem {ticket}: {why}") from None
+        self._finish(Record(ticket, None, UNKNOWN, Status.INVALID, 0, False, "", str(why)))
+
+    # Results back
+
+    def _take(self, hand: Hand, record: Record, rescued: bool) -> None:
+        """A worker has answered."""
+        ticket, problem = record.ticket, self._given[record.ticket]
+        hand.has.remove(ticket)
+        hand.alone = hand.alone and bool(hand.has)
+        weight = self._weights[ticket]
+        hand.load = hand.load - weight if hand.has else 0.0
+        hand.done += weight
+        if record.potentials is not None:
+            like: Any = problem.x if problem.x is not None else problem.cost
+            potentials = Potentials(*(to_caller(p, like, own=not record.widened) for p in record.potentials))
+            record = record._replace(potentials=potentials)
+        self._finish(record, rescued=rescued)
+
+    def _finish(self, record: Record, *, rescued: bool = False, recalled: bool = False) -> None:
+        """Record a problem that has ended, let its successor go, and hand out its result."""
+        problem = self._given.pop(record.ticket)
+        if self._journal is not None and not recalled and record.status in ENDED:
+            self._journal.enter(problem, record, rescued=rescued)
+        ran = self._sent.pop(record.ticket, None) is not None
+        self._weights.pop(record.ticket, None)
+        self._pass_on(problem, record, ran=ran)
+        self._counts[record.status] += 1
+        if record.depth and not recalled:
+            self.ledger.depths[record.ticket] = record.depth
+        if self._tell is not ignore:
+            self._tell(Finished(record.ticket, record.status))
+        ran = self._backend.precise() if rescued else self._backend
+        result = Result(
+            ticket=record.ticket,
+            problem=problem,
+            emitted=record.potentials,
+            residual=record.residual,
+            status=record.status,
+            depth=record.depth,
+            backend=ran.frugal() if record.streamed else ran,
+            arithmetic=record.arithmetic,
+            acceleration=self._acceleration,
+            rescued=rescued,
+            warns=self._options.warn,
+            widened=record.widened,
+            detail=record.detail,
+            streamed=record.streamed,
+        )
+        if self.feed is not None:
+            self.feed.settle(result)
+        self._results.append(result)
+
+    def _pass_on(self, problem: Any, record: Record, *, ran: bool) -> None:
+        """Let the next of a chain go; not for one that was refused, or recalled while another is under way."""
+        chain = getattr(problem, "chain", None)
+        if chain is None or (not ran and (record.status is Status.INVALID or chain in self._chains)):
+            return
+        known = self._admitted(problem)
+        ended = Retired(record.ticket, known, record.potentials, record.residual, record.status, record.depth)
+        successors = self._chains.get(chain)
+        if successors:
+            self._start(successors.popleft(), ended)
+            return
+        self._chains.pop(chain, None)
+        self._ended[chain] = ended
+        if len(self._ended) > self._options.lookahead:
+            del self._ended[next(iter(self._ended))]

@@ -1,0 +1,145 @@
+"""The same `stream`, on many workers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Unpack
+
+from drainsinkhorn.core.audit import is_count
+from drainsinkhorn.core.events import Observer, ignore
+from drainsinkhorn.core.options import Options, Settings, is_positive
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.fleet.crew import Crew
+from drainsinkhorn.fleet.dispatch import Dispatch
+from drainsinkhorn.model.errors import FeedClosed, FleetError, OptionsError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
+from drainsinkhorn.run.solve import DEFAULTS
+
+
+class Fleet:
+    """Workers that solve what one stream is given. `LocalFleet` and `RayFleet` say where they are.
+
+    Args:
+        crew: The workers.
+        hang: Seconds of silence after which a worker that has work, or starts, is given up.
+        strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
+    """
+
+    def __init__(self, crew: Crew, *, hang: float, strikes: int) -> None:
+        if not is_positive(hang):
+            raise OptionsError(f"hang is in seconds and must be positive, got {hang!r}")
+        if not is_count(strikes):
+            raise OptionsError(f"strikes must be an integer of at least 1, got {strikes!r}")
+        self.crew = crew
+        self._hang, self._strikes = hang, strikes
+        # A stream that nobody holds any more is closed when it is collected.
+        self._run: weakref.ref[FleetStream] | None = None
+        self._closed = False
+
+    def stream(
+        self,
+        problems: Iterable[Problem[Any]],
+        *,
+        tol: float | None = None,
+        init: str = "auto",
+        backend: str | Backend[Any] = "auto",
+        options: Options = DEFAULTS,
+        observe: Observer = ignore,
+        journal: str | os.PathLike[str] | None = None,
+        **settings: Unpack[Settings],
+    ) -> FleetStream:
+        """As `drainsinkhorn.stream`, and to the bit the same results, in another order.
+
+        A worker that dies costs time, never a result. Observers are told `Reported` by each worker, `Lost` when one is
+        lost, and `Finished` for every problem. `lookahead` is how many problems are read ahead of what workers have.
+        """
+        if self._closed:
+            raise FleetError("this fleet is closed and its workers are gone; make another one")
+        if self._under_way() is not None:
+            # Perhaps it is forgotten, and waits for the collector.
+            gc.collect()
+        if self._under_way() is not None:
+            raise FleetError("this fleet has a stream under way; read it to its end or close it, or use another fleet")
+        options = options.changed(tol, settings)
+        options = options if init == "auto" else replace(options, init=init)
+        run = FleetStream(
+            Dispatch(
+                self.crew,
+                problems,
+                backend=backend,
+                options=options,
+                observe=observe,
+                journal=journal,
+                hang=self._hang,
+                strikes=self._strikes,
+            )
+        )
+        self._run = weakref.ref(run)
+        return run
+
+    def _under_way(self) -> FleetStream | None:
+        """The stream that somebody may still read."""
+        run = None if self._run is None else self._run()
+        return None if run is None or run.over else run
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._closed:
+            return
+        run = self._under_way()
+        if run is not None:
+            run.close()
+        self._closed = True
+        self.crew.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class FleetStream(Iterator[Result[Any]]):
+    """Results as workers find them.
+
+    Attributes:
+        ledger: The account of all workers, complete at the end. Work of workers that were lost is counted up to
+            their last report.
+        over: True if nothing more comes.
+    """
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self.ledger = dispatch.ledger
+        self.over = False
+        self._feed = dispatch.feed
+        self._results = dispatch.results()
+        self._dispatch = dispatch
+
+    def __next__(self) -> Result[Any]:
+        try:
+            return next(self._results)
+        except BaseException as error:
+            self.over = True
+            if self._feed is not None:
+                self._feed.fail(FeedClosed("the stream has ended") if isinstance(error, StopIteration) else error)
+            raise
+
+    def close(self) -> None:
+        """Give up what is unfinished."""
+        self._give_up("the stream was closed")
+
+    def __del__(self) -> None:
+        if not self.over:
+            self._give_up("nobody reads the stream any more")
+
+    def _give_up(self, why: str) -> None:
+        self.over = True
+        self._results.close()
+        self._dispatch.close()
+        if self._feed is not None:
+            self._feed.fail(FeedClosed(why))

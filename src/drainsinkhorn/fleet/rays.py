@@ -1,0 +1,232 @@
+"""A fleet of actors on a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from drainsinkhorn.core.audit import is_count
+from drainsinkhorn.fleet import wire
+from drainsinkhorn.fleet.bench import Assignment, Bench, Message
+from drainsinkhorn.fleet.fleet import Fleet
+from drainsinkhorn.model.errors import BackendUnavailable, FleetError, OptionsError
+
+KNOCK_SECONDS = 10.0
+LOCAL, LOOPBACK = "local", "127.0.0.1"
+
+
+class RayFleet(Fleet):
+    """Actors on a Ray cluster, one per group of cores or per GPU. Needs the extra `ray`.
+
+    Problems travel through Ray's object store and are read in place. A worker that is lost is replaced wherever the
+    cluster has room.
+
+    Args:
+        address: Of a running cluster ("auto": the one this machine belongs to). "local" starts one for this program, on
+            loopback alone and without dashboard, and ends it with the fleet.
+        workers: How many; None: as many as the cluster has room for.
+        cores: Cores of each worker.
+        gpus: GPUs of each worker; 0: none.
+        hang: Seconds of silence after which a worker that has work, or starts, is given up.
+        strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
+    """
+
+    def __init__(
+        self,
+        address: str = LOCAL,
+        workers: int | None = None,
+        *,
+        cores: int = 1,
+        gpus: float = 0,
+        hang: float = 300.0,
+        strikes: int = 3,
+    ) -> None:
+        for name, value in (("workers", workers), ("cores", cores)):
+            if not is_count(value) and not (name == "workers" and value is None):
+                raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
+        if not gpus >= 0:
+            raise OptionsError(f"gpus must not be negative, got {gpus!r}")
+        ray, started = _connect(address, (workers or 0) * cores)
+        room = _room(ray, cores, gpus)
+        if room < (workers or 1):
+            if started:
+                ray.shutdown()
+            need = f"{cores} cores" + (f" and {gpus:g} GPUs" if gpus else "")
+            raise FleetError(f"the cluster has room for {room} workers of {need} each, {workers or 1} were asked for")
+        super().__init__(RayCrew(ray, workers or room, cores, gpus, started), hang=hang, strikes=strikes)
+
+
+def _connect(address: str, cores: int) -> tuple[Any, bool]:
+    """Ray, connected, and whether a cluster was started for it."""
+    # Ray would report its use to its makers otherwise.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise BackendUnavailable(f"RayFleet needs Ray ({error}); pip install 'drainsinkhorn[ray]'") from error
+    if ray.is_initialized():
+        return ray, False
+    try:
+        if address == LOCAL:
+            _start(ray, cores)
+        else:
+            _knock(address)
+            ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise FleetError(f"no Ray cluster answers at {address!r}: {error}") from None
+    return ray, address == LOCAL
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nobody listens at HOST:PORT, for which Ray would wait minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
+
+
+def _start(ray: Any, cores: int) -> None:
+    """Start a cluster that nobody beyond this machine can reach."""
+    # With clusters of many machines ruled out Ray takes loopback for this node's address, and its servers listen there
+    # alone; the address given to init is replaced by one that others can reach.
+    constants, name = ray._private.ray_constants, "ENABLE_RAY_CLUSTER"
+    before = getattr(constants, name, None)
+    setattr(constants, name, False)
+    try:
+        ray.init(
+            "local",
+            num_cpus=cores or None,
+            include_dashboard=False,
+            _node_ip_address=LOOPBACK,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    finally:
+        setattr(constants, name, before)
+    found = ray.util.get_node_ip_address()
+    if found != LOOPBACK:
+        ray.shutdown()
+        raise FleetError(
+            f"this version of Ray listens at {found}, and not on loopback alone; start a cluster yourself and give its "
+            "address"
+        )
+
+
+def _room(ray: Any, cores: int, gpus: float) -> int:
+    """Workers that the cluster can hold, counted node by node."""
+    count = 0
+    for node in ray.nodes():
+        if node["Alive"]:
+            has = node["Resources"]
+            room = has.get("CPU", 0) // cores
+            count += int(min(room, has.get("GPU", 0) // gpus) if gpus else room)
+    return count
+
+
+class Actor:
+    """A worker; its methods run side by side."""
+
+    def __init__(self) -> None:
+        self._bench: Bench | None = None
+
+    def pid(self) -> int:
+        """Its process."""
+        return os.getpid()
+
+    def begin(self, version: int, assignment: Assignment) -> Iterator[Message]:
+        """Run what is pushed, and say what comes of it. Both ends say their format once; neither changes it."""
+        if version != wire.FORMAT:
+            yield Message("failed", wire.other_format(version))
+            return
+        self._bench = Bench(assignment)
+        yield Message("ready", wire.FORMAT)
+        yield from self._bench.messages()
+
+    def push(self, window: tuple[Any, Any]) -> None:
+        """Take a window; its arrays are read where they lie, in the object store."""
+        assert self._bench is not None, "a window is sent when the actor is ready"
+        (tickets, problems, rows), block = window
+        self._bench.push(wire.Parcel(tickets, problems, wire.views(block, rows)))
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        assert self._bench is not None, "the end is sent when the actor is ready"
+        self._bench.end()
+
+
+class RayCrew:
+    """Actors, and what each of them has to say as a stream of objects."""
+
+    def __init__(self, ray: Any, size: int, cores: int, gpus: float, started: bool) -> None:
+        self.size = size
+        self.cores = cores
+        self._ray = ray
+        self._started = started
+        # `begin` speaks until the end, and `push`, `end` and `pid` must be heard meanwhile.
+        self._actor = ray.remote(Actor).options(num_cpus=cores, num_gpus=gpus, max_concurrency=4, max_restarts=0)
+        self._actors: dict[int, Any] = {}
+        self._voices: dict[int, Any] = {}
+
+    def pid(self, worker: int) -> int:
+        """The process id of a worker."""
+        return self._ray.get(self._actors[worker].pid.remote())
+
+    def hire(self, worker: int, assignment: Assignment) -> None:
+        """Start an actor, or use the one that lives."""
+        if worker not in self._actors:
+            self._actors[worker] = self._actor.remote()
+        begin = self._actors[worker].begin.options(num_returns="streaming")
+        self._voices[worker] = begin.remote(wire.FORMAT, assignment)
+
+    def give(self, worker: int, parcel: wire.Parcel) -> None:
+        """Send a window through the object store, its arrays in one block: each object in there has its price."""
+        rows, _ = wire.layout(parcel.arrays)
+        block = np.concatenate([*wire.pieces(parcel.arrays), wire.GAP])
+        self._actors[worker].push.remote(self._ray.put(((parcel.tickets, parcel.problems, rows), block)))
+
+    def end(self, worker: int) -> None:
+        """Nothing more comes."""
+        self._actors[worker].end.remote()
+
+    def dismiss(self, worker: int) -> None:
+        """Kill the actor."""
+        self._voices.pop(worker, None)
+        actor = self._actors.pop(worker, None)
+        if actor is not None:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.kill(actor)
+
+    def wait(self, timeout: float) -> list[tuple[int, Message]]:
+        """One message of each actor that has something to say."""
+        if not self._voices:
+            time.sleep(timeout)
+            return []
+        workers = {id(voice): worker for worker, voice in self._voices.items()}
+        voices = list(self._voices.values())
+        spoke, _ = self._ray.wait(voices, num_returns=len(voices), timeout=0)
+        if not spoke:
+            spoke, _ = self._ray.wait(voices, num_returns=1, timeout=timeout)
+        heard = list[tuple[int, Message]]()
+        for voice in spoke:
+            worker = workers[id(voice)]
+            try:
+                heard.append((worker, self._ray.get(next(voice))))
+            except StopIteration:
+                del self._voices[worker]
+            except self._ray.exceptions.RayError as error:
+                del self._voices[worker]
+                heard.append((worker, Message("died", " ".join(str(error).split())[:300])))
+        return heard
+
+    def close(self) -> None:
+        """End all actors, and the cluster if it was started for them."""
+        for worker in list(self._actors):
+            self.dismiss(worker)
+        if self._started:
+            self._ray.shutdown()

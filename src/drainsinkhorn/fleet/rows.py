@@ -1,0 +1,338 @@
+"""One huge problem over many devices: each rank of a torch.distributed group holds some of its rows.
+
+Every rank calls `solve` with the same problems and runs the same executor. A rank's kernels know its own rows; a
+decorator around them combines what goes across. Rows need nothing from other ranks. Columns are log-sum-exps of partial
+ones:
+
+    log sum_i t_ij = M_j + log sum_r exp(L_rj - M_j),    L_rj over the rows of rank r,  M_j = max_r L_rj
+
+Whatever a decision is taken from is reduced on rank 0 and handed to all, so ranks can never disagree about a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.couplings import BlockCouplings
+from drainsinkhorn.backends.dense import SAFETY, Geometry, Kernels
+from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.lanes import LanePack
+from drainsinkhorn.backends.laws import plain_couplings
+from drainsinkhorn.backends.reference import ReferenceLane
+from drainsinkhorn.backends.support import part, restrict
+from drainsinkhorn.core.audit import EVERY
+from drainsinkhorn.core.protocol import Emission, Progress
+from drainsinkhorn.model.errors import BackendUnavailable, FleetError, OptionsError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.numerics.costs import UNIT, refuse_unknown_cost
+from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
+from drainsinkhorn.run.journal import fingerprint
+
+Vector = NDArray[np.float64]
+T = TypeVar("T")
+
+
+class Ranks:
+    """A torch.distributed group: gloo between CPUs, nccl between GPUs."""
+
+    def __init__(self, group: Any = None) -> None:
+        try:
+            import torch
+            import torch.distributed as distributed
+        except ImportError as error:
+            raise BackendUnavailable(
+                f"rows are shared out by torch ({error}); pip install 'drainsinkhorn[torch]'"
+            ) from error
+        if not distributed.is_available() or not distributed.is_initialized():
+            raise FleetError(
+                "torch.distributed has no group yet; call init_process_group first, or start with torchrun"
+            )
+        self._torch, self._distributed, self._group = torch, distributed, group
+        self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
+        self._root = 0 if group is None else distributed.get_global_rank(group, 0)
+        self.device = "cuda" if distributed.get_backend(group) == "nccl" else "cpu"
+
+    def combined(self, values: Vector, how: Literal["SUM", "MAX", "MIN"]) -> Vector:
+        """The sum, maximum or minimum over ranks, as rank 0 has found it."""
+        operation = getattr(self._distributed.ReduceOp, how)
+
+        def exchange() -> Vector:
+            tensor = self._torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)
+            self._distributed.reduce(tensor, self._root, operation, group=self._group)
+            self._distributed.broadcast(tensor, self._root, group=self._group)
+            return tensor.cpu().numpy()
+
+        return self._together(exchange)
+
+    def shared(self, values: Vector) -> Vector:
+        """What rank 0 has."""
+
+        def exchange() -> Vector:
+            tensor = self._torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)
+            self._distributed.broadcast(tensor, self._root, group=self._group)
+            return tensor.cpu().numpy()
+
+        return self._together(exchange)
+
+    def number(self, value: float, how: Literal["SUM", "MAX", "MIN"]) -> float:
+        """One number, combined."""
+        return float(self.combined(np.array([value]), how)[0])
+
+    def all_true(self, mine: bool) -> bool:
+        """Whether it is true for all ranks."""
+        return self.number(float(mine), "MIN") == 1.0
+
+    def agree(self, problems: Sequence[Problem[Any]]) -> None:
+        """Make sure that all ranks were given the same problems."""
+        digests = b"".join(map(fingerprint, problems))
+        mine = np.frombuffer(fingerprint(Problem(eps=len(problems), chain=digests)), dtype=np.uint8).astype(np.float64)
+        if not self.all_true(bool(np.array_equal(mine, self.shared(mine)))):
+            raise FleetError(
+                "ranks were given different problems; every rank must solve the same ones in the same order"
+            )
+
+    def _together(self, exchange: Callable[[], T]) -> T:
+        try:
+            return exchange()
+        except RuntimeError as error:
+            raise FleetError(
+                f"rank {self.rank} of {self.size} cannot go on: another rank has died, failed or fallen silent "
+                f"({' '.join(str(error).split())[:200]}); start all ranks again"
+            ) from error
+
+
+class RowSharded:
+    """Kernels of some rows, decorated to be those of all.
+
+    Args:
+        problem: The whole problem, on its support.
+        make: Makes the kernels of a problem; here of the rows of this rank.
+        ranks: Who has the other rows.
+    """
+
+    whole: bool = False
+
+    def __init__(self, problem: Problem[Any], make: Callable[[Problem[Any]], Kernels], ranks: Ranks) -> None:
+        n, m = sizes(problem)
+        bounds = [n * rank // ranks.size for rank in range(ranks.size + 1)]
+        self._rows = slice(bounds[ranks.rank], bounds[ranks.rank + 1])
+        self._n, self._ranks = n, ranks
+        mine = np.arange(n)[self._rows]
+        # A rank without rows has no kernels; it only listens.
+        self._inner = make(part(problem, mine, np.arange(m))) if mine.size else None
+        self.eps = problem.eps
+        self.a, self.b = np.asarray(problem.a)[self._rows], np.asarray(problem.b)
+
+    def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
+        """Of the rows held here; nothing goes across."""
+        return np.empty(0) if self._inner is None else self._inner.log_row_ratio(f, g)
+
+    def log_col_ratio(self, f: Vector, g: Vector) -> Vector:
+        """Combined from all ranks."""
+        mine = np.full(g.shape, -np.inf) if self._inner is None else self._inner.log_col_ratio(f, g)
+        largest = self._ranks.combined(mine, "MAX")
+        return largest + np.log(self._ranks.combined(np.exp(mine - largest), "SUM"))
+
+    def band(self, f: Vector, g: Vector) -> float:
+        """The largest of all ranks, and the rounding of sums over rows that are elsewhere."""
+        mine = 0.0 if self._inner is None else self._inner.band(f, g)
+        return self._ranks.number(mine, "MAX") + SAFETY * UNIT * (self._n + self._ranks.size)
+
+    def over_rows(self, values: Vector) -> float:
+        """The sum over the rows of all ranks."""
+        return self._ranks.number(float(np.sum(values)), "SUM")
+
+    def over_cols(self, values: Vector) -> float:
+        """The sum as rank 0 has it."""
+        return float(self._ranks.shared(np.array([np.sum(values)]))[0])
+
+    def finite(self, f: Vector, g: Vector) -> bool:
+        """Whether every number of every rank is finite."""
+        return self._ranks.all_true(bool(np.isfinite(f).all() and np.isfinite(g).all()))
+
+    def split(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
+        """The rows held here, and all columns, as rank 0 has them."""
+        whole = self._ranks.shared(np.concatenate([f, g]))
+        return whole[: self._n][self._rows], whole[self._n :]
+
+    def join(self, f: Vector) -> Vector:
+        """The rows of all ranks."""
+        whole = np.zeros(self._n)
+        whole[self._rows] = f
+        return self._ranks.combined(whole, "SUM")
+
+
+class RowShardedPack(LanePack[ReferenceLane]):
+    """Lanes whose rows are shared out. All ranks have room for a lane, or none admits it."""
+
+    def __init__(
+        self,
+        problems: Sequence[Problem[Any]],
+        make: Callable[[Problem[Any]], Kernels],
+        ranks: Ranks,
+        *,
+        momentum: bool,
+    ) -> None:
+        self._make, self._ranks, self._momentum = make, ranks, momentum
+        self._prepared: list[RowSharded] = []
+        super().__init__(problems, self._opened)
+
+    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+        """Keep these lanes, in this order, and append the admitted."""
+        if admit:
+            self._ranks.agree(admit)
+            self._prepare(admit)
+        with self._in_step():
+            super().repack(keep, admit)
+
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+        """One cycle after the other, in step with the other ranks."""
+        with self._in_step():
+            return super().advance(cycles, stops, lockstep=lockstep)
+
+    def screen(self, lanes: Sequence[int]) -> list[float]:
+        """The row residual in a pass of its own, in step with the other ranks."""
+        with self._in_step():
+            return super().screen(lanes)
+
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+        """Both sides of the states as they will be emitted, in step with the other ranks."""
+        with self._in_step():
+            return super().verify(lanes, exact=exact)
+
+    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+        """Copies for the caller, in step with the other ranks."""
+        with self._in_step():
+            return super().emit(lanes)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """What all ranks compute together. A rank that runs out of memory here cannot tell the others, and ends."""
+        try:
+            with memory_errors():
+                yield
+        except MemoryError as error:
+            ranks = self._ranks
+            raise FleetError(
+                f"rank {ranks.rank} of {ranks.size} ran out of memory while all ranks computed together ({error}); use "
+                'more ranks or kernels="streaming", and start all ranks again'
+            ) from error
+
+    def _prepare(self, problems: Sequence[Problem[Any]]) -> None:
+        """Build the kernels, which takes memory and needs nobody; then see whether all ranks could."""
+        trouble = ""
+        try:
+            with memory_errors():
+                self._prepared = [RowSharded(restrict(problem)[0], self._make, self._ranks) for problem in problems]
+        except MemoryError as error:
+            trouble = str(error) or "it has no memory left"
+        if not self._ranks.all_true(not trouble):
+            self._prepared = []
+            raise MemoryError(trouble or "another rank has not enough memory")
+
+    def _opened(self, problem: Problem[Any]) -> ReferenceLane:
+        return ReferenceLane(problem, momentum=self._momentum, kernels=lambda _: self._prepared.pop(0))
+
+
+@dataclass(frozen=True, slots=True)
+class RowShardedBackend:
+    """Rows of every problem over the ranks of a torch.distributed group, in float64.
+
+    Start the program on every rank (torchrun), call `torch.distributed.init_process_group`, and then `solve` with the
+    same problems everywhere; every rank gets every result. Give the group a `timeout`: it is how long a rank waits for
+    one that has fallen silent; one that has died is noticed at once.
+
+    Attributes:
+        kernels: "dense" keeps a rank's part of the matrix (16 bytes for each pair); "streaming" recomputes scores from
+            the points with torch, on `device`; "auto" is dense up to `dense_pairs` pairs of a rank, on a CPU.
+        device: Where streaming kernels run: a torch device; "auto" is cuda for an nccl group, else cpu.
+        dense_pairs: See above.
+        group: The group; None: all ranks.
+        acceleration: "momentum" or "none"; `solve` sets it.
+    """
+
+    kernels: Literal["auto", "dense", "streaming"] = "auto"
+    device: str = "auto"
+    dense_pairs: int = 2**26
+    group: Any = None
+    acceleration: str = "none"
+    name: str = field(default="row-sharded", init=False)
+    stride: int = field(default=1, init=False)
+    bitwise: bool = field(default=True, init=False)
+    accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
+
+    def __post_init__(self) -> None:
+        if self.kernels not in ("auto", "dense", "streaming"):
+            raise OptionsError(f'kernels must be "auto", "dense" or "streaming", got {self.kernels!r}')
+
+    def signature(self, problem: Problem[Any]) -> Hashable:
+        """Problems with the same kind of kernels share packs."""
+        if self._streams(problem, Ranks(self.group)):
+            refuse_unknown_cost(problem, self.name)
+        return self.describe(problem)
+
+    def width_for(self, lanes: int) -> int:
+        """A pack is as wide as its lanes are many."""
+        return lanes
+
+    def natural_width(self, problem: Problem[Any]) -> int:
+        """One: these problems are huge."""
+        return 1
+
+    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
+        """A look costs little beside a cycle."""
+        return EVERY
+
+    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+        """Nothing to do."""
+
+    def pack(self, problems: Sequence[Problem[Any]]) -> RowShardedPack:
+        """Share the rows out and measure every lane's first f-leg."""
+        ranks = Ranks(self.group)
+        make = self._streaming(ranks) if self._streams(problems[0], ranks) else Geometry
+        return RowShardedPack(problems, make, ranks, momentum=self.acceleration == "momentum")
+
+    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+        """Plans in plain NumPy, some rows at a time, on every rank."""
+        return plain_couplings(problems, potentials)
+
+    def precise(self) -> RowShardedBackend:
+        """Itself: it knows nothing but float64."""
+        return self
+
+    def frugal(self) -> RowShardedBackend:
+        """The same with `kernels="streaming"`."""
+        return replace(self, kernels="streaming")
+
+    def release(self) -> None:
+        """What torch keeps of a CUDA device."""
+        empty_torch_cache()
+
+    def using(self, acceleration: str) -> RowShardedBackend:
+        """Plain Sinkhorn, or with momentum."""
+        return replace(self, acceleration=acceleration)
+
+    def describe(self, problem: Problem[Any]) -> str:
+        """Kernels and ranks."""
+        ranks = Ranks(self.group)
+        kernels = "streaming" if self._streams(problem, ranks) else "dense"
+        return f"float64, {kernels}, rows over {ranks.size} ranks"
+
+    def _streams(self, problem: Problem[Any], ranks: Ranks) -> bool:
+        if self.kernels != "auto":
+            return self.kernels == "streaming"
+        n, m = sizes(problem)
+        return ranks.device == "cuda" or n * m > self.dense_pairs * ranks.size
+
+    def _streaming(self, ranks: Ranks) -> Callable[[Problem[Any]], Kernels]:
+        from drainsinkhorn.fleet.torch_kernels import TorchKernels
+
+        device = ranks.device if self.device == "auto" else self.device
+        return lambda problem: TorchKernels(problem, device)

@@ -1,0 +1,97 @@
+"""Float64 kernels that keep no matrix: scores are recomputed from the points, some rows at a time, with torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from drainsinkhorn.backends.dense import SAFETY, AllRows
+from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import COSTS, UNIT
+
+Vector = NDArray[np.float64]
+CHUNK_PAIRS = 2**22
+"""Pairs whose scores exist at one time, on a CPU; a GPU takes sixteen times as many."""
+
+
+class TorchKernels(AllRows):
+    """An admitted problem whose scores `C / eps` are made when they are needed, by direct differences.
+
+    Args:
+        problem: The problem, on its support.
+        device: A torch device.
+    """
+
+    def __init__(self, problem: Problem[Any], device: str) -> None:
+        n, m = sizes(problem)
+        self.eps = problem.eps
+        self.a, self.b = to_numpy(problem.a), to_numpy(problem.b)
+        self._device = torch.device(device)
+        self._cost = problem.cost
+        points = (problem.x, problem.y) if isinstance(problem.cost, Cost) else (problem.cost,)
+        self._points = [self._moved(to_numpy(p).astype(np.float64)) for p in points]
+        if isinstance(problem.cost, Cost) and problem.cost.kind == "cosine":
+            self._points = [_unit_rows(p) for p in self._points]
+        self._log_a, self._log_b = (self._moved(w).log() for w in (self.a, self.b))
+        chunk = max(1, CHUNK_PAIRS * (16 if self._device.type == "cuda" else 1) // m)
+        self._chunks = [slice(first, min(n, first + chunk)) for first in range(0, n, chunk)]
+        largest = max(float(scores.abs().max()) for _, scores in self._scores())
+        self._rounding = UNIT * (largest + n + m)
+        if isinstance(problem.cost, Cost):
+            d = self._points[0].shape[1]
+            scale = problem.cost.scale / self.eps
+            self._rounding += scale * COSTS[problem.cost.kind].rounding(d, largest / scale)
+
+    def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
+        """`log (P 1)_i / a_i`."""
+        shift = self._log_b + self._moved(g) / self.eps
+        parts = [torch.logsumexp(shift - scores, dim=1) for _, scores in self._scores()]
+        return f / self.eps + torch.cat(parts).cpu().numpy()
+
+    def log_col_ratio(self, f: Vector, g: Vector) -> Vector:
+        """`log (P^T 1)_j / b_j`."""
+        shift = self._log_a + self._moved(f) / self.eps
+        total = torch.full((len(g),), -math.inf, dtype=torch.float64, device=self._device)
+        for rows, scores in self._scores():
+            total = torch.logaddexp(total, torch.logsumexp(shift[rows, None] - scores, dim=0))
+        return g / self.eps + total.cpu().numpy()
+
+    def band(self, f: Vector, g: Vector) -> float:
+        """How far rounding can carry a measured residual; as for dense kernels."""
+        potentials = (float(np.abs(f).max()) + float(np.abs(g).max())) / self.eps
+        return SAFETY * (self._rounding + 4 * UNIT * potentials)
+
+    def _moved(self, values: Any) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+    def _scores(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Scores of some rows against all columns, chunk after chunk."""
+        for rows in self._chunks:
+            yield rows, self._costs(rows) / self.eps
+
+    def _costs(self, rows: slice) -> torch.Tensor:
+        if not isinstance(self._cost, Cost):
+            return self._points[0][rows]
+        x, y = self._points
+        total = torch.zeros((rows.stop - rows.start, len(y)), dtype=torch.float64, device=self._device)
+        for k in range(x.shape[1]):
+            total += (x[rows, k, None] - y[None, :, k]).square_()
+        if self._cost.kind == "euclidean":
+            total.sqrt_()
+        elif self._cost.kind == "cosine":
+            total /= 2
+        return total.mul_(self._cost.scale)
+
+
+def _unit_rows(x: torch.Tensor) -> torch.Tensor:
+    """Rows scaled to length one; first by their largest entry, so that squares neither overflow nor vanish."""
+    x = x / x.abs().amax(dim=1, keepdim=True)
+    return x / x.square().sum(dim=1, keepdim=True).sqrt()

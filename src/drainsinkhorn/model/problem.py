@@ -1,0 +1,57 @@
+"""One entropic optimal transport problem, as the caller gave it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from drainsinkhorn.model.cost import Cost
+
+A = TypeVar("A")
+"""The caller's array type. The core never looks inside one."""
+
+
+class Potentials(NamedTuple, Generic[A]):
+    """Dual potentials: `P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps)`."""
+
+    f: A
+    g: A
+
+
+class _Weak:
+    """What can be referred to weakly; Python 3.12.3 leaves `weakref_slot` out of generic dataclasses."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem(_Weak, Generic[A]):
+    """Couple the cloud `x` with weights `a` to the cloud `y` with weights `b`.
+
+    Building a Problem checks nothing: `solve` judges, so that one bad problem costs its neighbours nothing. Nothing is
+    copied either: do not write to the arrays as long as you use the problem or its Result.
+
+    Attributes:
+        eps: Strength of the entropic term, in units of the cost.
+        x: Source points, (n, d). None with a dense cost.
+        y: Target points, (m, d). None with a dense cost.
+        a: Source weights, (n,). None: uniform. Normalised to mass 1.
+        b: Target weights, (m,). None: uniform. Normalised to mass 1.
+        tol: Bound on the larger L1 marginal residual. None: the solve's.
+        init: Where to start: "gaussian" (the closed form between Gaussians, for sqeuclidean), "zero", or Potentials.
+            None: the solve's, by default "auto" (see STARTS). A start changes only the depth. Huge potentials are
+            recentred along their gauge, and replaced by "zero" where float64 cannot resolve eps in them.
+        chain: Problems with equal keys run in the order of submission, each from its predecessor's potentials.
+        cost: A cost by name, a `Cost` with a scale, a `Formula`, an OTT `CostFn`, or a dense (n, m) matrix.
+    """
+
+    eps: float
+    x: A | None = None
+    y: A | None = None
+    a: A | None = None
+    b: A | None = None
+    tol: float | None = None
+    init: Potentials[A] | str | None = None
+    cost: str | Cost | A = "sqeuclidean"
+    chain: Hashable = None

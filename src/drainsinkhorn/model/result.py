@@ -1,0 +1,150 @@
+"""What comes back: a status that carries its advice, a residual, and one Result per problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple
+
+from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
+from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn
+from drainsinkhorn.model.problem import A, Potentials, Problem
+from drainsinkhorn.model.status import Status
+
+MAX_PAIRS = 2**26
+"""Entries of dense plans that nobody has to ask for twice: half a gigabyte in float64."""
+
+
+class Residual(NamedTuple):
+    """L1 errors of both marginals of a state, and how far rounding may have moved that measurement.
+
+    Attributes:
+        row: `sum_i |(P 1)_i - a_i|`.
+        col: `sum_j |(P^T 1)_j - b_j|`.
+        band: Rounding error of both. After `certify="always"` it is a bound that holds; otherwise it is a calibrated
+            estimate (see docs/how-it-works.md, "Rounding").
+    """
+
+    row: float
+    col: float
+    band: float
+
+    @property
+    def worst(self) -> float:
+        """The larger side plus the band; NaN if either side is NaN."""
+        if math.isnan(self.row) or math.isnan(self.col):
+            return math.nan
+        return max(self.row, self.col) + self.band
+
+
+UNKNOWN = Residual(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Result(Generic[A]):
+    """The answer to one problem.
+
+    Attributes:
+        ticket: The problem's number in the order of submission.
+        problem: The problem as given; not copied.
+        emitted: Last finite potentials (zeros if there were none), in the caller's library, device and dtype; None only
+            if INVALID or QUARANTINED.
+        residual: Residual of exactly those potentials.
+        status: How it ended.
+        depth: Cycles of the run that gave the answer: the rescue if `rescued`, else the first. At most `max_depth`,
+            rounded up to the backend's stride. The ledger has both (`ledger.depths`, `ledger.rescue.depths`).
+        backend: The backend that ran it.
+        arithmetic: Precision and representation in which it ran.
+        acceleration: What was used to need fewer cycles; "none" for plain Sinkhorn.
+        rescued: True if the rescue (a second run, alone in float64) helped, and this is its answer: it converged, or
+            came nearer to tol than the first run. A rescue that did not help is named in `detail`.
+        widened: True if potentials came back in a wider dtype: the caller's cannot hold tol, or holds integers.
+        detail: Why, where the status alone does not say it.
+        streamed: True if memory alone forced this lane to stream, where the problem and the options say cached. It is
+            verified like any other, and exempt from bitwise equality with a run that had the memory; so are problems
+            that start from its potentials in a chain.
+        warns: Whether a plan that is taken from it warns unless it converged (`Options.warn`).
+    """
+
+    ticket: int
+    problem: Problem[A]
+    emitted: Potentials[A] | None
+    residual: Residual
+    status: Status
+    depth: int
+    backend: Coupler[A]
+    arithmetic: str = ""
+    acceleration: str = "none"
+    rescued: bool = False
+    widened: bool = False
+    detail: str = ""
+    streamed: bool = False
+    warns: bool = True
+
+    @property
+    def converged(self) -> bool:
+        """True if the two-sided check passed."""
+        return self.status is Status.CONVERGED
+
+    @property
+    def potentials(self) -> Potentials[A]:
+        """The potentials f and g; raises ProblemError for an INVALID problem, which has none."""
+        if self.emitted is None:
+            raise ProblemError(f"problem {self.ticket} has no potentials: {self.message}")
+        return self.emitted
+
+    @property
+    def message(self) -> str:
+        """Status, advice and detail in one line."""
+        return f"{self.status.name}: {self.detail or self.status.value}"
+
+    @property
+    def couplings(self) -> Couplings[A]:
+        """The finished plan, as a batch of one; warns if the problem did not converge."""
+        warn_of_plans([self])
+        return self.backend.couple([self.problem], [self.potentials])
+
+    def plan(self, *, max_pairs: int = MAX_PAIRS) -> A:
+        """The dense (n, m) plan; refused above `max_pairs` entries."""
+        return self.couplings.plan(max_pairs)[0]
+
+    def apply(self, values: A, side: str = "row") -> A:
+        """`P @ values` for side "row" (values over y), `P.T @ values` for "col" (values over x)."""
+        return self.couplings.apply([values], side)[0]
+
+    def barycentric_map(self, side: str = "row") -> A:
+        """Where each point goes on average: (n, d) images of x for "row", (m, d) images of y for "col"."""
+        return self.couplings.barycentric_map(side)[0]
+
+    def top_match(self, side: str = "row") -> A:
+        """The point of the other side to which each point sends most mass."""
+        return self.couplings.top_match(side)[0]
+
+    def sample(self, count: int, *, seed: int) -> tuple[A, A]:
+        """Index pairs (i, j), each of shape (count,), drawn from the plan; the ticket is part of the seed."""
+        return self.couplings.sample(count, [(seed, self.ticket)])[0]
+
+    def transport_cost(self) -> TransportCost:
+        """Transport cost, KL, entropic value and dual value of the plan."""
+        return self.couplings.transport_cost()[0]
+
+    def __repr__(self) -> str:
+        extra = (", rescued" if self.rescued else "") + (", streamed" if self.streamed else "")
+        return (
+            f"Result({self.ticket}, {self.status.name}, depth={self.depth}, "
+            f"row={self.residual.row:.3g}, col={self.residual.col:.3g}{extra})"
+        )
+
+
+def warn_of_plans(results: Sequence[Result[Any]]) -> None:
+    """Issue one ConvergenceWarning if plans are taken of problems that did not converge."""
+    failed = [result for result in results if result.warns and not result.converged and result.emitted is not None]
+    if failed:
+        first, more = failed[0], f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        warn(
+            ConvergenceWarning(
+                f"problem {first.ticket} did not converge ({first.status.name}, residual {first.residual.worst:.3g})"
+                f"{more}: what is taken from such a plan is wrong by as much; see result.message"
+            )
+        )

@@ -1,0 +1,1 @@
+"""Formulas in NumPy, each written once. Backends compute the same numbers faster."""

@@ -1,0 +1,1 @@
+"""What to do with a finished coupling: products, maps, samples, costs, pictures."""

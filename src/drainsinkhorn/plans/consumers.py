@@ -1,0 +1,132 @@
+"""What to do with couplings, batched over results and without a plan in memory.
+
+Every function takes one Result, or many: a Solution, or any sequence of Results. For many, what is given for each of
+them is a list, or an array whose first axis runs over the results, and what comes back is a list in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.result import MAX_PAIRS, Result, warn_of_plans
+from drainsinkhorn.numerics.arrays import is_array
+
+Results = Result[Any] | Iterable[Result[Any]]
+
+
+def apply(results: Results, values: Any, side: str = "row") -> Any:
+    """`P @ values` for side "row" (values over y), `P.T @ values` for "col" (values over x); any number of channels.
+
+    Args:
+        results: One Result or many.
+        values: For one result an array (m,) or (m, ...); for many a list of such, or one array with an axis in front.
+        side: "row" or "col".
+
+    Examples:
+        >>> import numpy as np
+        >>> import drainsinkhorn as ds
+        >>> rng = np.random.default_rng(0)
+        >>> solution = ds.solve(rng.normal(size=(3, 20, 2)), rng.normal(size=(3, 30, 2)), eps=0.5)
+        >>> [pushed.shape for pushed in apply(solution, np.ones((3, 30, 4)))]
+        [(20, 4), (20, 4), (20, 4)]
+    """
+    if isinstance(results, Result):
+        return results.apply(values, side)
+    given = _many(results)
+    each = _for_each("values", values, len(given))
+    return _together(given, lambda plans, places: plans.apply([each[i] for i in places], side))
+
+
+def barycentric_map(results: Results, side: str = "row") -> Any:
+    """Where each point goes on average: images (n, d) of x for "row", (m, d) of y for "col"."""
+    return _one_or_many(results, lambda plans, _: plans.barycentric_map(side))
+
+
+def top_match(results: Results, side: str = "row") -> Any:
+    """For each point of the side, the point of the other side to which it sends most mass."""
+    return _one_or_many(results, lambda plans, _: plans.top_match(side))
+
+
+def sample(results: Results, count: int, *, seed: int) -> Any:
+    """Index pairs (i, j), each (count,), drawn independently from each plan.
+
+    The draw depends on the seed and on the result's ticket alone, not on its neighbours, and is the same on every
+    device up to rounding.
+    """
+    many = _many(results)
+    seeds = [(seed, result.ticket) for result in many]
+    drawn = _together(many, lambda plans, places: plans.sample(count, [seeds[i] for i in places]))
+    return drawn[0] if isinstance(results, Result) else drawn
+
+
+def partners(results: Results, rows: Any, *, seed: int) -> Any:
+    """For given points of x, (k,) places, a point of y each, drawn independently from their conditional laws.
+
+    For many results a list of places, or an array with an axis in front.
+    """
+    many = _many(results)
+    each = [rows] if isinstance(results, Result) else _for_each("rows", rows, len(many))
+    seeds = [(seed, result.ticket) for result in many]
+    drawn = _together(many, lambda plans, at: plans.partners([each[i] for i in at], [seeds[i] for i in at]))
+    return drawn[0] if isinstance(results, Result) else drawn
+
+
+def transport_cost(results: Results) -> TransportCost | list[TransportCost]:
+    """Transport cost, KL, entropic value and dual value of each plan."""
+    return _one_or_many(results, lambda plans, _: plans.transport_cost())
+
+
+def plan(results: Results, *, max_pairs: int = MAX_PAIRS) -> Any:
+    """Dense plans (n, m); refused above `max_pairs` entries in all."""
+    return _one_or_many(results, lambda plans, _: plans.plan(max_pairs))
+
+
+def couplings(results: Iterable[Result[Any]]) -> list[tuple[list[int], Couplings[Any]]]:
+    """Finished plans grouped by the backend that consumes them, with their places: for consumers of your own."""
+    given = _many(results)
+    groups: dict[Any, tuple[Coupler[Any], list[int]]] = {}
+    for place, result in enumerate(given):
+        if not isinstance(result, Result):
+            raise ProblemError(f"expected Results, got {type(result).__name__} at place {place}")
+        groups.setdefault(result.backend, (result.backend, []))[1].append(place)
+    warn_of_plans(given)
+    return [
+        (places, backend.couple([given[i].problem for i in places], [given[i].potentials for i in places]))
+        for backend, places in groups.values()
+    ]
+
+
+def _one_or_many(results: Results, verb: Callable[[Couplings[Any], list[int]], Sequence[Any]]) -> Any:
+    if isinstance(results, Result):
+        return verb(results.couplings, [0])[0]
+    return _together(_many(results), verb)
+
+
+def _many(results: Results) -> list[Result[Any]]:
+    if isinstance(results, Result):
+        return [results]
+    if not isinstance(cast(object, results), Iterable):
+        raise ProblemError(f"expected a Result, a Solution or a sequence of Results, got {type(results).__name__}")
+    return list(results)
+
+
+def _together(results: list[Result[Any]], verb: Callable[[Couplings[Any], list[int]], Sequence[Any]]) -> list[Any]:
+    found: list[Any] = [None] * len(results)
+    for places, plans in couplings(results):
+        for place, out in zip(places, verb(plans, places), strict=True):
+            found[place] = out
+    return found
+
+
+def _for_each(name: str, values: Any, count: int) -> Sequence[Any]:
+    if not isinstance(values, (list, tuple)) and not is_array(values):
+        raise ProblemError(f"{name} must be a list with one array for each result, got {type(values).__name__}")
+    if len(values) != count:
+        raise ProblemError(
+            f"{name} has {len(values)} entries along its first axis and there are {count} results; "
+            f"pass one array for each result, [{name}] * {count} if all share it"
+        )
+    return values

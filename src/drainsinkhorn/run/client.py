@@ -1,0 +1,124 @@
+"""Solving as a service inside a program: concurrent requests share packs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Unpack
+from weakref import WeakKeyDictionary
+
+from drainsinkhorn.core.events import Observer, ignore
+from drainsinkhorn.core.options import Options, Settings
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.errors import DeadlineError
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
+from drainsinkhorn.run.feed import Answer, Feed
+from drainsinkhorn.run.solve import DEFAULTS, stream
+
+
+class Client:
+    """Takes problems from any number of threads and asyncio tasks and runs them through one stream.
+
+    Args:
+        tol: As for `stream`, and so on.
+        init: Likewise.
+        backend: Likewise.
+        options: Likewise.
+        observe: Likewise; called in the client's own thread.
+        capacity: Problems that may wait, and requests of an event loop that may be under way.
+        patience: Seconds after which a waiting problem may no longer be passed over by those of another signature.
+        through: Runs the feed instead of `stream`: the `stream` of a fleet.
+        **settings: Fields of Options.
+
+    Examples:
+        >>> import asyncio, numpy as np
+        >>> async def main():
+        ...     points = np.random.default_rng(0).normal(size=(3, 20, 2))
+        ...     async with Client(tol=1e-3) as client:
+        ...         return await asyncio.gather(*(client.solve(Problem(x=x, y=x + 1, eps=1.0)) for x in points))
+        >>> [result.status.name for result in asyncio.run(main())]
+        ['CONVERGED', 'CONVERGED', 'CONVERGED']
+    """
+
+    def __init__(
+        self,
+        *,
+        tol: float | None = None,
+        init: str = "auto",
+        backend: str | Backend[Any] = "auto",
+        options: Options = DEFAULTS,
+        observe: Observer = ignore,
+        capacity: int = 1024,
+        patience: float = 0.5,
+        through: Callable[..., Iterator[Result[Any]]] = stream,
+        **settings: Unpack[Settings],
+    ) -> None:
+        self._feed: Feed[Any] = Feed(capacity, patience=patience)
+        self._capacity = capacity
+        self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        # Opened here, so that bad options are refused where they were written.
+        run = through(self._feed, tol=tol, init=init, backend=backend, options=options, observe=observe, **settings)
+        self._thread = threading.Thread(target=self._drain, args=(run,), name="drainsinkhorn-client", daemon=True)
+        self._thread.start()
+
+    def submit(self, problem: Problem[Any], *, deadline: float | None = None, timeout: float | None = None) -> Answer:
+        """Hand in a problem from any thread; waits for room. See `Feed.push`."""
+        return self._feed.push(problem, deadline=deadline, timeout=timeout)
+
+    async def solve(self, problem: Problem[Any], *, deadline: float | None = None) -> Result[Any]:
+        """Solve a problem; many may be awaited at once. Cancelled tasks leave their lanes.
+
+        Args:
+            problem: The problem.
+            deadline: Seconds from now, waiting for room included; then DeadlineError is raised.
+        """
+        loop = asyncio.get_running_loop()
+        room, until = self._room(loop), None if deadline is None else loop.time() + deadline
+        try:
+            async with asyncio.timeout_at(until), room:
+                left = None if until is None else max(1e-9, until - loop.time())
+                answer = self._feed.push(problem, deadline=left, bounded=False)
+                try:
+                    return await asyncio.wrap_future(answer)
+                except asyncio.CancelledError:
+                    self._feed.give_up(answer)
+                    raise
+        except DeadlineError:
+            raise
+        except TimeoutError:
+            if deadline is None:
+                raise
+            raise DeadlineError(f"the deadline of {deadline:.3g} s came first", None) from None
+
+    def _room(self, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
+        if loop not in self._rooms:
+            self._rooms[loop] = asyncio.Semaphore(self._capacity)
+        return self._rooms[loop]
+
+    def _drain(self, run: Iterator[Result[Any]]) -> None:
+        try:
+            for _ in run:
+                # The feed has answered it.
+                pass
+        except Exception:  # noqa: BLE001  every future has it, and so does the next push
+            return
+
+    def close(self) -> None:
+        """Answer what was handed in, then end."""
+        self._feed.close()
+        self._thread.join()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._feed.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)

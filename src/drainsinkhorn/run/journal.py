@@ -1,0 +1,387 @@
+"""A journal of finished problems, so that a killed run goes on where it was.
+
+One SQLite file in WAL mode. A problem is recorded before its result is handed out; a run that is given the same
+problems again takes what is recorded from the file and solves the rest. Rows hold numbers, texts and raw bytes; nothing
+is pickled. A row also holds the settings under which its result was verified, and one checksum covers all of it, so a
+row is true by itself, whatever has happened to the rest of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from drainsinkhorn.core.events import Resumed
+from drainsinkhorn.core.options import MODES, Mode, Options
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.errors import FileError, OptionsError
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.status import Status
+from drainsinkhorn.numerics.arrays import float_name, is_array, to_caller, to_numpy
+from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.run.solution import Record
+
+FORMAT = 2
+"""Version of the table and its checksums. SQLite keeps it in the file's header, as user_version."""
+APPLICATION = int.from_bytes(b"drnk")
+"""What marks a SQLite file as a journal: its application_id."""
+TABLE = (
+    "CREATE TABLE ended (ticket INTEGER PRIMARY KEY, settings TEXT NOT NULL, problem BLOB NOT NULL, "
+    "status TEXT NOT NULL, depth INTEGER NOT NULL, row REAL, col REAL, band REAL, f_dtype TEXT, f BLOB, g_dtype TEXT, "
+    "g BLOB, widened INTEGER NOT NULL, rescued INTEGER NOT NULL, streamed INTEGER NOT NULL, arithmetic TEXT NOT NULL, "
+    "detail TEXT NOT NULL, checksum BLOB NOT NULL)"
+)
+"""How a journal's only table is made, as SQLite remembers it."""
+FIRST_FORMAT = "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
+"""The table by which a journal of format 1 is known: it held the settings of the run, apart from the rows."""
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What reading a file by SQLite raises; the second where the message of the first would quote damaged text."""
+RESULT_OPTIONS = ("tol", "max_depth", "audit", "certify", "accelerate", "init", "rescue")
+"""Options that can change a result; all others may differ when a run goes on."""
+
+Row = tuple[Any, ...]
+
+
+class Entry(NamedTuple):
+    """What the journal knows of a problem."""
+
+    record: Record
+    rescued: bool
+
+
+class Journal:
+    """Finished problems in a file, by ticket. One run at a time; it may be used from any one thread at a time.
+
+    Args:
+        path: The file; made if it is not there.
+        options: Those of the run. A journal of other results is refused.
+        backend: Name of the backend, likewise.
+
+    Attributes:
+        resumed: What was found.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], options: Options, backend: str) -> None:
+        if not isinstance(cast(object, path), (str, os.PathLike)):
+            raise OptionsError(f"journal must be the path of a file, got {path!r}")
+        self.path = Path(path)
+        if not self.path.parent.is_dir():
+            raise FileError(f"{self.path.parent} is no folder, so the journal {self.path.name} cannot be kept there")
+        self._settings = _settings(options, backend)
+        torn = torn_bytes(self.path.with_name(self.path.name + "-wal"))
+        self._database, known, salvaged = self._open()
+        self.resumed = Resumed(str(self.path), known, torn, salvaged)
+
+    def recall(self, ticket: int, problem: Any) -> Entry | None:
+        """What is recorded of this problem under these settings; None if it is not there, or not whole."""
+        try:
+            row = self._database.execute("SELECT * FROM ended WHERE ticket = ?", (ticket,)).fetchone()
+        except FAILURES:
+            # The file was damaged after it was opened. The problem is solved again, and its row replaced.
+            return None
+        if row is None or not _is_whole(row) or row[1] != self._settings:
+            return None
+        if row[2] != fingerprint(problem):
+            raise FileError(
+                f"problem {ticket} is not the one that the journal {self.path} has under this number; give the same "
+                "problems in the same order to go on, or name another file to start anew"
+            )
+        return _entry(row, problem)
+
+    def enter(self, problem: Problem[Any], record: Record, *, rescued: bool) -> None:
+        """Record a problem that has ended. When this returns it outlives the program."""
+        f = g = None
+        if record.potentials is not None:
+            f, g = (to_numpy(p) for p in record.potentials)
+        row: Row = (
+            record.ticket,
+            self._settings,
+            fingerprint(problem),
+            record.status.name,
+            record.depth,
+            *(_real(value) for value in record.residual),
+            *(part for p in (f, g) for part in ((None, None) if p is None else (p.dtype.str, p.tobytes()))),
+            int(record.widened),
+            int(rescued),
+            int(record.streamed),
+            record.arithmetic,
+            record.detail,
+        )
+        try:
+            # A row that was not whole is replaced.
+            _write(self._database, (*row, _checksum(row)))
+        except FAILURES as error:
+            raise FileError(f"the journal {self.path} cannot be written: {error}") from None
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._database.close()
+
+    def _open(self) -> tuple[sqlite3.Connection, int, int | None]:
+        """The database, its number of rows, and how many of them were saved from a damaged file."""
+        try:
+            return *self._connect(), None
+        except sqlite3.OperationalError as error:
+            raise FileError(_cannot(self.path, error)) from None
+        except FAILURES as error:
+            if not _is_ours(self.path):
+                raise FileError(f"{self.path} is no journal of format {FORMAT} ({error}); name another file") from None
+        try:
+            saved = self._salvage()
+            return *self._connect(), saved
+        except (*FAILURES, OSError) as error:
+            raise FileError(_cannot(self.path, error)) from None
+
+    def _connect(self) -> tuple[sqlite3.Connection, int]:
+        """Open or make the journal, for this program alone, and count its rows."""
+        database = sqlite3.connect(self.path, timeout=0.2, isolation_level=None, check_same_thread=False)
+        database.text_factory = _text
+        try:
+            # Exclusive: a second run on this journal is turned away. The lock dies with the program.
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            _identify(database, self.path)
+            database.execute("PRAGMA journal_mode = WAL")
+            # A commit survives the program; a power cut may cost the last few, which are solved again.
+            database.execute("PRAGMA synchronous = NORMAL")
+            (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            if state != "ok":
+                raise sqlite3.DatabaseError(state)
+            self._refuse_other_settings(database)
+            (count,) = database.execute("SELECT count(*) FROM ended").fetchone()
+        except BaseException:
+            database.close()
+            raise
+        return database, count
+
+    def _refuse_other_settings(self, database: sqlite3.Connection) -> None:
+        """Raise FileError if a whole row was verified under other settings than those of this run."""
+        for row in database.execute("SELECT * FROM ended WHERE settings IS NOT ?", (self._settings,)):
+            if not _is_whole(row):
+                continue
+            there, here = json.loads(row[1]), json.loads(self._settings)
+            key = next(key for key in {**here, **there} if there.get(key) != here.get(key))
+            raise FileError(
+                f"the journal {self.path} was kept with {key} = {there.get(key)}, this run has {here.get(key)}; use "
+                "the same to go on, or name another file to start anew"
+            )
+
+    def _salvage(self) -> int:
+        """Put a damaged journal aside and make a new one with its whole rows; returns their number."""
+        damaged = self.path.with_name(self.path.name + ".damaged")
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            old = self.path.with_name(self.path.name + suffix)
+            if old.exists():
+                os.replace(old, damaged.with_name(damaged.name + suffix))
+        source, database = sqlite3.connect(damaged), sqlite3.connect(self.path, isolation_level=None)
+        source.text_factory = _text
+        try:
+            _identify(database, self.path)
+            database.execute("BEGIN")
+            for row in _rows(source):
+                if _is_whole(row):
+                    _write(database, row)
+            (saved,) = database.execute("SELECT count(*) FROM ended").fetchone()
+            database.execute("COMMIT")
+        finally:
+            source.close()
+            database.close()
+        return saved
+
+
+def _identify(database: sqlite3.Connection, path: Path) -> None:
+    """Make the table in a new file. Raise FileError for what is no journal of this format, and write nothing to it."""
+    tables = database.execute("SELECT name, sql FROM sqlite_master").fetchall()
+    (application,) = database.execute("PRAGMA application_id").fetchone()
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if not tables and application == version == 0:
+        # All at once, and before WAL mode: the header that tells what the file is lies in the file from then on.
+        database.execute("BEGIN")
+        database.execute(f"PRAGMA application_id = {APPLICATION}")
+        database.execute(f"PRAGMA user_version = {FORMAT}")
+        database.execute(TABLE)
+        database.execute("COMMIT")
+    elif application == 0 and ("about", FIRST_FORMAT) in tables:
+        raise FileError(
+            f"the journal {path} has format 1, whose rows do not say what they were verified against, so they cannot "
+            "be trusted; finish that run with the version of drainsinkhorn that began it, or name another file to "
+            "start anew"
+        )
+    elif application != APPLICATION:
+        table = f" with a table {tables[0][0]!r}" if tables else ""
+        raise FileError(f"{path} is a database{table} that is no journal; name another file")
+    elif version != FORMAT:
+        raise FileError(
+            f"the journal {path} has format {version}, and this version of drainsinkhorn reads format {FORMAT} alone; "
+            "go on with the version that began it, or name another file to start anew"
+        )
+    elif tables != [("ended", TABLE)]:
+        raise sqlite3.DatabaseError("its table is not that of a journal")
+
+
+def _cannot(path: Path, error: Exception) -> str:
+    if "locked" in str(error):
+        return f"the journal {path} is in use by another run; wait for it, or name another file"
+    return f"the journal {path} cannot be opened: {error}"
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the header of a file, which SQLite may be unable to read, is that of a journal of this format."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    # https://www.sqlite.org/fileformat2.html#the_database_header
+    marks = struct.pack(">I", FORMAT), struct.pack(">I", APPLICATION)
+    return header[:16] == b"SQLite format 3\0" and (header[60:64], header[68:72]) == marks
+
+
+def _rows(source: sqlite3.Connection) -> Iterator[Row]:
+    """Rows of a damaged table from both ends, as far as they can be read."""
+    for order in ("", " DESC"):
+        try:
+            yield from source.execute(f"SELECT * FROM ended ORDER BY rowid{order}")
+        except FAILURES:
+            continue
+        return
+
+
+def _write(database: sqlite3.Connection, row: Row) -> None:
+    database.execute(f"REPLACE INTO ended VALUES ({', '.join('?' * len(row))})", row)
+
+
+def _text(raw: bytes) -> str:
+    """A text as SQLite has it; damaged ones are not refused here, where the error would be SQLite's."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _settings(options: Options, backend: str) -> str:
+    """What results are verified against, as one text: equal for runs whose results are equal."""
+    mode = options.mode if isinstance(options.mode, Mode) else MODES.get(options.mode)
+    together = mode is not None and mode.together
+    names = {name: repr(getattr(options, name)) for name in RESULT_OPTIONS}
+    return json.dumps({**names, "together": repr(together), "backend": backend})
+
+
+def _real(value: float) -> float | None:
+    # SQLite has no NaN.
+    return None if value != value else float(value)
+
+
+def _entry(row: Row, problem: Problem[Any]) -> Entry:
+    (
+        ticket,
+        _,
+        _,
+        status,
+        depth,
+        *residual,
+        f_dtype,
+        f,
+        g_dtype,
+        g,
+        widened,
+        rescued,
+        streamed,
+        arithmetic,
+        detail,
+        _,
+    ) = row
+    potentials = None
+    if f is not None:
+        like = problem.x if problem.x is not None else problem.cost
+        potentials = Potentials(
+            *(
+                to_caller(np.frombuffer(raw, dtype=dtype), like, own=not widened)
+                for raw, dtype in ((f, f_dtype), (g, g_dtype))
+            )
+        )
+    numbers = Residual(*(float("nan") if value is None else value for value in residual))
+    ended = Status[status], depth, bool(widened), arithmetic, detail, bool(streamed)
+    record = Record(ticket, potentials, numbers, *ended)
+    return Entry(record, bool(rescued))
+
+
+def _is_whole(row: Row) -> bool:
+    return row[-1] == _checksum(row[:-1])
+
+
+def _checksum(row: Row) -> bytes:
+    """A digest of all other fields of a row, and of the format: a row of another one is never whole."""
+    # Values of different types have different representations; the lengths of blobs say where each of them ends.
+    shown = [("blob", len(value)) if isinstance(value, bytes) else value for value in row]
+    digest = hashlib.blake2b(repr((FORMAT, shown)).encode(), digest_size=16)
+    for value in row:
+        if isinstance(value, bytes):
+            digest.update(value)
+    return digest.digest()
+
+
+def fingerprint(problem: Any) -> bytes:
+    """A digest of all that a problem is made of; equal for equal problems, whatever library holds their arrays."""
+    digest = hashlib.blake2b(digest_size=16)
+    init = problem.init
+    f, g = init if isinstance(init, (tuple, list)) and len(init) == 2 else (init, None)
+    cost: Any = problem.cost if isinstance(problem.cost, str) else as_cost(problem.cost)
+    if isinstance(cost, Cost):
+        # The key of an OTT cost holds its parameters, and not where it lies in memory.
+        cost = f"{getattr(cost.kind, 'key', cost.kind)} {cost.scale!r}"
+    for value in (problem.x, problem.y, problem.a, problem.b, problem.eps, problem.tol, f, g, cost, problem.chain):
+        if is_array(value):
+            array = np.ascontiguousarray(to_numpy(value))
+            # NumPy holds bfloat16 in float32, but results are rounded to the caller's own dtype.
+            dtype = "bfloat16" if float_name(value) == "bfloat16" else array.dtype.str
+            digest.update(f"{dtype} {array.shape};".encode())
+            digest.update(array.data if array.size else b"")
+        else:
+            digest.update(f"{value!r};".encode())
+    return digest.digest()
+
+
+WAL_HEADER, FRAME_HEADER = 32, 24
+
+
+def torn_bytes(wal: Path) -> int:
+    """Bytes at the end of a WAL that belong to no whole commit: what a run that was killed had not finished writing.
+
+    SQLite leaves them out by itself and says nothing. A frame belongs to the log if it has the salts of the header and
+    its checksum goes on from that of the frame before (https://www.sqlite.org/fileformat2.html#walformat).
+    """
+    raw = wal.read_bytes() if wal.exists() else b""
+    if len(raw) < WAL_HEADER:
+        return len(raw)
+    magic, _, size, _ = struct.unpack(">4I", raw[:16])
+    order = ">" if magic & 1 else "<"
+    salts, running = raw[16:24], struct.unpack(">2I", raw[24:32])
+    if _wal_sum(raw[:24], (0, 0), order) != running:
+        return len(raw)
+    place = committed = WAL_HEADER
+    while place < len(raw):
+        header, page = raw[place : place + FRAME_HEADER], raw[place + FRAME_HEADER : place + FRAME_HEADER + size]
+        if header[8:16] != salts and len(header) >= 16:
+            # Left over from before the log began anew.
+            return place - committed
+        if len(page) < size:
+            return len(raw) - committed
+        running = _wal_sum(header[:8] + page, running, order)
+        if running != struct.unpack(">2I", header[16:24]):
+            return len(raw) - committed
+        place += FRAME_HEADER + size
+        if header[4:8] != b"\0\0\0\0":
+            committed = place
+    return place - committed
+
+
+def _wal_sum(raw: bytes, start: tuple[int, ...], order: str) -> tuple[int, int]:
+    s0, s1 = start
+    words = struct.unpack(f"{order}{len(raw) // 4}I", raw)
+    for first, second in zip(words[::2], words[1::2], strict=True):
+        s0 = (s0 + first + s1) & 0xFFFFFFFF
+        s1 = (s1 + second + s0) & 0xFFFFFFFF
+    return s0, s1
