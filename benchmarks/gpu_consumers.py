@@ -16,10 +16,10 @@ import torch
 import triton
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend, tiles
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.run.validate import validate
 
 TILE = ("bm", "bn", "warps", "stages", "registers")
 SHAPES = [(16384, 15, 16), (16384, 50, 8), (8192, 3, 8), (4096, 50, 16), (1024, 500, 64), (128, 16, 512)]
@@ -40,7 +40,7 @@ def microseconds(run: Any, width: int) -> float:
 
 def leg(solution: ds.Solution[Any]) -> float:
     backend = TritonBackend(acceleration="momentum")
-    problems = [admit(r.problem, 1e-3) for r in solution]
+    problems = [validate(r.problem, 1e-3) for r in solution]
     pack = backend.pack(problems)
     assert isinstance(pack, TritonPack)
     # At the start sums leave float32, and rows are done again.
@@ -72,7 +72,7 @@ def measure(n: int, d: int, width: int) -> None:
     solution = solved(n, d, width)
     one_leg = leg(solution)
     row: dict[str, Any] = {"n": n, "d": d, "W": width, "leg_us": round(one_leg, 1)}
-    plans = TritonBackend().couple([r.problem for r in solution], [r.potentials for r in solution])
+    plans = TritonBackend().couple([r.instance for r in solution], [r.potentials for r in solution])
     plans.log_ratios()
     row["float64_lanes"] = sum(len(s.lanes) for s in plans._sides[0] if s.exact)
     for channels in (1, 16, 64):
@@ -106,7 +106,7 @@ CANDIDATES = [
 
 def tune(n: int, d: int, width: int) -> None:
     solution = solved(n, d, width)
-    plans = TritonBackend().couple([r.problem for r in solution], [r.potentials for r in solution])
+    plans = TritonBackend().couple([r.instance for r in solution], [r.potentials for r in solution])
     how = plans._stacks[0].how
     assert how is not None
     values, rows = torch.randn(width, n, 16, device="cuda"), []

@@ -19,10 +19,10 @@ import torch
 import triton
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.run.validate import validate
 
 SHAPES = [
     (16384, 15, 16),
@@ -42,7 +42,7 @@ def clouds(n: int, d: int, width: int) -> list[Any]:
     x, y = (rng.normal(size=(width, n, d)).astype(np.float32) for _ in range(2))
     eps = 0.1 * 2 * d
     return [
-        admit(ds.Problem(x=torch.tensor(p).cuda(), y=torch.tensor(q).cuda(), eps=eps), 1e-3)
+        validate(ds.Problem(x=torch.tensor(p).cuda(), y=torch.tensor(q).cuda(), eps=eps), 1e-3)
         for p, q in zip(x, y, strict=True)
     ]
 

@@ -19,8 +19,8 @@ from scipy.stats import spearmanr
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core.options import ORDERS
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.workloads import WORKLOADS, load
 
 MAX_DEPTH = 3000
@@ -28,7 +28,7 @@ MAX_DEPTH = 3000
 
 def row(name: str, batch: list[ds.Problem[Any]], accelerate: str, width: int) -> None:
     options = ds.Options(max_depth=MAX_DEPTH, accelerate=accelerate, mode="compact", width=width, rescue=False)
-    foretold = [predicted_depth(admit(p, options.tol), momentum=accelerate == "momentum") for p in batch]
+    foretold = [predicted_depth(validate(p, options.tol), momentum=accelerate == "momentum") for p in batch]
     runs = {order: ds.solve(batch, options=options, order=order) for order in ORDERS}
     depths = [result.depth for result in runs["given"]]
     assert all([result.depth for result in run] == depths for run in runs.values())

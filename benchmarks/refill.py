@@ -17,13 +17,13 @@ import numpy as np
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core import Forecasts
 from drainsinkhorn.core.events import fan_out
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import Mode
 from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.run.validate import validate
 
 EVERY, TOL = 8, 1e-3
 ROWS = {"refill 1": (1, 1), "refill 4": (4, 1), "refill 16": (16, 1), "refill 16, shrink 16": (16, 16)}
@@ -54,7 +54,7 @@ def run(batch: list[ds.Problem[Any]], mode: Mode, width: int | None, foretold: b
     """CPU seconds, the account, and what came of every problem."""
     options = ds.Options(mode=mode, width=width, audit=ds.Audit(every=EVERY), tol=TOL)
     backend, ledger, forecasts = CpuBackend(threads=1).using("momentum"), Ledger(), Forecasts()
-    admissions = [Admission(ticket, admit(problem, TOL)) for ticket, problem in enumerate(batch)]
+    admissions = [Admission(ticket, validate(problem, TOL)) for ticket, problem in enumerate(batch)]
     plan = options.plan(None, backend.natural_width(admissions[0].problem))
     source = Waiting(admissions, forecasts) if foretold else Batch(admissions)
     began, found = time.process_time(), dict[int, Any]()

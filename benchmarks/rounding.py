@@ -18,7 +18,7 @@ import numpy as np
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
-from drainsinkhorn.backends.door import admit
+from drainsinkhorn.run.validate import validate
 
 
 def problem(rng: np.random.Generator, device: str) -> Any:
@@ -48,7 +48,7 @@ def coverage(backend: Any, count: int, seed: int, device: str) -> None:
     ratios = defaultdict[str, list[float]](list)
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        given = admit(problem(rng, device), 1e-3)
+        given = validate(problem(rng, device), 1e-3)
         pack = backend.pack([given])
         pack.advance(int(rng.integers(1, 60)), [-np.inf])
         (said,), (certified,) = pack.verify([0]), pack.verify([0], exact=True)
@@ -79,7 +79,7 @@ def prices(backend: Any, device: str, laps: int) -> None:
         rng = np.random.default_rng(0)
         x, y = (on(device, rng.normal(size=(n, d))) for _ in range(2))
         # A tolerance that only float64 can verify; streaming, since a cached leg computes no costs.
-        given = admit(ds.Problem(x=x, y=y, eps=0.2 * d, tol=1e-11, init="zero"), 1e-11)
+        given = validate(ds.Problem(x=x, y=y, eps=0.2 * d, tol=1e-11, init="zero"), 1e-11)
         precise = backend.precise().using("none")
         if hasattr(precise, "representation"):
             from dataclasses import replace

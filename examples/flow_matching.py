@@ -29,6 +29,7 @@ import torch
 import drainsinkhorn as ds
 from drainsinkhorn.campaign import peers
 from drainsinkhorn.flow import couple_minibatches
+from drainsinkhorn.run.couple import couple
 from drainsinkhorn.testing import marginal_errors
 
 TOL, STEPS, MARGINS = 1e-3, (4, 8, 16), {"curvature": 1.02, "loss": 1.01, "frechet": 1.10}
@@ -128,7 +129,7 @@ class Flash:
         found = []
         for k, (x0, x1) in enumerate(batches):
             problem = ds.Problem(x=x0, y=x1, eps=eps)
-            ((i, j),) = self.backend.couple([problem], [self.flash.one(problem)[0]]).sample(len(x0), [(seed, k)])
+            ((i, j),) = couple(self.backend, [problem], [self.flash.one(problem)[0]]).sample(len(x0), [(seed, k)])
             found.append((x0[i], x1[j]))
         return found
 

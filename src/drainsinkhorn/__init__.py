@@ -1,6 +1,5 @@
 """Batched entropic optimal transport: many problems as lanes of one kernel, each to a verified accuracy."""
 
-from drainsinkhorn.backends.starts import extend as extend
 from drainsinkhorn.core.audit import Audit as Audit
 from drainsinkhorn.core.audit import Geometric as Geometric
 from drainsinkhorn.core.ledger import Ledger as Ledger
@@ -11,6 +10,7 @@ from drainsinkhorn.core.options import Profile as Profile
 from drainsinkhorn.divergences import Divergences as Divergences
 from drainsinkhorn.divergences import divergence as divergence
 from drainsinkhorn.model.cost import Cost as Cost
+from drainsinkhorn.model.cost import Distances as Distances
 from drainsinkhorn.model.couplings import TransportCost as TransportCost
 from drainsinkhorn.model.errors import BackendUnavailable as BackendUnavailable
 from drainsinkhorn.model.errors import ContractError as ContractError
@@ -25,12 +25,14 @@ from drainsinkhorn.model.errors import ObserverWarning as ObserverWarning
 from drainsinkhorn.model.errors import OptionsError as OptionsError
 from drainsinkhorn.model.errors import OutOfMemory as OutOfMemory
 from drainsinkhorn.model.errors import ProblemError as ProblemError
+from drainsinkhorn.model.instance import Instance as Instance
 from drainsinkhorn.model.problem import Potentials as Potentials
 from drainsinkhorn.model.problem import Problem as Problem
 from drainsinkhorn.model.result import Residual as Residual
 from drainsinkhorn.model.result import Result as Result
 from drainsinkhorn.model.status import Status as Status
 from drainsinkhorn.numerics.costs import Formula as Formula
+from drainsinkhorn.numerics.costs import PointCost as PointCost
 from drainsinkhorn.plans.consumers import apply as apply
 from drainsinkhorn.plans.consumers import barycentric_map as barycentric_map
 from drainsinkhorn.plans.consumers import partners as partners
@@ -39,6 +41,7 @@ from drainsinkhorn.plans.consumers import sample as sample
 from drainsinkhorn.plans.consumers import top_match as top_match
 from drainsinkhorn.plans.consumers import transport_cost as transport_cost
 from drainsinkhorn.run.client import Client as Client
+from drainsinkhorn.run.extend import extend as extend
 from drainsinkhorn.run.feed import Feed as Feed
 from drainsinkhorn.run.solution import Solution as Solution
 from drainsinkhorn.run.solve import Interrupted as Interrupted

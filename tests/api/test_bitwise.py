@@ -13,8 +13,8 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.pack import CpuPack
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.reference import ReferenceBackend, ReferencePack
+from drainsinkhorn.run.validate import validate
 
 REJECTED_TOL = 1.234e-3
 """Problems with this tol have their first two verifies turned down."""
@@ -29,7 +29,7 @@ class Picky:
         said = super().verify(lanes, exact=exact)  # type: ignore[misc]
         counts = self.__dict__.setdefault("counts", {})
         for k, lane in enumerate(self._lanes[i] for i in lanes):  # type: ignore[attr-defined]
-            if lane.problem.tol == REJECTED_TOL and counts.setdefault(lane, 0) < 2:
+            if lane.instance.tol == REJECTED_TOL and counts.setdefault(lane, 0) < 2:
                 counts[lane] += 1
                 said[k] = said[k]._replace(col=1.0)
         return said
@@ -155,7 +155,7 @@ def test_one_lane_of_a_static_batch_is_what_it_would_be_alone_at_that_depth() ->
     boundary = depths.pop()
     assert boundary % 4 == 0
     for problem, result in zip(batch, together, strict=True):
-        pack = ReferenceBackend().pack([admit(problem, 1.0)])
+        pack = ReferenceBackend().pack([validate(problem, 1.0)])
         pack.advance(boundary, [-np.inf])
         assert np.array_equal(pack.emit([0])[0].potentials.f, result.potentials.f)
 

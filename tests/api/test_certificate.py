@@ -15,37 +15,37 @@ from drainsinkhorn.backends import certificate
 from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.core.audit import Audit, judge
 from drainsinkhorn.core.protocol import Progress
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.model.status import Status
+from drainsinkhorn.run.validate import validate
 
 KINDS = ("sqeuclidean", "euclidean", "cosine", "dense")
 Long = np.longdouble
 
 
-def extended_residuals(problem: ds.Problem[Any], f: Any, g: Any) -> tuple[Any, Any]:
+def extended_residuals(problem: ds.Instance[Any], f: Any, g: Any) -> tuple[Any, Any]:
     """Both residuals in extended precision, from the points as given."""
     a, b = problem.a.astype(Long), problem.b.astype(Long)
-    if isinstance(problem.cost, Cost):
+    if not problem.is_dense:
         x, y = problem.x.astype(Long), problem.y.astype(Long)
-        if problem.cost.kind == "cosine":
+        if str(problem.cost.kind) == "cosine":
             x, y = (p / np.sqrt((p * p).sum(1, keepdims=True)) for p in (x, y))
         cost = ((x[:, None] - y[None]) ** 2).sum(-1)
-        cost = np.sqrt(cost) if problem.cost.kind == "euclidean" else cost
-        cost = (cost / 2 if problem.cost.kind == "cosine" else cost) * Long(problem.cost.scale)
+        cost = np.sqrt(cost) if str(problem.cost.kind) == "euclidean" else cost
+        cost = (cost / 2 if str(problem.cost.kind) == "cosine" else cost) * Long(problem.cost.scale)
     else:
-        cost = problem.cost.astype(Long)
+        cost = problem.matrix.astype(Long)
     with np.errstate(over="ignore"):
         ratios = np.exp((f.astype(Long)[:, None] + g.astype(Long)[None] - cost) / Long(problem.eps))
     plan = a[:, None] * b[None] * ratios
     return abs(plan.sum(1) - a).sum(), abs(plan.sum(0) - b).sum()
 
 
-def hostile(rng: np.random.Generator, kind: str) -> ds.Problem[Any]:
+def hostile(rng: np.random.Generator, kind: str) -> ds.Instance[Any]:
     n, m = rng.integers(1, 60, size=2)
     d = int(rng.choice([1, 2, 3, 11, 40, 130]))
     a, b = (rng.random(size) ** 8 + 10.0 ** rng.uniform(-300, -3) for size in (n, m))
@@ -54,7 +54,9 @@ def hostile(rng: np.random.Generator, kind: str) -> ds.Problem[Any]:
     given: dict[str, Any] = (
         points if kind != "dense" else {"cost": 10.0 ** rng.uniform(-2, 4) * rng.normal(size=(n, m))}
     )
-    return admit(ds.Problem(eps=10.0 ** rng.uniform(-3, 2), a=a / a.sum(), b=b / b.sum(), init="zero", **given), 1e-6)
+    return validate(
+        ds.Problem(eps=10.0 ** rng.uniform(-3, 2), a=a / a.sum(), b=b / b.sum(), init="zero", **given), 1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +86,7 @@ def test_the_bound_holds_in_extended_precision(kind: str, sweep: Any) -> None:
 
 def test_products_and_differences_certify_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
-    problem = admit(ds.Problem(x=rng.normal(size=(50, 20)) + 30, y=rng.normal(size=(60, 20)) + 30, eps=2.0), 1e-6)
+    problem = validate(ds.Problem(x=rng.normal(size=(50, 20)) + 30, y=rng.normal(size=(60, 20)) + 30, eps=2.0), 1e-6)
     state = ds.Potentials(rng.normal(size=50), rng.normal(size=60))
     by_differences = certify(problem, state)
     monkeypatch.setitem(certificate.PRODUCT_DIM, "numpy", 1)
@@ -102,9 +104,9 @@ def test_tensors_on_a_device_are_certified_alike(kind: str, dim: int, monkeypatc
     a[3] = 0.0
     arrays: dict[str, Any] = {"x": x, "y": y} if kind != "dense" else {"cost": rng.random((30, 40))}
     named = {} if kind == "dense" else {"cost": kind}
-    problem = admit(ds.Problem(a=a, eps=0.5, **arrays, **named), 1e-6)
+    problem = validate(ds.Problem(a=a, eps=0.5, **arrays, **named), 1e-6)
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-    there = admit(ds.Problem(a=a, eps=0.5, **tensors, **named), 1e-6)
+    there = validate(ds.Problem(a=a, eps=0.5, **tensors, **named), 1e-6)
     state = ds.Potentials(rng.normal(size=30), rng.normal(size=40))
     by_numpy = certify(problem, state)
     # The same expressions run on a CUDA device.
@@ -116,7 +118,7 @@ def test_tensors_on_a_device_are_certified_alike(kind: str, dim: int, monkeypatc
 
 
 def test_a_state_that_rounding_hides_has_an_infinite_bound() -> None:
-    problem = admit(ds.Problem(cost=np.ones((3, 4)), eps=0.5), 1e-2)
+    problem = validate(ds.Problem(cost=np.ones((3, 4)), eps=0.5), 1e-2)
     found = certify(problem, ds.Potentials(np.full(3, 1e16), np.full(4, -1e16)))
     assert found.band == math.inf
 
@@ -130,9 +132,9 @@ def test_certify_always_certifies_from_the_callers_arrays(backend: str, kind: st
     problem = ds.Problem(eps=0.3, tol=1e-4, **given)
     (result,) = ds.solve([problem], backend=backend, certify="always")
     assert result.converged
-    assert result.residual == certify(admit(problem, 1e-4), result.potentials, partial(compiled_sweep, threads=1)) or (
-        abs(result.residual.worst - certify(admit(problem, 1e-4), result.potentials).worst) <= 1e-12
-    )
+    assert result.residual == certify(
+        validate(problem, 1e-4), result.potentials, partial(compiled_sweep, threads=1)
+    ) or (abs(result.residual.worst - certify(validate(problem, 1e-4), result.potentials).worst) <= 1e-12)
 
 
 def test_a_cost_buffer_that_is_refilled_is_read_again() -> None:

@@ -176,7 +176,8 @@ def test_memory_is_linear(backend: str) -> None:
     # Zero potentials are all this needs: a plan of this size would be 288 MB.
     solved = ds.solve(problem, backend="cpu", max_depth=1, rescue=False, tol=1e9)[0]
     loaded = ds.Result(
-        ticket=0, problem=problem, emitted=solved.potentials, residual=solved.residual, status=solved.status, depth=1,
+        ticket=0, problem=problem, validate=solved.validate, emitted=solved.potentials, residual=solved.residual,
+        status=solved.status, depth=1,
         backend=solved.backend if backend == "cpu" else load("reference"),
     )  # fmt: skip
     loaded.apply(np.ones((n, 3)))

@@ -11,9 +11,9 @@ from tests.conftest import needs
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.numerics import arrays
 from drainsinkhorn.numerics.arrays import float_name, round_to, to_numpy
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
 
 RNG = np.random.default_rng(0)
@@ -124,13 +124,13 @@ def test_weights_that_were_normalised_in_their_own_dtype_have_equal_masses(dtype
     x = np.zeros((size, 1))
     for _ in range(100 if size < 1000 else 5):
         a, b = (torch.softmax(torch.as_tensor(3 * rng.normal(size=size)).to(getattr(torch, dtype)), 0) for _ in "ab")
-        admit(ds.Problem(x=x, y=x, a=a, b=b, eps=1.0), 1e-3)
+        validate(ds.Problem(x=x, y=x, a=a, b=b, eps=1.0), 1e-3)
         with pytest.raises(ds.ProblemError, match="balanced transport needs equal masses"):
-            admit(ds.Problem(x=x, y=x, a=a, b=1.1 * b.double(), eps=1.0), 1e-3)
+            validate(ds.Problem(x=x, y=x, a=a, b=1.1 * b.double(), eps=1.0), 1e-3)
 
 
 def test_masses_of_float64_are_judged_as_before() -> None:
     x, a = np.zeros((4, 1)), np.full(4, 0.25)
-    admit(ds.Problem(x=x, y=x, a=a, b=a * (1 + 9e-6), eps=1.0), 1e-3)
+    validate(ds.Problem(x=x, y=x, a=a, b=a * (1 + 9e-6), eps=1.0), 1e-3)
     with pytest.raises(ds.ProblemError, match="balanced transport needs equal masses"):
-        admit(ds.Problem(x=x, y=x, a=a, b=a * (1 + 2e-5), eps=1.0), 1e-3)
+        validate(ds.Problem(x=x, y=x, a=a, b=a * (1 + 2e-5), eps=1.0), 1e-3)

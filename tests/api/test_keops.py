@@ -18,8 +18,8 @@ torch = needs("torch")
 needs("pykeops")
 
 import drainsinkhorn as ds  # noqa: E402
-from drainsinkhorn.backends.door import admit  # noqa: E402
 from drainsinkhorn.backends.keops import KeopsBackend, probe, reduction  # noqa: E402
+from drainsinkhorn.run.validate import validate  # noqa: E402
 from drainsinkhorn.testing import marginal_errors  # noqa: E402
 
 # Not symmetric: what takes x for y is found out.
@@ -65,11 +65,11 @@ def test_a_formula_of_the_callers_own() -> None:
     plan = np.exp((f[:, None] + g - cost) / 0.5) / (30 * 25)
     assert np.abs(plan.sum(1) - 1 / 30).sum() <= 1e-6
     assert np.abs(plan.sum(0) - 1 / 25).sum() <= 1e-6
-    assert np.allclose(FORMULA.matrix(x, y), cost)
+    assert np.allclose(FORMULA.pairwise(x, y), cost)
     assert result.transport_cost().transport == pytest.approx((plan * cost).sum())
     assert np.allclose(result.apply(np.ones(30), side="col"), plan.sum(0))
     with pytest.raises(ds.ProblemError, match="gradients need a cost by name"):
-        result.backend.couple([result.problem], [result.potentials]).slopes()
+        result.backend.couple([result.instance], [result.potentials]).slopes()
     there = ds.solve(x, y, eps=0.5, cost=ds.Cost(FORMULA, 2.0), backend="reference", tol=1e-6)[0]
     here = ds.solve(x, y, eps=0.5, cost=ds.Cost(FORMULA, 2.0), backend="keops", tol=1e-6)[0]
     assert np.abs(here.plan() - there.plan()).sum() <= 1e-5
@@ -94,7 +94,7 @@ def test_sixty_thousand_points_without_a_matrix() -> None:
     x, y = rng.normal(size=(n, 3)).astype("f4"), rng.normal(size=(64, 3)).astype("f4")
     tracemalloc.start()
     # Many rows, few columns: the memory of n x n would show, the time of it need not be spent.
-    pack = KeopsBackend().pack([admit(ds.Problem(x=x, y=y, eps=1.0), 1e-3)])
+    pack = KeopsBackend().pack([validate(ds.Problem(x=x, y=y, eps=1.0), 1e-3)])
     pack.advance(2, [-np.inf])
     residual = pack.verify([0])[0]
     _, peak = tracemalloc.get_traced_memory()

@@ -228,9 +228,9 @@ def test_hostile_inputs_converge_and_are_true(name: str, backend: Any) -> None:
 
 def test_shared_kernels_are_shared_and_left() -> None:
     from drainsinkhorn.backends.cpu.pack import CpuPack
-    from drainsinkhorn.backends.door import admit
+    from drainsinkhorn.run.validate import validate
 
-    batch = [admit(p, 1e-3) for p in HOSTILE["shared kernel to be left"]]
+    batch = [validate(p, 1e-3) for p in HOSTILE["shared kernel to be left"]]
     for dtype in ("f4", "f8"):
         pack = CpuPack(batch, np.dtype(dtype), 2, momentum=True)
         assert pack._table[:, k.SHARED].all()

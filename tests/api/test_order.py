@@ -14,10 +14,10 @@ from scipy.stats import spearmanr
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core.options import ORDERS
 from drainsinkhorn.core.source import Admission
 from drainsinkhorn.run.queue import Sorter, ordered
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.scripted import Script, scripted
 from drainsinkhorn.workloads.clouds import problems
 
@@ -37,7 +37,7 @@ class TestOrdered:
 
     def test_mixed_gives_every_window_some_of_each(self) -> None:
         line = ordered(admissions([1, 2, 3, 4, 5, 6]), depth_of, "mixed", 3)
-        assert [depth_of(admission.problem) for admission in line] == [6, 4, 2, 5, 3, 1]
+        assert [depth_of(admission.instance) for admission in line] == [6, 4, 2, 5, 3, 1]
 
     @given(st.lists(st.integers(1, 50), max_size=40), st.sampled_from(ORDERS[1:]), st.integers(1, 9))
     def test_nobody_is_lost(self, depths: list[int], order: str, width: int) -> None:
@@ -121,7 +121,7 @@ class TestPrediction:
     @pytest.mark.parametrize("accelerate", ["momentum", "none"])
     def test_it_ranks_problems_by_depth(self, accelerate: str) -> None:
         batch, momentum = problems(3), accelerate == "momentum"
-        foretold = [predicted_depth(admit(problem, 1e-3), momentum=momentum) for problem in batch]
+        foretold = [predicted_depth(validate(problem, 1e-3), momentum=momentum) for problem in batch]
         reached = [result.depth for result in ds.solve(batch, accelerate=accelerate)]
         assert spearmanr(foretold, reached).statistic > 0.9
         assert 1 / 4 < np.median(np.array(foretold) / reached) < 4
@@ -139,4 +139,4 @@ class TestPrediction:
         ],
     )
     def test_odd_problems_have_one_too(self, problem: ds.Problem[Any]) -> None:
-        assert 1 <= predicted_depth(admit(problem, 1e-3), momentum=False) < math.inf
+        assert 1 <= predicted_depth(validate(problem, 1e-3), momentum=False) < math.inf

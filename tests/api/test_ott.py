@@ -21,9 +21,9 @@ from ott.solvers.linear.sinkhorn import Sinkhorn, SinkhornOutput  # noqa: E402
 import drainsinkhorn as ds  # noqa: E402
 from drainsinkhorn import ott as drained  # noqa: E402
 from drainsinkhorn.backends import choose  # noqa: E402
-from drainsinkhorn.backends.door import admit  # noqa: E402
 from drainsinkhorn.backends.ottjax import OttBackend  # noqa: E402
 from drainsinkhorn.backends.ottjax.pack import careful  # noqa: E402
+from drainsinkhorn.run.validate import validate  # noqa: E402
 from drainsinkhorn.testing import marginal_errors  # noqa: E402
 
 UPDATES = 60
@@ -36,7 +36,7 @@ def cloud(seed: int, size: int, d: int = 3, shift: float = 0.0) -> Any:
 @pytest.mark.parametrize("batch_size", [None, 32])
 def test_the_same_updates_give_the_potentials_of_ott_and_of_the_reference(batch_size: int | None) -> None:
     x, y, eps = cloud(0, 100), cloud(1, 120, shift=0.5), 0.5
-    problem = admit(ds.Problem(x=x, y=y, eps=eps, init="zero"), 1e-3)
+    problem = validate(ds.Problem(x=x, y=y, eps=eps, init="zero"), 1e-3)
     pack = OttBackend(precision="float32", batch_size=batch_size).pack([problem])
     pack.advance(UPDATES, [-np.inf])
     f, g = (np.asarray(side) for side in pack.emit([0])[0].potentials)
@@ -246,7 +246,7 @@ def reductions(jaxpr: Any, shape: tuple[int, ...], times: int = 1) -> int:
 
 def test_a_phase_passes_over_the_costs_four_times_a_cycle_and_scales_none_of_them() -> None:
     stride, width, n, m = 5, 2, 48, 64
-    given = [admit(ds.Problem(x=cloud(i, n), y=cloud(9 + i, m), eps=0.3), 1e-3) for i in range(width)]
+    given = [validate(ds.Problem(x=cloud(i, n), y=cloud(9 + i, m), eps=0.3), 1e-3) for i in range(width)]
     pack = OttBackend(stride=stride).pack(given)
     with careful(pack._device):
         phase, moves = pack._kernels.phase, np.ones(width, bool)
@@ -259,7 +259,7 @@ def test_a_phase_passes_over_the_costs_four_times_a_cycle_and_scales_none_of_the
 
 
 def test_many_checks_at_once_say_what_each_says_alone() -> None:
-    given = [admit(ds.Problem(x=cloud(i, 30), y=cloud(9 + i, 20), eps=0.2), 1e-3) for i in range(5)]
+    given = [validate(ds.Problem(x=cloud(i, 30), y=cloud(9 + i, 20), eps=0.2), 1e-3) for i in range(5)]
     pack = OttBackend(stride=2).pack(given)
     for _ in range(3):
         pack.advance(2, [-np.inf] * 5)
@@ -284,7 +284,7 @@ def test_the_online_path_never_holds_a_matrix() -> None:
     n = 4096
     x, y = cloud(0, n), cloud(1, n, shift=0.2)
     backend = OttBackend(stride=1, kept_pairs=1, batch_size=64)
-    problem = admit(ds.Problem(x=x, y=y, eps=2.0), 1e-3)
+    problem = validate(ds.Problem(x=x, y=y, eps=2.0), 1e-3)
     pack = backend.pack([problem])
     assert max(part.size for part in pack._stack.values()) <= 32 * n
     with careful(pack._device):
@@ -294,7 +294,7 @@ def test_the_online_path_never_holds_a_matrix() -> None:
 
 def test_the_auditor_does_not_take_a_cost_of_ones_own_for_another() -> None:
     problem = ds.Problem(x=cloud(0, 5), y=cloud(1, 4), eps=1.0, cost=costs.PNormP(1.5))
-    for asked in (problem, admit(problem, 1e-3)):
+    for asked in (problem, validate(problem, 1e-3)):
         with pytest.raises(ds.ProblemError, match="the auditor knows the costs"):
             marginal_errors(asked, ds.Potentials(np.zeros(5), np.zeros(4)))
 

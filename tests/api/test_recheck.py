@@ -13,7 +13,6 @@ import pytest
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.events import Retired
 from drainsinkhorn.core.protocol import Emission, Pack
@@ -21,6 +20,7 @@ from drainsinkhorn.model.result import Residual
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.run import recheck
 from drainsinkhorn.run.recheck import Recheck, refute
+from drainsinkhorn.run.validate import validate
 
 TOL = 1e-3
 
@@ -84,7 +84,7 @@ def test_recalled_results_stand_a_recheck(tmp_path: Path) -> None:
 def test_what_is_ten_times_too_far_off_is_refuted_by_few_rows(problem: ds.Problem[Any], side: int) -> None:
     result = ds.solve([problem], backend="reference", recheck="none")[0]
     assert result.converged
-    known = admit(problem, TOL)
+    known = validate(problem, TOL)
     assert refute(known, result.potentials, float(known.tol or 0)) is None
     sides = [np.asarray(p, dtype=np.float64) for p in result.potentials]
     # All ratios grow by 10 tol, so that one marginal is off by 10 tol whatever the weights are.
@@ -101,7 +101,7 @@ def test_torch_finds_what_numpy_finds(problem: ds.Problem[Any], monkeypatch: pyt
     f, g = ds.solve([problem], backend="reference")[0].potentials
     arrays = {name: getattr(problem, name) for name in ("x", "y", "a", "b", "cost")}
     moved = {name: torch.tensor(v) for name, v in arrays.items() if isinstance(v, np.ndarray)}
-    known, there = admit(problem, TOL), admit(replace(problem, **moved), TOL)
+    known, there = validate(problem, TOL), validate(replace(problem, **moved), TOL)
     for off in (0.0, 10 * TOL):
         here = refute(known, ds.Potentials(f, g + problem.eps * off), TOL, ticket=3)
         monkeypatch.setattr(recheck, "_where", lambda _: "device")
@@ -113,7 +113,7 @@ def test_torch_finds_what_numpy_finds(problem: ds.Problem[Any], monkeypatch: pyt
 
 
 def test_nan_and_infinite_potentials_are_refuted() -> None:
-    known = admit(cloud(0), TOL)
+    known = validate(cloud(0), TOL)
     good = ds.solve([cloud(0)], backend="reference")[0].potentials
     for side in (0, 1):
         for value in (math.nan, math.inf, -math.inf, 1e308):
@@ -125,7 +125,7 @@ def test_nan_and_infinite_potentials_are_refuted() -> None:
 @pytest.mark.parametrize("shift", [0.0, 1e3, 1e10, 1e14, 1e100])
 def test_the_bound_is_one_whatever_the_gauge(shift: float) -> None:
     """Against extended precision: nothing true is refuted, and rounding takes little from what is false."""
-    problem = admit(cloud(0, n=30, m=20, eps=0.5), TOL)
+    problem = validate(cloud(0, n=30, m=20, eps=0.5), TOL)
     good = ds.solve([cloud(0, n=30, m=20, eps=0.5)], backend="reference", tol=1e-9)[0].potentials
     shifted = ds.Potentials(good.f + shift, good.g - shift)
     wide = [np.asarray(p, dtype=np.longdouble) for p in (problem.x, problem.y, *shifted, problem.a, problem.b)]
@@ -146,7 +146,7 @@ class Lying(WrappedPack):
         self.marked = marked
 
     def _is_marked(self, lane: int) -> bool:
-        return self.inner.emit([lane])[0].problem.eps == self.marked
+        return self.inner.emit([lane])[0].instance.eps == self.marked
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Any:
         told = self.inner.advance(1, stops, lockstep=lockstep)
@@ -221,7 +221,7 @@ def ended(ticket: int, problem: ds.Problem[Any], depth: int) -> Retired:
 def test_few_results_are_rechecked_and_always_the_same(
     n: int, runs: int, count: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem, looked = admit(cloud(0, n=n, m=n), TOL), list[int]()
+    problem, looked = validate(cloud(0, n=n, m=n), TOL), list[int]()
     monkeypatch.setattr(recheck, "refute", lambda *_, ticket, **__: looked.append(ticket))
     for _ in range(2):
         for run in range(runs):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.gauge import usable_start
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
 
 RNG = np.random.default_rng(0)
@@ -102,19 +102,19 @@ class TestStarts:
         a = np.array([0.0, 0.2, 0.2, 0.2, 0.2, 0.2])
         f = np.r_[-1e300, SOLVED.f[1:] + 1e14]
         problem = starting(f, SOLVED.g - 1e14, a=a)
-        assert np.abs(admit(problem, TOL).init.f).max() < 100  # type: ignore[union-attr]
+        assert np.abs(validate(problem, TOL).init.f).max() < 100  # type: ignore[union-attr]
         check(ds.solve([problem], backend="reference", rescue=False)[0])
 
     def test_whole_numbers_are_taken_too(self) -> None:
         problem = starting(np.full(6, 2**60), np.full(7, -(2**60)))
-        assert np.abs(admit(problem, TOL).init.f).max() == 0  # type: ignore[union-attr]
+        assert np.abs(validate(problem, TOL).init.f).max() == 0  # type: ignore[union-attr]
         check(ds.solve([problem], backend="reference", rescue=False)[0])
 
     def test_the_callers_library_keeps_its_start(self) -> None:
         torch = pytest.importorskip("torch")
         f, g = torch.as_tensor(SOLVED.f) + 1e14, torch.as_tensor(SOLVED.g) - 1e14
         problem = ds.Problem(x=torch.as_tensor(X), y=torch.as_tensor(Y), eps=EPS, init=ds.Potentials(f, g))
-        assert isinstance(admit(problem, TOL).init.f, torch.Tensor)  # type: ignore[union-attr]
+        assert isinstance(validate(problem, TOL).init.f, torch.Tensor)  # type: ignore[union-attr]
 
 
 class TestRescue:

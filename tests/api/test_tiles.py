@@ -16,7 +16,7 @@ from drainsinkhorn.backends.cpu.distances import squared_distances
 from drainsinkhorn.backends.cpu.layout import extent, lay_out
 from drainsinkhorn.backends.cpu.pack import CpuPack
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT, TALL, WIDE, padded, squares
-from drainsinkhorn.backends.door import admit
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import marginal_errors
 
 UNIT = 2.0**-53
@@ -110,7 +110,7 @@ def test_residuals_in_many_coordinates_are_true() -> None:
 
 def test_an_exact_verify_takes_differences() -> None:
     x, y = clouds(50, 60, 200)
-    problem = admit(ds.Problem(x=x, y=y, eps=20.0), tol=1e-9)
+    problem = validate(ds.Problem(x=x, y=y, eps=20.0), tol=1e-9)
     pack = CpuPack([problem], np.dtype(np.float64), 1)
     pack.advance(5, [-np.inf])
     # What expanding would read is gone: only differences of points can still give the residual.
@@ -156,7 +156,7 @@ def test_laws_expand_squares_only_where_that_is_sharp() -> None:
     # Two clusters so far apart that squared norms leave no digits for the distances within one.
     x[::2, 0] += 1e6
     y[::2, 0] += 1e6
-    problem = ds.Problem(x=x, y=y, eps=3.0)
+    problem = validate(ds.Problem(x=x, y=y, eps=3.0), 1e-3)
     found = CpuBackend().couple([problem], [ds.Potentials(np.zeros(40), np.zeros(30))]).barycentric_map()[0]
     logs = -long_squares(x, y) / 3
     law = np.exp(logs - logs.max(1, keepdims=True))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from scipy.spatial.distance import cdist
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
-from drainsinkhorn.backends.door import uniform
+from drainsinkhorn.run.validate import validate
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(3, 6, 2)), RNG.normal(size=(3, 7, 2))
@@ -61,14 +63,28 @@ class TestArguments:
 
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_no_backend_takes_an_unknown_name_for_another_cost(self, backend: str) -> None:
-        a, b = uniform(6), uniform(7)
-        unknown = ds.Problem(x=X[0], y=Y[0], a=a, b=b, eps=1.0, tol=1e-3, init="zero", cost=ds.Cost("manhattan"))
-        zeros = ds.Potentials(np.zeros(6), np.zeros(7))
+        with pytest.raises(ds.ProblemError, match="manhattan"):
+            ds.solve([ds.Problem(x=X[0], y=Y[0], eps=1.0, cost=ds.Cost("manhattan"))], backend=backend, strict=True)
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_no_backend_takes_a_form_that_it_lacks_for_another(self, backend: str) -> None:
+        unknown = validate(ds.Problem(x=X[0], y=Y[0], eps=1.0, cost=Manhattan()), 1e-3)
         engine = load(backend)
-        with pytest.raises(ds.ProblemError, match="manhattan"):
-            engine.pack([unknown])
-        with pytest.raises(ds.ProblemError, match="manhattan"):
-            engine.couple([unknown], [zeros]).plan(100)
+        if backend != "reference":
+            with pytest.raises(ds.ProblemError, match="cannot compute the cost Manhattan"):
+                engine.pack([unknown])
+        plan = engine.couple([unknown], [ds.Potentials(np.zeros(6), np.zeros(7))]).plan(100)[0]
+        assert np.allclose(plan, np.exp(-cdist(X[0], Y[0], "cityblock")) / 42)
+
+
+@dataclass(frozen=True)
+class Manhattan(ds.PointCost):
+    """A cost in a form that no backend knows; the reference evaluates any."""
+
+    forms: ClassVar[tuple[str, ...]] = ("of its own",)
+
+    def pairwise(self, x: Any, y: Any) -> Any:
+        return cdist(x, y, "cityblock")
 
 
 class TestBatches:

@@ -12,13 +12,13 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
 from drainsinkhorn.backends.cpu import CpuBackend
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign import attacks, decisions
 from drainsinkhorn.campaign.shadow import shadow
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.protocol import Pack
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.parallel import LocalFleet
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import marginal_errors
 
 STREAMING = CpuBackend(representation="streaming")
@@ -134,6 +134,6 @@ def test_shadow_replay_sees_a_screen_that_misses_lanes():
 
 def test_a_state_is_verified_exactly_as_it_was_given():
     problem, state, _ = decisions.near(decisions.Cloud(64, 3, 0.1), 0)
-    pack = STREAMING.pack([admit(replace(problem, init=state), 1e-3)])
+    pack = STREAMING.pack([validate(replace(problem, init=state), 1e-3)])
     emitted = pack.emit([0])[0].potentials
     assert all(np.array_equal(a, b) for a, b in zip(emitted, state, strict=True))

@@ -16,7 +16,8 @@ from drainsinkhorn.backends.reference import ReferenceBackend, ReferencePack
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.numerics.costs import COSTS
 from drainsinkhorn.testing import PROMISES, Bench, check_backend
 
 LIKES: dict[str, Callable[[Any], Any]] = {
@@ -72,7 +73,7 @@ class Neighbourly(Mutant):
 
 
 class Shuffling(Mutant):
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         super().repack(sorted(keep), admit)
 
 
@@ -133,15 +134,16 @@ class Inward(Mutant):
 
 
 class Forgetful(Mutant):
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
-        super().repack(keep, [dataclasses.replace(problem, init=None) for problem in admit])
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
+        super().repack(keep, [dataclasses.replace(instance, init="zero") for instance in admit])
 
 
 class OneCost(Mutant):
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
-        named = [isinstance(problem.cost, Cost) for problem in admit]
-        pairs = zip(admit, named, strict=True)
-        super().repack(keep, [dataclasses.replace(p, cost=Cost()) if is_named else p for p, is_named in pairs])
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
+        cost = Cost(COSTS["sqeuclidean"])
+        super().repack(
+            keep, [instance if instance.is_dense else dataclasses.replace(instance, cost=cost) for instance in admit]
+        )
 
 
 class Bandless(Mutant):
@@ -158,7 +160,7 @@ class Unmarked(Mutant):
 
 class Anonymous(Mutant):
     def emit(self, lanes: Sequence[int]) -> Any:
-        return [one._replace(problem=dataclasses.replace(one.problem)) for one in super().emit(lanes)]
+        return [one._replace(instance=dataclasses.replace(one.instance)) for one in super().emit(lanes)]
 
 
 class Peeking(Mutant):

@@ -295,9 +295,9 @@ def test_a_dense_cost_cannot_stream(limited: list[int]) -> None:
 
 def test_a_repack_that_runs_out_leaves_the_cpu_pack_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     from drainsinkhorn.backends.cpu import pack as module
-    from drainsinkhorn.backends.door import admit
+    from drainsinkhorn.run.validate import validate
 
-    problems = [admit(problem, 1e-3) for problem in large(3, 40)]
+    problems = [validate(problem, 1e-3) for problem in large(3, 40)]
     packs = [CpuBackend().pack(problems[:2]) for _ in range(2)]
     concatenate, left = np.concatenate, iter([None])
 

@@ -41,7 +41,7 @@ def cloud_result(seed: int, n: int, d: int, *, scale: float = 1.0, eps: float = 
 
 
 def coupled(results: Sequence[ds.Result[Any]]) -> Any:
-    return TritonBackend().couple([r.problem for r in results], [r.potentials for r in results])
+    return TritonBackend().couple([r.instance for r in results], [r.potentials for r in results])
 
 
 def close(found: Any, truth: Any, scale: float = 0.0) -> None:

@@ -11,12 +11,12 @@ from tests.conftest import needs
 from tests.device import CUDA, DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends import door
 from drainsinkhorn.backends import triton as backend_module
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend, tiles
 from drainsinkhorn.backends.triton import pack as pack_module
 from drainsinkhorn.backends.triton.arena import Arena
+from drainsinkhorn.run import validate as validation
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import PROMISES, Bench, marginal_errors
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
@@ -79,15 +79,10 @@ def test_huge_starts_spoil_no_result() -> None:
     assert np.isfinite(result.potentials.g).all()
 
 
-def test_an_unknown_cost_is_refused_below_validation() -> None:
-    problem = admit(ds.Problem(x=np.ones((3, 2)), y=np.zeros((4, 2)), eps=1.0), 1e-3)
-    unknown = ds.Problem(
-        x=problem.x, y=problem.y, a=problem.a, b=problem.b, eps=1.0, tol=1e-3, init="zero", cost=ds.Cost("manhattan")
-    )
-    with pytest.raises(ds.ProblemError, match="manhattan"):
-        TritonBackend().pack([unknown])
-    with pytest.raises(ds.ProblemError, match="manhattan"):
-        TritonBackend().couple([unknown], [ds.Potentials(np.zeros(3), np.zeros(4))])
+def test_a_form_of_cost_that_has_no_kernel_is_refused_below_validation() -> None:
+    given = ds.Problem(x=np.ones((3, 2)), y=np.zeros((4, 2)), eps=1.0, cost=ds.Formula("SqDist(x, y)"))
+    with pytest.raises(ds.ProblemError, match="cannot compute the cost SqDist"):
+        TritonBackend().pack([validate(given, 1e-3)])
 
 
 @pytest.mark.parametrize("accelerate", ["momentum", "none"])
@@ -158,7 +153,7 @@ def test_programs_that_share_columns_agree_with_one_that_does_not(monkeypatch: p
     monkeypatch.setattr(tiles, "TILES", small)
     backend_module._made.cache_clear()
     try:
-        how = TritonBackend()._how(admit(batch[0], 1e-3))
+        how = TritonBackend()._how(validate(batch[0], 1e-3))
         assert max(how.shares((20, 40))) > 1
         shared = ds.solve([batch[0], *batch], backend="triton", max_depth=2, rescue=False)
         one = ds.solve(batch[:1], backend="triton", max_depth=2, rescue=False)[0]
@@ -254,11 +249,11 @@ def test_lanes_climb_to_the_arithmetic_that_is_honest_for_them() -> None:
     tight = ds.Problem(x=on_device(x), y=on_device(y), eps=1.0, tol=1e-9)
     problems = [near, far, tight]
     backend = TritonBackend(acceleration="momentum")
-    pack = backend.pack([admit(problem, 1e-3) for problem in problems])
+    pack = backend.pack([validate(problem, 1e-3) for problem in problems])
     assert [(lane.folded, lane.wide) for lane in pack._lanes] == [(True, False), (False, False), (False, True)]
     together = ds.solve(problems, backend=backend, rescue=False)
     for problem, result in zip(problems, together, strict=True):
-        row, col = marginal_errors(admit(problem, 1e-3), result.potentials)
+        row, col = marginal_errors(validate(problem, 1e-3), result.potentials)
         assert result.converged
         assert max(row, col) <= problem.tol
         alone = ds.solve([problem], backend=backend, rescue=False)[0]
@@ -269,14 +264,14 @@ def test_lanes_climb_to_the_arithmetic_that_is_honest_for_them() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_problem_among_those_on_a_device_is_refused_alone(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
     if not CUDA:
-        monkeypatch.setattr(door, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
+        monkeypatch.setattr(validation, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
     rng = np.random.default_rng(9)
     batch = [
         ds.Problem(x=on_device(rng.normal(size=(9, 2))), y=on_device(rng.normal(size=(7, 2))), eps=1) for _ in "abc"
     ]
-    assert door.finite_on_device(batch)
+    assert validation.finite_on_device(batch)
     batch[1].y[3, 1] = bad
-    assert not door.finite_on_device(batch)
+    assert not validation.finite_on_device(batch)
     fine, refused, also = ds.solve(batch, backend="triton")
     assert fine.converged
     assert also.converged
@@ -290,8 +285,8 @@ def test_one_bad_entry_in_any_kind_of_value_on_a_device_is_seen(
     place: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not CUDA:
-        monkeypatch.setattr(door, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
-    monkeypatch.setattr(door, "TOGETHER", together)
+        monkeypatch.setattr(validation, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
+    monkeypatch.setattr(validation, "TOGETHER", together)
     end = torch.finfo(torch.float64).max
     values = [
         torch.ones((5, 2), device=DEVICE),
@@ -306,7 +301,7 @@ def test_one_bad_entry_in_any_kind_of_value_on_a_device_is_seen(
 
     def asked() -> bool:
         pairs = [ds.Problem(x=x, y=y, eps=1.0) for x, y in zip(values[:6:2], values[1:6:2], strict=True)]
-        return door.finite_on_device([*pairs, *(ds.Problem(cost=cost, eps=1.0) for cost in values[6:]), "odd"])
+        return validation.finite_on_device([*pairs, *(ds.Problem(cost=cost, eps=1.0) for cost in values[6:]), "odd"])
 
     assert asked()
     for bad in (np.nan, np.inf, -np.inf):
@@ -324,28 +319,28 @@ def test_values_on_a_device_are_looked_at_side_by_side_but_for_large_ones(monkey
         copied.append([len(value) for value in block])
         return cat(block)
 
-    monkeypatch.setattr(door, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
-    monkeypatch.setattr(door, "TOGETHER", 100)
+    monkeypatch.setattr(validation, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
+    monkeypatch.setattr(validation, "TOGETHER", 100)
     monkeypatch.setattr(torch, "cat", counted)
     clouds = [torch.zeros((n, 2)) for n in (20, 30, 51, 10, 20, 20)]
     pairs = zip(clouds[::2], clouds[1::2], strict=True)
-    assert door.finite_on_device([ds.Problem(x=x, y=y, eps=1.0) for x, y in pairs])
+    assert validation.finite_on_device([ds.Problem(x=x, y=y, eps=1.0) for x, y in pairs])
     assert copied == [[20, 30], [10, 20, 20]]
     copied.clear()
-    assert door.finite_on_device([ds.Problem(cost=torch.zeros((3, m)), eps=1.0) for m in (4, 5, 6)])
+    assert validation.finite_on_device([ds.Problem(cost=torch.zeros((3, m)), eps=1.0) for m in (4, 5, 6)])
     assert copied == [[12, 15, 18]]
 
     def no_room(block: list[Any]) -> Any:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(torch, "cat", no_room)
-    assert not door.finite_on_device([ds.Problem(x=clouds[0], y=clouds[1], eps=1.0)])
+    assert not validation.finite_on_device([ds.Problem(x=clouds[0], y=clouds[1], eps=1.0)])
 
 
 def test_points_on_the_host_are_not_said_to_be_finite_on_a_device() -> None:
     points = torch.zeros((3, 2))
-    assert not door.finite_on_device([ds.Problem(x=points, y=points, eps=1.0)])
-    assert not door.finite_on_device([])
+    assert not validation.finite_on_device([ds.Problem(x=points, y=points, eps=1.0)])
+    assert not validation.finite_on_device([])
 
 
 @pytest.mark.skipif(CUDA, reason="counts what NumPy warns of in the interpreter")
@@ -354,7 +349,7 @@ def test_columns_past_the_end_make_no_row_be_done_again(dim: int) -> None:
     rng = np.random.default_rng(0)
     # Far apart: potentials of rows are above 2^7 bits, beyond what float32 holds as a power.
     x, y = rng.normal(size=(40, dim)).astype(np.float32), (rng.normal(size=(70, dim)) + 20).astype(np.float32)
-    pack = TritonBackend().pack([admit(ds.Problem(x=x, y=y, eps=2.0, init="zero"), 1e-3)])
+    pack = TritonBackend().pack([validate(ds.Problem(x=x, y=y, eps=2.0, init="zero"), 1e-3)])
     assert pack._lanes[0].folded
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

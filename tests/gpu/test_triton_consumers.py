@@ -15,6 +15,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends import load
 from drainsinkhorn.backends.triton import TritonBackend
 from drainsinkhorn.backends.triton import couplings as module
+from drainsinkhorn.run.couple import couple
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -99,7 +100,7 @@ def test_top_match(results: Any, plans: Any, side: str) -> None:
 @pytest.mark.parametrize("side", ["row", "col"])
 def test_slopes_are_those_of_the_host(results: Any, point_plans: Any, side: str) -> None:
     some = points_only(results)
-    truth = load("reference").couple([r.problem for r in some], [r.potentials for r in some]).slopes(side)
+    truth = load("reference").couple([r.instance for r in some], [r.potentials for r in some]).slopes(side)
     for ours, theirs in zip(point_plans.slopes(side), truth, strict=True):
         close(ours, array(theirs), 1e-3 * float(np.abs(array(theirs)).max()))
 
@@ -107,7 +108,7 @@ def test_slopes_are_those_of_the_host(results: Any, point_plans: Any, side: str)
 def test_draws_are_those_of_the_host(results: Any, plans: Any) -> None:
     count, agree = 64, []
     seeds = [(3, r.ticket) for r in results]
-    host = load("reference").couple([r.problem for r in results], [r.potentials for r in results])
+    host = load("reference").couple([r.instance for r in results], [r.potentials for r in results])
     for (i, j), (p, q), result in zip(plans.sample(count, seeds), host.sample(count, seeds), results, strict=True):
         agree.append(float(((i == p) & (j == q)).double().mean()))
         assert (plan_of(result)[i.cpu().numpy(), j.cpu().numpy()] > 0).all()
@@ -198,7 +199,7 @@ def test_uniform_weights_are_the_same_beside_a_neighbour_that_has_others() -> No
     values = [on_device(rng.normal(size=(49, 2)))] * 2
     weights = np.arange(1, 50) / 1225
     beside = [batch[0], replace(batch[1], a=weights)]
-    plain, mixed = (TritonBackend().couple(each, potentials).apply(values)[0] for each in (batch, beside))
+    plain, mixed = (couple(TritonBackend(), each, potentials).apply(values)[0] for each in (batch, beside))
     assert torch.equal(plain, mixed)
 
 

@@ -10,11 +10,11 @@ import pytest
 from tests.device import CUDA, DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import HELD_SPACING, TritonBackend
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.cycles import GLANCE, _ends
 from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.run.validate import validate
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -28,7 +28,7 @@ def clouds(dim: int, eps: float) -> list[Any]:
     found = []
     for n, m in SIZES:
         x, y = (torch.as_tensor(rng.normal(size=(size, dim)), dtype=torch.float32).to(DEVICE) for size in (n, m))
-        found.append(admit(ds.Problem(x=x, y=y + 0.3, eps=eps), 1e-3, init="zero"))
+        found.append(validate(ds.Problem(x=x, y=y + 0.3, eps=eps), 1e-3, init="zero"))
     return found
 
 
@@ -114,7 +114,7 @@ def test_a_lane_whose_leading_halves_just_gave_way_is_not_taken_for_one_that_res
     x, y = (torch.as_tensor(points, dtype=torch.float32).to(DEVICE) for points in (x, y))
     found = []
     for small in (True, False):
-        pack = TritonBackend(stored_pairs=0).pack([admit(ds.Problem(x=x, y=y, eps=4.0), tol, init="zero")])
+        pack = TritonBackend(stored_pairs=0).pack([validate(ds.Problem(x=x, y=y, eps=4.0), tol, init="zero")])
         pack.small = small
         assert pack.how.leads
         # After the second call's eighth cycle, when it is looked at, leading halves say that it has passed.

@@ -10,10 +10,10 @@ import pytest
 from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend
 from drainsinkhorn.backends.triton import pack as module
 from drainsinkhorn.numerics.arrays import float_name
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
@@ -54,7 +54,7 @@ def test_what_torch_does_not_know_is_converted(dtype: Any) -> None:
 @pytest.mark.parametrize("where", ["loading", "measuring"])
 def test_lanes_go_on_after_a_repack_without_memory(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (
-        admit(ds.Problem(x=RNG.normal(size=(n, 2)), y=RNG.normal(size=(n, 2)) + 1, eps=0.5), 1e-4) for n in (20, 60)
+        validate(ds.Problem(x=RNG.normal(size=(n, 2)), y=RNG.normal(size=(n, 2)) + 1, eps=0.5), 1e-4) for n in (20, 60)
     )
     packs = [TritonBackend(acceleration="momentum").pack([first]) for _ in range(2)]
     for pack in packs:

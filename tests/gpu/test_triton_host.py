@@ -11,12 +11,13 @@ import pytest
 from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.door import admit, uniform
 from drainsinkhorn.backends.triton import TritonBackend, _compile, launching, tiles
 from drainsinkhorn.backends.triton import pack as module
 from drainsinkhorn.backends.triton.arena import Arena, aligned
 from drainsinkhorn.backends.triton.layout import clouds, together
 from drainsinkhorn.backends.triton.loading import Views, _fill_masses
+from drainsinkhorn.numerics.weights import uniform
+from drainsinkhorn.run.validate import validate
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -150,7 +151,7 @@ def test_clouds_of_one_kind_are_stacked_one_behind_the_other_if_both_begin_well(
 def test_stops_are_told_only_where_they_change() -> None:
     rng = np.random.default_rng(1)
     x, y = torch.as_tensor(rng.normal(size=(2, 9, 2)), dtype=torch.float32).to(DEVICE)
-    problem = admit(ds.Problem(x=x, y=y, eps=0.5), 1e-3)
+    problem = validate(ds.Problem(x=x, y=y, eps=0.5), 1e-3)
     pack = TritonBackend().pack([problem] * 3)
     pack.advance(1, [-1.0, -2.0, -3.0])
     told = pack._stops
@@ -187,6 +188,6 @@ def test_what_is_compiled_beforehand_is_what_runs(monkeypatch: pytest.MonkeyPatc
             return verb(pack, *args, **settings)
 
         monkeypatch.setattr(module.TritonPack, name, noted)
-    how = TritonBackend()._how(admit(ds.Problem(x=np.ones((3, 2)), y=np.zeros((3, 2)), eps=1.0), 1e-3))
+    how = TritonBackend()._how(validate(ds.Problem(x=np.ones((3, 2)), y=np.zeros((3, 2)), eps=1.0), 1e-3))
     _compile.__wrapped__(how, True, torch.device(DEVICE), "auto")
     assert ran == {"advance", "advancelockstep", "verify", "verifyexact", "screen"}

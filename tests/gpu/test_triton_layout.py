@@ -15,11 +15,11 @@ from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import support
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.reference import ReferenceBackend
 from drainsinkhorn.backends.starts import FLOOR, FULL_DIM, between, start
 from drainsinkhorn.backends.triton import TritonBackend, launching
 from drainsinkhorn.backends.triton.layout import framed, gaussian
+from drainsinkhorn.run.validate import validate
 
 
 def clouds(seed: int, lanes: int, n: int, m: int, dim: int, decay: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +49,7 @@ def test_gaussian_starts_are_those_of_numpy(dim: int, decay: float) -> None:
     x, y = clouds(dim, 2, 300, 170, dim, decay)
     found = made(x, y, 0.5)
     for lane in range(2):
-        problem = admit(ds.Problem(x=x[lane], y=y[lane], eps=0.5, init="gaussian"), 1e-3)
+        problem = validate(ds.Problem(x=x[lane], y=y[lane], eps=0.5, init="gaussian"), 1e-3)
         truth = start(problem)[1] / 0.5
         # Flooring the smallest variances differs by some 1e-6 of what they explain.
         assert np.abs(found[lane] - truth).max() <= 2e-4 * np.abs(truth).max()
@@ -79,7 +79,7 @@ def test_clouds_that_are_one_point_start_finite(which: str) -> None:
     x = np.ones_like(x) if which != "y" else x
     y = np.ones_like(y) if which != "x" else y
     found = made(x, y, 0.5)
-    truth = start(admit(ds.Problem(x=x[0], y=y[0], eps=0.5, init="gaussian"), 1e-3))[1] / 0.5
+    truth = start(validate(ds.Problem(x=x[0], y=y[0], eps=0.5, init="gaussian"), 1e-3))[1] / 0.5
     assert np.allclose(found[0], truth, atol=1e-9 * max(1.0, np.abs(truth).max()))
 
 
@@ -87,7 +87,7 @@ def test_clouds_in_a_plane_start_finite() -> None:
     x, y = clouds(4, 1, 60, 60, 4)
     x[..., 3], y[..., 3] = x[..., 0], y[..., 1]
     found = made(x, y, 0.5)
-    truth = start(admit(ds.Problem(x=x[0], y=y[0], eps=0.5, init="gaussian"), 1e-3))[1] / 0.5
+    truth = start(validate(ds.Problem(x=x[0], y=y[0], eps=0.5, init="gaussian"), 1e-3))[1] / 0.5
     assert np.isfinite(found).all()
     assert np.abs(found[0] - truth).max() <= 1e-2 * np.abs(truth).max()
 
@@ -161,9 +161,9 @@ def test_potentials_of_numpy_may_go_with_points_of_torch(dtype: Any) -> None:
     rng = np.random.default_rng(6)
     x, y = (rng.normal(size=(n, 3)) for n in (20, 26))
     given = ds.Potentials(*(rng.normal(size=n).astype(dtype) for n in (20, 26)))
-    problem = admit(ds.Problem(x=torch.tensor(x).to(DEVICE), y=torch.tensor(y).to(DEVICE), eps=0.5), 1e-3)
+    problem = validate(ds.Problem(x=torch.tensor(x).to(DEVICE), y=torch.tensor(y).to(DEVICE), eps=0.5), 1e-3)
     (found,) = TritonBackend().couple([problem], [given]).log_ratios("row")
-    (wanted,) = ReferenceBackend().couple([admit(ds.Problem(x=x, y=y, eps=0.5), 1e-3)], [given]).log_ratios("row")
+    (wanted,) = ReferenceBackend().couple([validate(ds.Problem(x=x, y=y, eps=0.5), 1e-3)], [given]).log_ratios("row")
     assert str(found.dtype) == f"torch.{np.dtype(dtype)}"
     assert np.allclose(found.cpu().numpy(), wanted, atol=1e-5)
 

@@ -10,9 +10,9 @@ import pytest
 from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend, kernels
 from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import marginal_errors
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
@@ -39,7 +39,7 @@ def led(pack: Any) -> list[float]:
 
 def drained(backend: TritonBackend, problems: list[ds.Problem[Any]]) -> list[Any]:
     """Depths and states of lanes that are held when they pass, and then verified. Nothing is compiled beforehand."""
-    pack = backend.pack([admit(replace(problem, init="zero"), TOL) for problem in problems])
+    pack = backend.pack([validate(replace(problem, init="zero"), TOL) for problem in problems])
     lanes = range(len(problems))
     told = pack.advance(8, [TOL for _ in lanes])
     while any(progress.stale > TOL for progress in told):
@@ -63,7 +63,7 @@ def test_leading_halves_cost_no_cycles(problem: ds.Problem[Any]) -> None:
 
 
 def test_they_give_way_before_the_lane_is_done() -> None:
-    pack = BACKEND.pack([admit(replace(clouds(40, 33, 40, 8.0), init="zero"), TOL)])
+    pack = BACKEND.pack([validate(replace(clouds(40, 33, 40, 8.0), init="zero"), TOL)])
     (above,) = led(pack)
     assert above >= 2 * TOL
     while led(pack) != [0.0]:
@@ -80,12 +80,12 @@ def test_a_lane_may_be_led_with_potentials_in_the_product_that_do_not_stay_there
 
     def doubted(pack: Any, live: Any, lanes: Any, *, folded: bool) -> Any:
         """What is measured; more where potentials of the first of two lanes are in the product of all halves."""
-        doubt = [float(folded and len(lane.problem.x) == 40) for lane in lanes]
+        doubt = [float(folded and len(lane.instance.x) == 40) for lane in lanes]
         return measured(pack, live, lanes, folded=folded) + np.array(doubt)
 
     monkeypatch.setattr(TritonPack, "_rounding", doubted)
     problems = [clouds(40, 33, 40, 8.0), clouds(33, 40, 40, 8.0)]
-    pack = BACKEND.pack([admit(problem, TOL) for problem in problems])
+    pack = BACKEND.pack([validate(problem, TOL) for problem in problems])
     assert [(lane.folded, lane.wide) for lane in pack._lanes] == [(False, False), (True, False)]
     assert all(led(pack))
     for problem, (depth, potentials) in zip(problems, drained(BACKEND, problems), strict=True):
@@ -98,11 +98,11 @@ def test_a_lane_may_be_led_with_potentials_in_the_product_that_do_not_stay_there
 def test_a_start_that_is_given_is_not_led_away() -> None:
     problem = clouds(40, 33, 40, 8.0)
     ((_, potentials),) = drained(BACKEND, [problem])
-    pack = BACKEND.pack([admit(replace(problem, init=potentials), 2 * TOL)])
+    pack = BACKEND.pack([validate(replace(problem, init=potentials), 2 * TOL)])
     assert led(pack) == [0.0]
     assert pack.advance(0, [2 * TOL])[0].stale <= 2 * TOL
 
 
 def test_scores_that_leading_halves_cannot_tell_apart_are_not_led() -> None:
-    pack = BACKEND.pack([admit(clouds(20, 20, 40, 2e-4), TOL)])
+    pack = BACKEND.pack([validate(clouds(20, 20, 40, 2e-4), TOL)])
     assert led(pack) == [0.0]

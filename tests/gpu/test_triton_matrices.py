@@ -107,7 +107,7 @@ def test_costs(results: list[ds.Result[Any]], plans: Any) -> None:
 
 
 def test_draws_are_those_of_the_host(results: list[ds.Result[Any]], plans: Any) -> None:
-    host = load("reference").couple([r.problem for r in results], [r.potentials for r in results])
+    host = load("reference").couple([r.instance for r in results], [r.potentials for r in results])
     agree = []
     for verb in ("sample", "partners"):
         given = told(results, verb, "row")

@@ -10,10 +10,10 @@ import pytest
 from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend, couplings
 from drainsinkhorn.backends.triton import pack as module
 from drainsinkhorn.backends.triton.arena import Arena
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
@@ -94,7 +94,7 @@ def test_stored_lanes_stream_where_there_is_no_memory_for_one(monkeypatch: pytes
 
 @pytest.mark.parametrize("admits", [True, False])
 def test_a_repack_that_cannot_line_lanes_up_changes_nothing(admits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = [admit(problem, 1e-4) for problem in batch(4)]
+    problems = [validate(problem, 1e-4) for problem in batch(4)]
     packs = [TritonBackend(acceleration="momentum").pack(problems[:3]) for _ in range(2)]
     for pack in packs:
         pack.advance(3, [-np.inf] * 3)

@@ -10,8 +10,8 @@ import pytest
 from tests.device import DEVICE
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
 
 
@@ -19,7 +19,7 @@ def shifted(problem: ds.Problem[Any], shift: float) -> tuple[Any, float]:
     """What verify says of the solution moved along its gauge, and what is true of it."""
     f, g = ds.solve([problem], backend="reference")[0].potentials
     start = ds.Potentials(f + shift, g - shift)
-    pack = TritonBackend(device=DEVICE).pack([replace(admit(problem, 1e-2), init=start)])
+    pack = TritonBackend(device=DEVICE).pack([replace(validate(problem, 1e-2), init=start)])
     (found,), (emitted,) = pack.verify([0]), pack.emit([0])
     return found, max(marginal_errors(problem, ds.Potentials(*(np.asarray(p) for p in emitted.potentials))))
 
@@ -42,7 +42,7 @@ def test_light_points_with_large_ratios_count(light: float) -> None:
     cost = np.where(np.arange(8)[:, None] < 5, 0.0, 1000.0) * np.ones((8, 31))
     a = np.where(np.arange(8) < 5, light, 1.0)
     problem = ds.Problem(cost=cost, a=a / a.sum(), eps=1.0, tol=0.5, init="zero")
-    pack = TritonBackend(device=DEVICE).pack([admit(problem, 0.5)])
+    pack = TritonBackend(device=DEVICE).pack([validate(problem, 0.5)])
     for _ in range(3):
         (said,), (certified,) = pack.verify([0]), pack.verify([0], exact=True)
         assert abs(said.row - certified.row) <= said.band + certified.band
@@ -62,7 +62,7 @@ def test_directions_that_nearly_agree_are_known_only_to_rounding() -> None:
         np.outer(rng.uniform(1, 3, size=size), [0.3, -0.7, 0.2]) + 1e-8 * rng.normal(size=(size, 3)) for size in (6, 7)
     )
     problem = ds.Problem(x=x, y=y, eps=1e-15, tol=1e-3, cost="cosine")
-    pack = TritonBackend(device=DEVICE).pack([admit(problem, 1e-3)])
+    pack = TritonBackend(device=DEVICE).pack([validate(problem, 1e-3)])
     pack.advance(2, [-1.0])
     (said,), (certified,) = pack.verify([0]), pack.verify([0], exact=True)
     assert certified.band > 1e-9

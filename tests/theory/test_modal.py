@@ -12,8 +12,8 @@ from tests.conftest import needs
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.reference import ReferenceLane
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.theory import Transfer, modal_response
 from drainsinkhorn.workloads.clouds import problems
 
@@ -53,7 +53,7 @@ def test_residuals_cycle_by_cycle() -> None:
     optimum = solved(problem)
     start = near(problem, optimum, 1e-5 * np.random.default_rng(0).normal(size=optimum.g.size))
     predicted = modal_response(start, optimum).residual(range(1, 41))
-    lane = ReferenceLane(admit(start, 1e-9))
+    lane = ReferenceLane(validate(start, 1e-9))
     for value in predicted:
         lane.cycle()
         true = float(np.sum(lane.geometry.a * np.abs(np.expm1(lane.pending))))
@@ -65,7 +65,7 @@ def test_the_slowest_mode_alone_misses_what_the_spectrum_sees() -> None:
     problem = max(CASES, key=lambda p: modal_response(p).eigenvalues[0])
     optimum = solved(problem)
     modal = modal_response(problem, optimum)
-    plan = load("reference").couple([problem], [optimum]).plan(2**20)[0]
+    plan = load("reference").couple([validate(problem, 1e-3)], [optimum]).plan(2**20)[0]
     transfer = Transfer(plan)
     for mode, wrong in ((8, True), (0, False)):
         shape = transfer.backward(modal._vectors[:, mode]) / transfer.root_b

@@ -13,7 +13,7 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.numerics.arrays import library
-from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.numerics.costs import Adapters, as_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,8 @@ def _imported(module: str) -> Any:
 def choose(first: Any = None) -> tuple[Backend[Any], str]:
     """What backend="auto" takes for problems like the first one, and why."""
     cost = as_cost(getattr(first, "cost", None))
-    kind: Any = cost.kind if isinstance(cost, Cost) else ""
-    if not isinstance(kind, str) and hasattr(kind, "backend"):
-        return load(kind.backend), f"it computes costs of the caller's own ({kind})"
+    if isinstance(cost, Cost) and getattr(cost.kind, "backend", ""):
+        return load(cost.kind.backend), f"it computes costs of the caller's own ({cost.kind})"
     given: Any = getattr(first, "x", None)
     points = given if given is not None else cost
     if getattr(points, "is_cuda", False) and importlib.util.find_spec("triton") is not None:
@@ -97,3 +96,15 @@ def _torch_sees_cuda() -> bool:
     if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
         return False
     return importlib.import_module("torch").cuda.is_available()
+
+
+def _formula_matrix() -> Any:
+    return _imported("drainsinkhorn.backends.keops.reduction").formula_matrix
+
+
+def _from_ott() -> Any:
+    return _imported("drainsinkhorn.backends.ottjax.costs").OttCost.of
+
+
+Adapters.evaluators["formula"] = _formula_matrix
+Adapters.foreign["ott.geometry.costs.CostFn"] = _from_ott

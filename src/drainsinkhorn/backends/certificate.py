@@ -34,13 +34,12 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.core.protocol import Emission
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import library, to_numpy
-from drainsinkhorn.numerics.costs import SMALLEST, UNIT, point_cost
+from drainsinkhorn.numerics.costs import SMALLEST, UNIT
 
 BLOCK_PAIRS = {"numpy": 2**16, "torch": 2**24}
 """Entries of the plan computed at once: what stays in a core's cache, or what fills a device."""
@@ -91,20 +90,20 @@ Sweep = Callable[[Costs, float, Any, Any], tuple[Any, Any, float]]
 costs by direct differences."""
 
 
-def certify(problem: Problem[Any], potentials: Potentials[Any], sweep: Sweep | None = None) -> Residual:
+def certify(instance: Instance[Any], potentials: Potentials[Any], sweep: Sweep | None = None) -> Residual:
     """Return both residuals of the potentials, whose `band` bounds the rounding error of this computation.
 
     Args:
-        problem: A validated problem.
+        instance: A validated problem.
         potentials: Potentials as they are emitted, over all points.
         sweep: A compiled sweep for arrays on the CPU; by default NumPy sweeps.
     """
-    xp, bring = _namespace(problem)
+    xp, bring = _namespace(instance)
     with np.errstate(all="ignore"):
-        places = [_support(weights) for weights in (problem.a, problem.b)]
-        a, f = (bring(values, places[0]) for values in (problem.a, potentials.f))
-        b, g = (bring(values, places[1]) for values in (problem.b, potentials.g))
-        eps, costs = problem.eps, _costs(xp, bring, problem, *places)
+        places = [_support(weights) for weights in (instance.a, instance.b)]
+        a, f = (bring(values, places[0]) for values in (instance.a, potentials.f))
+        b, g = (bring(values, places[1]) for values in (instance.b, potentials.g))
+        eps, costs = instance.eps, _costs(xp, bring, instance, *places)
         log_a, log_b = xp.log(a), xp.log(b)
         own, other = f / eps + log_a, g / eps + log_b
         if xp is np and sweep is not None and not _by_products(xp, costs):
@@ -117,7 +116,7 @@ def certify(problem: Problem[Any], potentials: Potentials[Any], sweep: Sweep | N
             (swept.rows * size_a).sum(), (swept.cols * size_b).sum(), swept.transport, costs.largest, swept.added,
             swept.added_most,
         )  # fmt: skip
-    return _bounded(problem.eps, len(a) + len(b), costs, *_numbers(xp, found))
+    return _bounded(instance.eps, len(a) + len(b), costs, *_numbers(xp, found))
 
 
 def _bounded(
@@ -154,7 +153,7 @@ def _support(weights: Any) -> Any:
 def certificates(emissions: Sequence[Emission], broken: Sequence[bool], sweep: Sweep | None = None) -> list[Residual]:
     """Certify what lanes emit; the residual of a broken lane, whose state is not finite, is unknown."""
     return [
-        UNKNOWN if is_broken else certify(emission.problem, emission.potentials, sweep)
+        UNKNOWN if is_broken else certify(emission.instance, emission.potentials, sweep)
         for emission, is_broken in zip(emissions, broken, strict=True)
     ]
 
@@ -164,9 +163,9 @@ def on_device(array: Any) -> bool:
     return library(array) == "torch" and array.is_cuda
 
 
-def _namespace(problem: Problem[Any]) -> tuple[Any, Any]:
+def _namespace(instance: Instance[Any]) -> tuple[Any, Any]:
     """Return NumPy or torch, by where the problem's arrays lie, and a function that brings arrays there in float64."""
-    like = caller_array(problem)
+    like = instance.like
     if not on_device(like):
 
         def read(values: Any, places: Any = None) -> Any:
@@ -189,33 +188,34 @@ def device_loader(like: Any) -> Callable[..., Any]:
     return bring
 
 
-def _costs(xp: Any, bring: Any, problem: Problem[Any], rows: Any, cols: Any) -> Costs:
+def _costs(xp: Any, bring: Any, instance: Instance[Any], rows: Any, cols: Any) -> Costs:
     """Return the costs between points that carry weight."""
-    cost = problem.cost
-    if not isinstance(cost, Cost):
-        return _matrix(bring(cost, rows), cols)
-    scale, kind, dim = cost.scale, point_cost(cost), problem.x.shape[1]  # type: ignore[union-attr]
-    if not isinstance(cost.kind, str):
-        x, y = (to_numpy(points).astype(np.float64) for points in (problem.x, problem.y))
-        found = _matrix(bring(scale * kind.matrix(x, y), rows), cols)
+    if instance.is_dense:
+        return _matrix(bring(instance.matrix, rows), cols)
+    scale, kind, dim = instance.cost.scale, instance.cost.kind, instance.dim
+    form = kind.distances
+    if form is None:
+        x, y = (to_numpy(points).astype(np.float64) for points in (instance.x, instance.y))
+        found = _matrix(bring(scale * kind.pairwise(x, y), rows), cols)
         found.relative = float(kind.rounding(dim, 1.0))
         return found
-    x, y = bring(problem.x, rows), bring(problem.y, cols)
-    if cost.kind == "cosine":
-        # Half the squared distance of unit vectors, whose own rounding is the constant.
+    x, y = bring(instance.x, rows), bring(instance.y, cols)
+    if form.directions:
+        # The rounding of unit vectors themselves is the constant.
         x, y = unit_vectors(xp, x), unit_vectors(xp, y)
-        largest = float((_box(xp, x, y) ** 2).sum()) / 2
+        largest = form.factor * float((_box(xp, x, y) ** 2).sum())
         constant = scale * (float(kind.rounding(dim, largest)) + dim * SMALLEST)
-        return Costs(None, x, y, scale / 2, False, (dim + 4) * UNIT, constant, scale * largest)
+        return Costs(None, x, y, scale * form.factor, False, (dim + 4) * UNIT, constant, scale * largest)
     box = _box(xp, x, y)
-    if cost.kind == "euclidean":
+    if form.root:
         # By a power of two, so that squares neither overflow nor vanish.
         unit = 2.0 ** math.frexp(float(box.max()))[1] if 0 < float(box.max()) < math.inf else 1.0
         x, y, box = x / unit, y / unit, box / unit
         far, lost = (box * box).sum() ** 0.5, math.sqrt(dim * SMALLEST)
-        factor = scale * unit
+        factor = scale * form.factor * unit
         return Costs(None, x, y, factor, True, (dim + 6) * UNIT, factor * lost, factor * far)
-    return Costs(None, x, y, scale, False, (dim + 4) * UNIT, scale * dim * SMALLEST, scale * (box * box).sum())
+    factor = scale * form.factor
+    return Costs(None, x, y, factor, False, (dim + 4) * UNIT, factor * dim * SMALLEST, factor * (box * box).sum())
 
 
 def _matrix(matrix: Any, cols: Any) -> Costs:

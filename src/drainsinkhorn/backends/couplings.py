@@ -16,14 +16,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.door import caller_array, normal, sizes
 from drainsinkhorn.core.audit import is_count
-from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import TransportCost
 from drainsinkhorn.model.errors import ProblemError
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import is_array, to_caller, to_numpy
-from drainsinkhorn.numerics.costs import turned, unit_rows
+from drainsinkhorn.numerics.costs import exchange_sides, require_slope, slope, slope_of_distances, unit_rows
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -69,7 +68,7 @@ class Side(NamedTuple):
     """One side of a problem as its laws see it.
 
     Attributes:
-        problem: The problem, turned so that this side is x.
+        instance: The problem, turned so that this side is x.
         f: Potentials of this side, in nats.
         g: Potentials of the other side where it carries weight, in nats.
         a: Weights of this side.
@@ -77,7 +76,7 @@ class Side(NamedTuple):
         cols: Places of those.
     """
 
-    problem: Problem[Any]
+    instance: Instance[Any]
     f: Vector
     g: Vector
     a: Vector
@@ -87,24 +86,23 @@ class Side(NamedTuple):
     @property
     def others(self) -> Matrix:
         """Points of the other side that carry weight."""
-        return to_numpy(self.problem.y).astype(np.float64)[self.cols]
+        return to_numpy(self.instance.y).astype(np.float64)[self.cols]
 
     @property
     def points(self) -> Matrix:
         """Points of this side."""
-        return to_numpy(self.problem.x).astype(np.float64)
+        return to_numpy(self.instance.x).astype(np.float64)
 
 
-def side_of(problem: Problem[Any], potentials: Potentials[Any], side: str) -> Side:
+def side_of(instance: Instance[Any], potentials: Potentials[Any], side: str) -> Side:
     """One side of a problem in normal form."""
-    f, g = (to_numpy(p).astype(np.float64) / problem.eps for p in potentials)
-    a, b = to_numpy(problem.a), to_numpy(problem.b)
+    f, g = (to_numpy(p).astype(np.float64) / instance.eps for p in potentials)
+    a, b = to_numpy(instance.a), to_numpy(instance.b)
     if side == "col":
-        cost = turned(problem.cost) if isinstance(problem.cost, Cost) else to_numpy(problem.cost).T
-        problem = Problem(x=problem.y, y=problem.x, a=b, b=a, eps=problem.eps, cost=cost)
+        instance = exchange_sides(instance)
         f, g, a, b = g, f, b, a
     cols = np.flatnonzero(b)
-    return Side(problem, f, g[cols], a, b[cols], cols)
+    return Side(instance, f, g[cols], a, b[cols], cols)
 
 
 def checked_side(side: Any) -> str:
@@ -147,12 +145,12 @@ def checked_rows(rows: Any, size: int) -> Any:
     return rows
 
 
-def check_pairs(problems: Sequence[Problem[Any]], max_pairs: int) -> None:
+def check_pairs(instances: Sequence[Instance[Any]], max_pairs: int) -> None:
     """Refuse dense plans that are larger than anybody asked for."""
-    pairs = sum(n * m for n, m in map(sizes, problems))
+    pairs = sum(n * m for n, m in (instance.shape for instance in instances))
     if pairs > max_pairs:
         raise ProblemError(
-            f"{len(problems)} dense plan(s) have {pairs} entries, {8e-9 * pairs:.1f} GB in float64, and max_pairs is "
+            f"{len(instances)} dense plan(s) have {pairs} entries, {8e-9 * pairs:.1f} GB in float64, and max_pairs is "
             f"{max_pairs}; use apply, barycentric_map, sample or top_match, which need none, or plan(max_pairs={pairs})"
         )
 
@@ -165,16 +163,6 @@ def uniforms(seed: Any, count: int) -> tuple[Vector, Vector]:
         given = seed[0] if isinstance(seed, tuple) else seed  # With the ticket of a result.
         raise ProblemError(f"seed must be a non-negative integer, got {given!r}") from None
     return rng.random(count), rng.random(count)
-
-
-def pulled(cost: Cost, x: Any, mass: Any, means: Any) -> Any:
-    """`sum_j P_ij w_j dC(x_i, y_j)/dx_i` from means of w y (unit vectors, for the cosine) and w; NumPy or torch."""
-    mean, total = means[:, :-1], means[:, -1:]
-    if cost.kind == "sqeuclidean":
-        return 2 * cost.scale * mass[:, None] * (total * x - mean)
-    length = (x * x).sum(axis=1, keepdims=True) ** 0.5
-    unit = x / length
-    return -cost.scale * mass[:, None] / length * (mean - (unit * mean).sum(axis=1, keepdims=True) * unit)
 
 
 def costs(eps: float, mass: float, transport: float, entropy: float, linear: float) -> TransportCost:
@@ -196,7 +184,7 @@ class BlockCouplings:
     """Finished plans whose laws come in blocks of rows, in float64.
 
     Args:
-        problems: As given; all of them have passed the door.
+        instances: As given; all of them have passed the door.
         potentials: Theirs.
         laws: Makes the laws of a side.
         each: Does pieces of work, in any order.
@@ -204,12 +192,12 @@ class BlockCouplings:
 
     def __init__(
         self,
-        problems: Sequence[Problem[Any]],
+        instances: Sequence[Instance[Any]],
         potentials: Sequence[Potentials[Any]],
         laws: Callable[[Side], Laws],
         each: Each = one_by_one,
     ) -> None:
-        self._problems = [normal(problem) for problem in problems]
+        self._instances = list(instances)
         self._potentials = list(potentials)
         self._make = laws
         self._each = each
@@ -217,7 +205,7 @@ class BlockCouplings:
 
     def _lanes(self, side: str) -> list[tuple[Side, Laws]]:
         if checked_side(side) not in self._sides:
-            sides = [side_of(p, h, side) for p, h in zip(self._problems, self._potentials, strict=True)]
+            sides = [side_of(p, h, side) for p, h in zip(self._instances, self._potentials, strict=True)]
             with np.errstate(all="ignore"):
                 self._sides[side] = [(one, self._make(one)) for one in sides]
         return self._sides[side]
@@ -246,7 +234,7 @@ class BlockCouplings:
         dtype = np.result_type(to_numpy(self._potentials[lane].f).dtype, np.float32)
         with np.errstate(over="ignore"):
             array = array if array.dtype.kind == "i" else array.astype(dtype)
-        return to_caller(array, caller_array(self._problems[lane]))
+        return to_caller(array, self._instances[lane].like)
 
     def log_ratios(self, side: str = "row") -> list[Any]:
         """Log marginal ratios."""
@@ -267,7 +255,7 @@ class BlockCouplings:
         if len(values) != len(lanes):
             raise ProblemError(f"there are {len(lanes)} results and values for {len(values)}")
         arrays = [
-            to_numpy(checked_values(v, one.problem.b.size))[one.cols].astype(np.float64)  # type: ignore[union-attr]
+            to_numpy(checked_values(v, one.instance.b.size))[one.cols].astype(np.float64)  # type: ignore[union-attr]
             for v, (one, _) in zip(values, lanes, strict=True)
         ]
         flat = [np.ascontiguousarray(array.reshape(len(array), -1)) for array in arrays]
@@ -296,7 +284,7 @@ class BlockCouplings:
 
     def _clouds(self, side: str) -> list[Any]:
         """The points of the other side."""
-        clouds = [one.problem.y for one, _ in self._lanes(side)]
+        clouds = [one.instance.y for one, _ in self._lanes(side)]
         if any(cloud is None for cloud in clouds):
             raise ProblemError("a dense cost has no points to average; use apply with your own values")
         return clouds
@@ -386,44 +374,40 @@ class BlockCouplings:
         for lane, (one, _) in enumerate(lanes):
             mass, transport, entropy = (float(part.sum()) for part in found[lane])
             linear = float((one.a * one.f).sum()) + float((one.b * one.g).sum())
-            out.append(costs(one.problem.eps, mass, transport, entropy, linear))
+            out.append(costs(one.instance.eps, mass, transport, entropy, linear))
         return out
 
     def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
         """Through the means of the other cloud."""
         lanes, clouds = self._lanes(side), self._clouds(side)
         masses = [_mass(one.a, logs) for (one, _), logs in zip(lanes, self._logs(side), strict=True)]
-        kinds = [one.problem.cost.kind for one, _ in lanes if isinstance(one.problem.cost, Cost)]
-        own = [kind for kind in kinds if not isinstance(kind, str)]
-        if own:
-            raise ProblemError(f"the slope of the cost {own[0]} is not known; gradients need a cost by name")
+        for one, _ in lanes:
+            require_slope(one.instance)
+        forms = [one.instance.cost.kind.distances for one, _ in lanes]
         values: list[Any] = []
-        for lane, (cloud, kind) in enumerate(zip(clouds, kinds, strict=True)):
+        for lane, (cloud, form) in enumerate(zip(clouds, forms, strict=True)):
             points = to_numpy(cloud).astype(np.float64)
             weight = np.ones(len(points)) if weights is None else to_numpy(weights[lane]).astype(np.float64)
-            points = unit_rows(points) if kind == "cosine" else points
+            points = unit_rows(points) if form.directions else points
             values.append(weight[:, None] * np.c_[points, np.ones(len(points))])
         means = self._means(values, side, weighted=False)
         # Over the distance: sum_j w_j (x - y_j) / r_j.
-        over = self._means(values, side, weighted=False, inverse=True) if "euclidean" in kinds else means
+        over = self._means(values, side, weighted=False, inverse=True) if any(form.root for form in forms) else means
         found: list[Any] = []
         for lane, ((one, _), mass) in enumerate(zip(lanes, masses, strict=True)):
-            cost, x = one.problem.cost, one.points
-            assert isinstance(cost, Cost)
-            if cost.kind == "euclidean":
-                # Scores are distances times scale / eps.
-                factor, near = cost.scale**2 / one.problem.eps, over[lane]
-                slope = factor * mass[:, None] * (x * near[:, -1:] - near[:, :-1])
+            cost, x = one.instance.cost, one.points
+            if forms[lane].root:
+                value = slope_of_distances(cost, one.instance.eps, x, mass, over[lane])
             else:
-                slope = pulled(cost, x, mass, means[lane])
-            found.append(self._return(lane, slope))
+                value = slope(cost, x, mass, means[lane])
+            found.append(self._return(lane, value))
         return found
 
     def plan(self, max_pairs: int) -> list[Any]:
         """All blocks, kept."""
-        check_pairs(self._problems, max_pairs)
+        check_pairs(self._instances, max_pairs)
         lanes = self._lanes("row")
-        found = [np.zeros(sizes(problem)) for problem in self._problems]
+        found = [np.zeros(instance.shape) for instance in self._instances]
 
         def work(lane: int, rows: Places, block: Block) -> None:
             one = lanes[lane][0]

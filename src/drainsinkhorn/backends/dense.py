@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, cost_matrix
 
@@ -94,10 +94,10 @@ class AllRows:
 class Geometry(AllRows):
     """An admitted problem as float64 matrices: scores `C / eps`, log weights, and the rounding of a score."""
 
-    def __init__(self, problem: Problem[Any]) -> None:
-        self.eps = problem.eps
-        self.a, self.b = to_numpy(problem.a), to_numpy(problem.b)
-        cost, rounding = cost_matrix(problem)
+    def __init__(self, instance: Instance[Any]) -> None:
+        self.eps = instance.eps
+        self.a, self.b = to_numpy(instance.a), to_numpy(instance.b)
+        cost, rounding = cost_matrix(instance)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             self.log_a, self.log_b = np.log(self.a), np.log(self.b)
             self.scores: Matrix = cost / self.eps

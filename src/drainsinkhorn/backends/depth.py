@@ -17,12 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.support import part
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import cost_matrix
+from drainsinkhorn.numerics.costs import cost_matrix, has_squares
 
 SAMPLE = 64
 """Points of each side that are looked at."""
@@ -31,22 +29,22 @@ FULL_DIM = 64
 
 
 @np.errstate(all="ignore")
-def predicted_depth(problem: Problem[Any], *, momentum: bool) -> float:
+def predicted_depth(instance: Instance[Any], *, momentum: bool) -> float:
     """Cycles an admitted problem will need, roughly; 1 where nothing can be said."""
-    squares = isinstance(problem.cost, Cost) and problem.cost.kind == "sqeuclidean"
-    spread = _scale(problem) * math.sqrt(_variance(problem.x) * _variance(problem.y)) if squares else _costs(problem)
-    strength = problem.eps / 4
+    spread = _spread_of_points(instance) if has_squares(instance) else _costs(instance)
+    strength = instance.eps / 4
     if not 0 < spread < math.inf:
         return 1.0
     correlation = (math.hypot(spread, strength) - strength) / spread
     rate = -2 * math.log(correlation) if correlation > 0 else math.inf
-    assert problem.tol is not None, "the door sets tol"
-    plain = max(1.0, math.log(max(math.e, 1 / problem.tol)) / max(rate, 1e-12))
+    plain = max(1.0, math.log(max(math.e, 1 / instance.tol)) / max(rate, 1e-12))
     return math.sqrt(plain) if momentum else plain
 
 
-def _scale(problem: Problem[Any]) -> float:
-    return problem.cost.scale if isinstance(problem.cost, Cost) else 1.0
+def _spread_of_points(instance: Instance[Any]) -> float:
+    """The geometric mean of the largest variances of both clouds, in units of the cost."""
+    factor = instance.cost.scale * instance.cost.kind.distances.factor
+    return factor * math.sqrt(_variance(instance.x) * _variance(instance.y))
 
 
 def _some(count: int) -> Any:
@@ -64,7 +62,7 @@ def _variance(points: Any) -> float:
     return float(np.linalg.eigvalsh(spread)[-1]) if np.isfinite(spread).all() else math.nan
 
 
-def _costs(problem: Problem[Any]) -> float:
+def _costs(instance: Instance[Any]) -> float:
     """Half the standard deviation of the costs, from some of them."""
-    n, m = sizes(problem)
-    return float(cost_matrix(part(problem, _some(n), _some(m)))[0].std()) / 2
+    n, m = instance.shape
+    return float(cost_matrix(part(instance, _some(n), _some(m)))[0].std()) / 2

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.support import Couple, Support, extended
 from drainsinkhorn.core.protocol import Emission
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import LARGEST, float_name, round_to, to_caller
 
 Vector = NDArray[np.float64]
@@ -39,27 +39,27 @@ def budget(eps: Any, tol: Any) -> Any:
     return eps * tol / 10
 
 
-def rounded(problem: Problem[Any], f: Vector, g: Vector) -> Rounded:
+def rounded(instance: Instance[Any], f: Vector, g: Vector) -> Rounded:
     """Round a state to what its caller will get."""
-    for name in CHOICES.get(float_name(caller_array(problem)), ()):
+    for name in CHOICES.get(float_name(instance.like), ()):
         short_f, short_g = round_to(f, name).astype(np.float64), round_to(g, name).astype(np.float64)
         with np.errstate(invalid="ignore"):
             moved = float(np.abs(short_f - f).max()) + float(np.abs(short_g - g).max())
         # Written so that what overflowed, and is NaN or inf here, needs a wider dtype.
-        if moved <= budget(problem.eps, problem.tol):
+        if moved <= budget(instance.eps, instance.tol):
             return Rounded(short_f, short_g, name)
     return Rounded(f, g, "float64")
 
 
 def emission(
-    problem: Problem[Any], state: Rounded, support: Support | None = None, couple: Couple | None = None
+    instance: Instance[Any], state: Rounded, support: Support | None = None, couple: Couple | None = None
 ) -> Emission:
     """Copies of a rounded state in the caller's library and on the caller's device, for all points."""
-    return emissions([problem], [state], [support], couple)[0]
+    return emissions([instance], [state], [support], couple)[0]
 
 
 def emissions(
-    problems: Sequence[Problem[Any]],
+    instances: Sequence[Instance[Any]],
     states: Sequence[Rounded],
     supports: Sequence[Support | None],
     couple: Couple | None = None,
@@ -69,28 +69,28 @@ def emissions(
     whole = extended(list(some.values()), [(states[place].f, states[place].g) for place in some], couple)
     known = dict(zip(some, whole, strict=True))
     return [
-        _emission(problem, Rounded(*known[place], state.dtype), idle=True)
+        _emission(instance, Rounded(*known[place], state.dtype), idle=True)
         if place in known
-        else _emission(problem, state)
-        for place, (problem, state) in enumerate(zip(problems, states, strict=True))
+        else _emission(instance, state)
+        for place, (instance, state) in enumerate(zip(instances, states, strict=True))
     ]
 
 
-def _emission(problem: Problem[Any], state: Rounded, *, idle: bool = False) -> Emission:
-    like, name = caller_array(problem), state.dtype
+def _emission(instance: Instance[Any], state: Rounded, *, idle: bool = False) -> Emission:
+    like, name = instance.like, state.dtype
     f, g = state.f, state.g
     if idle and name in LARGEST:
         # A point without weight may lie beyond the range of the dtype; its potential is of no account.
         f, g = np.clip(f, -LARGEST[name], LARGEST[name]), np.clip(g, -LARGEST[name], LARGEST[name])
     own = name == float_name(like)
-    return Emission(Potentials(*(to_caller(round_to(side, name), like, own=own) for side in (f, g))), not own, problem)
+    return Emission(Potentials(*(to_caller(round_to(side, name), like, own=own) for side in (f, g))), not own, instance)
 
 
 class States:
     """States of many lanes, rounded together to what their callers will get; flat vectors, lane after lane.
 
     Args:
-        problems: The lanes' problems.
+        instances: The lanes' problems.
         f: Potentials of the rows in nats; overwritten.
         f_at: Where each lane's begin, and the end.
         g: Potentials of the columns, likewise.
@@ -98,15 +98,15 @@ class States:
     """
 
     def __init__(
-        self, problems: Sequence[Problem[Any]], f: Vector, f_at: NDArray[np.int64], g: Vector, g_at: NDArray[np.int64]
+        self, instances: Sequence[Instance[Any]], f: Vector, f_at: NDArray[np.int64], g: Vector, g_at: NDArray[np.int64]
     ) -> None:
-        self.problems = problems
-        self.eps = np.array([problem.eps for problem in problems])
+        self.instances = instances
+        self.eps = np.array([instance.eps for instance in instances])
         self.f, self.f_at, self.g, self.g_at = f, f_at, g, g_at
         f *= np.repeat(self.eps, np.diff(f_at))
         g *= np.repeat(self.eps, np.diff(g_at))
-        self.own = [float_name(caller_array(problem)) for problem in problems]
-        self.dtypes = ["float64"] * len(problems)
+        self.own = [float_name(instance.like) for instance in instances]
+        self.dtypes = ["float64"] * len(instances)
         kinds = {*self.own}
         for name in SHORT:
             callers = {own for own in kinds if name in CHOICES.get(own, ())}
@@ -120,7 +120,7 @@ class States:
         with np.errstate(invalid="ignore"):
             moved = _moved(f, f_at, name) + _moved(g, g_at, name)
         # Written so that what overflowed, and is NaN or inf here, needs a wider dtype.
-        fits = wanted & (moved <= budget(self.eps, np.array([problem.tol for problem in self.problems])))
+        fits = wanted & (moved <= budget(self.eps, np.array([instance.tol for instance in self.instances])))
         for vector, at in ((f, f_at), (g, g_at)):
             short = np.repeat(fits, np.diff(at))
             vector[short] = round_to(vector[short], name)
@@ -132,15 +132,15 @@ class States:
         f_at, g_at = self.f_at.tolist(), self.g_at.tolist()
         emitted: list[Any] = []
         others: dict[int, Rounded] = {}
-        for place, (problem, name, support) in enumerate(zip(self.problems, self.dtypes, supports, strict=True)):
+        for place, (instance, name, support) in enumerate(zip(self.instances, self.dtypes, supports, strict=True)):
             rows, cols = slice(f_at[place], f_at[place + 1]), slice(g_at[place], g_at[place + 1])
-            if support is None and type(caller_array(problem)) is np.ndarray:
+            if support is None and type(instance.like) is np.ndarray:
                 f, g = vectors.get(name, (self.f, self.g))
-                emitted.append(Emission(Potentials(f[rows].copy(), g[cols].copy()), name != self.own[place], problem))
+                emitted.append(Emission(Potentials(f[rows].copy(), g[cols].copy()), name != self.own[place], instance))
             else:
                 others[place] = Rounded(self.f[rows], self.g[cols], name)
                 emitted.append(None)
-        given, idle = [self.problems[place] for place in others], [supports[place] for place in others]
+        given, idle = [self.instances[place] for place in others], [supports[place] for place in others]
         for place, found in zip(others, emissions(given, list(others.values()), idle, couple), strict=True):
             emitted[place] = found
         return emitted

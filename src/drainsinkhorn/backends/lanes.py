@@ -8,14 +8,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residual
 
 
 class Lane(Protocol):
     """One problem's state, and what can be asked of it. See core.protocol.Pack for what the verbs mean."""
 
-    problem: Problem[Any]
+    instance: Instance[Any]
     depth: int
     stale: float
     frozen: bool
@@ -66,16 +66,16 @@ class LanePack(Counted, Generic[L]):
     """Lanes advanced one after another. Narrower means: the list is shorter.
 
     Args:
-        problems: What to open with.
+        instances: What to open with.
         open_lane: Makes a lane and measures its first f-leg.
     """
 
-    def __init__(self, problems: Sequence[Problem[Any]], open_lane: Callable[[Problem[Any]], L]) -> None:
+    def __init__(self, instances: Sequence[Instance[Any]], open_lane: Callable[[Instance[Any]], L]) -> None:
         self._open_lane = open_lane
         self._lanes: list[L] = []
         self._slots = 0
         self._legs = 0
-        self.repack([], problems)
+        self.repack([], instances)
 
     @np.errstate(all="ignore")
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
@@ -117,8 +117,8 @@ class LanePack(Counted, Generic[L]):
             self._lanes[i].frozen = True
 
     @np.errstate(all="ignore")
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted."""
-        admitted = [self._open_lane(problem) for problem in admit]
+        admitted = [self._open_lane(instance) for instance in admit]
         self._lanes = [self._lanes[i] for i in keep] + admitted
         self._legs += len(admitted)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector, invert
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import cost_matrix
 
@@ -20,20 +20,20 @@ class PlainLaws:
 
     def __init__(self, side: Side) -> None:
         self._side = side
-        problem = side.problem
-        if isinstance(problem.cost, Cost):
-            self._x = to_numpy(problem.x)
-            self._problem = replace(problem, y=side.others)
+        instance = side.instance
+        if not instance.is_dense:
+            self._x = to_numpy(instance.x)
+            self._instance = replace(instance, y=side.others)
         else:
-            self._dense = to_numpy(problem.cost)
+            self._dense = to_numpy(instance.matrix)
 
     def block(self, rows: Places) -> Block:
         """Laws of some rows."""
         side = self._side
-        if isinstance(side.problem.cost, Cost):
-            scores = cost_matrix(replace(self._problem, x=self._x[rows]))[0] / side.problem.eps
+        if not side.instance.is_dense:
+            scores = cost_matrix(replace(self._instance, x=self._x[rows]))[0] / side.instance.eps
         else:
-            scores = self._dense[np.ix_(rows, side.cols)].astype(np.float64) / side.problem.eps
+            scores = self._dense[np.ix_(rows, side.cols)].astype(np.float64) / side.instance.eps
         exponents = side.g - scores
         largest = exponents.max(axis=1, keepdims=True)
         law = side.b * np.exp(exponents - largest)
@@ -53,6 +53,6 @@ class PlainLaws:
         return found
 
 
-def plain_couplings(problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+def plain_couplings(instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
     """Finished plans in plain NumPy."""
-    return BlockCouplings(problems, potentials, PlainLaws)
+    return BlockCouplings(instances, potentials, PlainLaws)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.dense import Geometry, Kernels
-from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
@@ -31,7 +30,8 @@ from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.errors import ProblemError
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
 
 Vector = NDArray[np.float64]
@@ -55,9 +55,9 @@ class ReferenceBackend:
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
 
-    def signature(self, problem: Problem[Any]) -> Hashable:
+    def signature(self, instance: Instance[Any]) -> Hashable:
         """All problems share packs, whatever their sizes; those with too many pairs are refused."""
-        n, m = sizes(problem)
+        n, m = instance.shape
         if n * m > self.max_pairs:
             raise ProblemError(
                 f"n * m = {n} * {m} pairs need {16e-9 * n * m:.1f} GB in the dense reference backend, whose limit is "
@@ -69,24 +69,24 @@ class ReferenceBackend:
         """A pack is as wide as its lanes are many."""
         return lanes
 
-    def natural_width(self, problem: Problem[Any]) -> int:
+    def natural_width(self, instance: Instance[Any]) -> int:
         """Sixteen."""
         return 16
 
-    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little."""
         return EVERY
 
-    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+    def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Nothing to do."""
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> ReferencePack:
+    def pack(self, instances: Sequence[Instance[Any]]) -> ReferencePack:
         """Build cost matrices and measure every lane's first f-leg."""
-        return ReferencePack(problems, self.max_bytes, momentum=self.acceleration == "momentum")
+        return ReferencePack(instances, self.max_bytes, momentum=self.acceleration == "momentum")
 
-    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+    def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
         """Plans in plain NumPy, some rows at a time."""
-        return plain_couplings(problems, potentials)
+        return plain_couplings(instances, potentials)
 
     def precise(self) -> ReferenceBackend:
         """Itself: it knows nothing but float64."""
@@ -103,7 +103,7 @@ class ReferenceBackend:
         """Plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)
 
-    def describe(self, problem: Problem[Any]) -> str:
+    def describe(self, instance: Instance[Any]) -> str:
         """Always the same."""
         return "float64, dense"
 
@@ -117,20 +117,20 @@ class ReferenceLane:
     """One problem's state: (f, g), and the next f-leg, measured but not applied.
 
     Args:
-        problem: The problem as admitted.
+        instance: The problem as admitted.
         momentum: Whether to take long steps where they help.
         kernels: Makes the reductions of the problem on its support.
     """
 
     def __init__(
         self,
-        problem: Problem[Any],
+        instance: Instance[Any],
         *,
         momentum: bool = False,
-        kernels: Callable[[Problem[Any]], Kernels] = Geometry,
+        kernels: Callable[[Instance[Any]], Kernels] = Geometry,
     ) -> None:
-        self.problem = problem
-        inner, self.support = restrict(problem)
+        self.instance = instance
+        inner, self.support = restrict(instance)
         self.geometry = kernels(inner)
         self.f, self.g = self.geometry.split(*start(inner))
         self.momentum = Momentum() if momentum else None
@@ -153,7 +153,7 @@ class ReferenceLane:
 
     def _rounded(self) -> Rounded:
         """The state of all rows as it will be emitted."""
-        return rounded(self.problem, self.geometry.join(self.f), self.g)
+        return rounded(self.instance, self.geometry.join(self.f), self.g)
 
     def _stride(self) -> Stride:
         if self.momentum is None:
@@ -198,7 +198,7 @@ class ReferenceLane:
         if math.isnan(self.stale):
             return Residual(math.nan, math.nan, math.nan)
         if exact and self.geometry.whole:
-            return certify(self.problem, self.emit().potentials)
+            return certify(self.instance, self.emit().potentials)
         state, geometry = self._rounded(), self.geometry
         f, g = geometry.split(state.f, state.g)
         row = self._row_residual(geometry.log_row_ratio(f, g))
@@ -207,20 +207,20 @@ class ReferenceLane:
 
     def emit(self) -> Emission:
         """Copies for the caller."""
-        return emission(self.problem, self._rounded(), self.support)
+        return emission(self.instance, self._rounded(), self.support)
 
 
 class ReferencePack(LanePack[ReferenceLane]):
     """A list of reference lanes with a budget of memory."""
 
-    def __init__(self, problems: Sequence[Problem[Any]], max_bytes: int = 2**33, *, momentum: bool = False) -> None:
+    def __init__(self, instances: Sequence[Instance[Any]], max_bytes: int = 2**33, *, momentum: bool = False) -> None:
         self._max_bytes = max_bytes
-        super().__init__(problems, lambda problem: ReferenceLane(problem, momentum=momentum))
+        super().__init__(instances, lambda instance: ReferenceLane(instance, momentum=momentum))
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted, if the budget allows."""
-        problems = [*(self._lanes[i].problem for i in keep), *admit]
-        needed = 16 * sum(math.prod(sizes(problem)) for problem in problems)
+        instances = [*(self._lanes[i].instance for i in keep), *admit]
+        needed = 16 * sum(math.prod(instance.shape) for instance in instances)
         if needed > self._max_bytes:
             raise MemoryError(f"{needed:,} bytes of matrices, {self._max_bytes:,} allowed")
         super().repack(keep, admit)

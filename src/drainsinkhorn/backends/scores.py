@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.support import restrict
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import point_cost, unit_rows
+from drainsinkhorn.numerics.costs import unit_rows
 
 Vector = NDArray[np.float64]
 
@@ -31,40 +30,39 @@ class Scores(NamedTuple):
     rounding: float
 
 
-_judged: WeakKeyDictionary[Problem[Any], Scores] = WeakKeyDictionary()
+_judged: WeakKeyDictionary[Instance[Any], Scores] = WeakKeyDictionary()
 """What was found of problems that are still in use: precision is asked for when one is sorted, described and opened."""
 
 
-def scores(problem: Problem[Any]) -> Scores:
+def scores(instance: Instance[Any]) -> Scores:
     """How large costs are where a problem has mass; a caller's own are judged by a sample and twice its largest."""
-    found = _judged.get(problem)
+    found = _judged.get(instance)
     if found is None:
-        found = _judged[problem] = _judge(problem)
+        found = _judged[instance] = _judge(instance)
     return found
 
 
 @np.errstate(all="ignore")
-def _judge(problem: Problem[Any]) -> Scores:
-    problem, _ = restrict(problem)
-    cost = problem.cost
-    if not isinstance(cost, Cost):
-        found = np.abs(to_numpy(cost))
-        return Scores(float(found.mean()) / problem.eps, float(found.max()) / problem.eps, 0.0)
-    factor, (x, y) = cost.scale / problem.eps, (to_numpy(points) for points in (problem.x, problem.y))
-    if not isinstance(cost.kind, str):
+def _judge(instance: Instance[Any]) -> Scores:
+    instance, _ = restrict(instance)
+    if instance.is_dense:
+        found = np.abs(to_numpy(instance.matrix))
+        return Scores(float(found.mean()) / instance.eps, float(found.max()) / instance.eps, 0.0)
+    kind = instance.cost.kind
+    factor, (x, y) = instance.cost.scale / instance.eps, (to_numpy(points) for points in (instance.x, instance.y))
+    if kind.distances is None:
         some = [p[np.linspace(0, len(p) - 1, min(len(p), 64)).astype(int)].astype(np.float64) for p in (x, y)]
-        found = np.abs(cost.kind.matrix(*some))
+        found = np.abs(kind.pairwise(*some))
         far = 2 * float(found.max())
-        return Scores(factor * float(found.mean()), factor * far, factor * point_cost(cost).rounding(x.shape[1], far))
-    a, b, x, y = to_numpy(problem.a), to_numpy(problem.b), native(x), native(y)
-    if cost.kind == "cosine":
+        return Scores(factor * float(found.mean()), factor * far, factor * kind.rounding(x.shape[1], far))
+    a, b, x, y = to_numpy(instance.a), to_numpy(instance.b), native(x), native(y)
+    if kind.distances.directions:
         x, y = (unit_rows(points.astype(np.float64)) for points in (x, y))
     centre = middle(a, b, x, y)
     from_x, from_y = (_lengths(np.subtract(points, centre, dtype=np.float64)) for points in (x, y))
-    known = point_cost(cost)
-    far = float(known.largest(float(from_x.max()) + float(from_y.max())))
-    typical = float(a @ known.largest(from_x) + b @ known.largest(from_y))
-    return Scores(factor * typical, factor * far, factor * float(known.rounding(x.shape[1], far)))
+    far = float(kind.largest(float(from_x.max()) + float(from_y.max())))
+    typical = float(a @ kind.largest(from_x) + b @ kind.largest(from_y))
+    return Scores(factor * typical, factor * far, factor * float(kind.rounding(x.shape[1], far)))
 
 
 def native(points: Any) -> Any:

@@ -12,21 +12,14 @@ The first f-leg turns g into a pair, so g is all that is needed.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends import choose
-from drainsinkhorn.backends.door import admit, caller_array, sizes
-from drainsinkhorn.backends.support import c_transforms
-from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.errors import ProblemError
-from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.numerics.arrays import to_caller, to_numpy
-from drainsinkhorn.numerics.costs import turned
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.numerics.arrays import to_numpy
 
 Array = NDArray[np.float64]
 
@@ -95,17 +88,17 @@ def _function(values: Array, vectors: Array) -> Array:
     return (vectors * values[:, None, :]) @ vectors.swapaxes(1, 2)
 
 
-def start(problem: Problem[Any]) -> tuple[Array, Array]:
+def start(instance: Instance[Any]) -> tuple[Array, Array]:
     """Starting potentials (f, g) of one admitted problem on its support, in units of the cost."""
-    n, m = sizes(problem)
-    if isinstance(problem.init, Potentials):
-        return to_numpy(problem.init.f).astype(np.float64), to_numpy(problem.init.g).astype(np.float64)
-    if problem.init == "zero":
+    n, m = instance.shape
+    if isinstance(instance.init, Potentials):
+        return to_numpy(instance.init.f).astype(np.float64), to_numpy(instance.init.g).astype(np.float64)
+    if instance.init == "zero":
         return np.zeros(n), np.zeros(m)
-    found = _gaussian(problem)
-    if problem.init == "auto" and not worthwhile(found[None], to_numpy(problem.b)[None])[0]:
+    found = _gaussian(instance)
+    if instance.init == "auto" and not worthwhile(found[None], to_numpy(instance.b)[None])[0]:
         found = np.zeros(m)
-    return np.zeros(n), problem.eps * found
+    return np.zeros(n), instance.eps * found
 
 
 def worthwhile(starts: Any, weights: Any) -> Any:
@@ -115,58 +108,18 @@ def worthwhile(starts: Any, weights: Any) -> Any:
 
 
 @np.errstate(all="ignore")
-def _gaussian(problem: Problem[Any]) -> Array:
+def _gaussian(instance: Instance[Any]) -> Array:
     """The Gaussian start of one problem in nats; zero if it is not finite."""
-    assert isinstance(problem.cost, Cost)
-    full = to_numpy(problem.x).shape[1] <= FULL_DIM
+    full = to_numpy(instance.x).shape[1] <= FULL_DIM
     moments = list[Array]()
-    for points, weights in ((problem.x, to_numpy(problem.a)), (problem.y, to_numpy(problem.b))):
+    for points, weights in ((instance.x, to_numpy(instance.a)), (instance.y, to_numpy(instance.b))):
         around = to_numpy(points).astype(np.float64)
         mean = weights @ around
         around = around - mean
         spread = (around * weights[:, None]).T @ around if full else weights @ around**2
         moments += [mean[None], spread[None]]
-    (mean,), (matrix,), (slope,) = between(*moments, np.array([problem.eps / problem.cost.scale]))  # type: ignore[call-arg]
-    around = to_numpy(problem.y).astype(np.float64) - mean
+    strength = np.array([instance.eps / (instance.cost.scale * instance.cost.kind.distances.factor)])
+    (mean,), (matrix,), (slope,) = between(*moments, strength)  # type: ignore[call-arg]
+    around = to_numpy(instance.y).astype(np.float64) - mean
     found = ((around @ matrix if full else around * matrix) * around).sum(axis=1) + around @ slope
     return found if np.isfinite(found).all() else np.zeros(len(found))
-
-
-@np.errstate(all="ignore")
-def extend(
-    known: Problem[Any], potentials: Potentials[Any], problem: Problem[Any], backend: Backend[Any] | None = None
-) -> Potentials[Any]:
-    """Potentials for a problem from those of another one, over other points or weights: the paper's proposals.
-
-    Where the points are the same they are taken over; a new point gets its soft c-transform against the other side of
-    the known problem, `f(x) = -eps log sum_j b_j exp((g_j - C(x, y_j)) / eps)`.
-
-    Args:
-        known: The problem whose potentials are known, as given.
-        potentials: Its potentials.
-        problem: The problem to start, as given.
-        backend: Who computes c-transforms; by default the one that "auto" would take for the problem.
-
-    Returns:
-        A start to pass as `Problem(init=...)`.
-
-    Raises:
-        ProblemError: If one of them is a dense cost of another shape, or they live in different dimensions.
-    """
-    old, new = admit(known, tol=1.0), admit(problem, tol=1.0)
-    if not isinstance(old.cost, Cost) or not isinstance(new.cost, Cost):
-        if sizes(old) != sizes(new):
-            raise ProblemError(f"potentials of a {sizes(old)} cost matrix cannot start one of shape {sizes(new)}")
-        return potentials
-    if old.cost.kind != new.cost.kind or to_numpy(old.x).shape[1] != to_numpy(new.x).shape[1]:
-        raise ProblemError("potentials can be extended only within one cost and one dimension")
-    f, g = (to_numpy(p).astype(np.float64) for p in potentials)
-    like, backend = caller_array(new), choose(new)[0] if backend is None else backend
-    there, back = replace(old, x=new.x, cost=new.cost), replace(old, x=new.y, y=old.x, b=old.a, cost=turned(new.cost))
-    fresh_f = f if _same(old.x, new.x) else c_transforms([there], [g], backend.couple)[0]
-    fresh_g = g if _same(old.y, new.y) else c_transforms([back], [f], backend.couple)[0]
-    return Potentials(to_caller(fresh_f, like), to_caller(fresh_g, like))
-
-
-def _same(p: Any, q: Any) -> bool:
-    return p is q or np.array_equal(to_numpy(p), to_numpy(q))

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.door import sizes, uniform
-from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import Couplings
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import cost_matrix, turned
+from drainsinkhorn.numerics.costs import cost_matrix, exchange_sides
+from drainsinkhorn.numerics.weights import uniform, unit_mass
 
 Vector = NDArray[np.float64]
 Places = NDArray[np.intp]
-Couple = Callable[[Sequence[Problem[Any]], Sequence[Potentials[Any]]], Couplings[Any]]
+Couple = Callable[[Sequence[Instance[Any]], Sequence[Potentials[Any]]], Couplings[Any]]
 """What a backend's `couple` does."""
 
 FEW_PAIRS, CHUNK_PAIRS = 2**15, 2**22
@@ -32,13 +32,13 @@ class _Idle(NamedTuple):
     Attributes:
         into: Potentials of the whole side, to be completed.
         places: Where those of these points belong.
-        problem: They as x, points of the other side that have weight as y.
+        instance: They as x, points of the other side that have weight as y.
         known: Potentials over y.
     """
 
     into: Vector
     places: Places
-    problem: Problem[Any]
+    instance: Instance[Any]
     known: Vector
 
 
@@ -47,34 +47,27 @@ class Support:
     """Which points of an admitted problem carry weight.
 
     Attributes:
-        problem: The problem as admitted.
+        instance: The problem as admitted.
         rows: Places of positive weight in a.
         cols: Places of positive weight in b.
     """
 
-    problem: Problem[Any]
+    instance: Instance[Any]
     rows: Places
     cols: Places
 
     def idle(self, f: Vector, g: Vector) -> tuple[Vector, Vector, list[_Idle]]:
         """Potentials with room for all points, and the points that have none yet."""
-        n, m = sizes(self.problem)
+        n, m = self.instance.shape
         full_f, full_g = np.zeros(n), np.zeros(m)
         full_f[self.rows], full_g[self.cols] = f, g
         rows, cols = np.setdiff1d(np.arange(n), self.rows), np.setdiff1d(np.arange(m), self.cols)
         found = list[_Idle]()
         if rows.size:
-            found.append(_Idle(full_f, rows, part(self.problem, rows, self.cols), g))
+            found.append(_Idle(full_f, rows, part(self.instance, rows, self.cols), g))
         if cols.size:
-            found.append(_Idle(full_g, cols, _turned(part(self.problem, self.rows, cols)), f))
+            found.append(_Idle(full_g, cols, exchange_sides(part(self.instance, self.rows, cols)), f))
         return full_f, full_g, found
-
-
-def _turned(problem: Problem[Any]) -> Problem[Any]:
-    """The problem from y to x."""
-    cost: Any = problem.cost
-    other = turned(cost) if isinstance(cost, Cost) else cost.T
-    return replace(problem, x=problem.y, y=problem.x, a=problem.b, b=problem.a, cost=other, init=None)
 
 
 def extended(
@@ -92,70 +85,71 @@ def extended(
         f, g, more = support.idle(*state)
         found.append((f, g))
         idle += more
-    values = c_transforms([one.problem for one in idle], [one.known for one in idle], couple)
+    values = c_transforms([one.instance for one in idle], [one.known for one in idle], couple)
     for one, value in zip(idle, values, strict=True):
         one.into[one.places] = value
     return found
 
 
 def c_transforms(
-    problems: Sequence[Problem[Any]], potentials: Sequence[Vector], couple: Couple | None = None
+    instances: Sequence[Instance[Any]], potentials: Sequence[Vector], couple: Couple | None = None
 ) -> list[Vector]:
     """Soft c-transforms of potentials over y for every point x of problems; 0 where they are not finite.
 
     Args:
-        problems: Admitted, but that neither their start nor the weights of x are of any account.
+        instances: Admitted, but that neither their start nor the weights of x are of any account.
         potentials: Over the y of each.
         couple: Computes those of many pairs, for all problems together. NumPy computes the others, or all.
     """
-    problems = [replace(p, a=uniform(sizes(p)[0]), init=None) for p in problems]
+    instances = [replace(p, a=uniform(p.like.shape[0]), init="zero") for p in instances]
     # Judged one by one: what a problem gets must not depend on its neighbours.
-    few = {k for k, p in enumerate(problems) if couple is None or math.prod(sizes(p)) <= FEW_PAIRS}
-    found = {k: _by_chunks(problems[k], potentials[k]) for k in few}
-    many = [k for k in range(len(problems)) if k not in few]
+    few = {k for k, p in enumerate(instances) if couple is None or math.prod(p.shape) <= FEW_PAIRS}
+    found = {k: _by_chunks(instances[k], potentials[k]) for k in few}
+    many = [k for k in range(len(instances)) if k not in few]
     if many and couple is not None:
-        given = [Potentials(np.zeros(sizes(problems[k])[0]), potentials[k]) for k in many]
-        logs = couple([problems[k] for k in many], given).log_ratios("row")
+        given = [Potentials(np.zeros(instances[k].shape[0]), potentials[k]) for k in many]
+        # A sum of normalised weights may be off by a unit in the last place.
+        logs = couple([replace(instances[k], b=unit_mass(instances[k].b)) for k in many], given).log_ratios("row")
         # With f zero, `log (P 1)_i / a_i` is minus the transform over eps, whatever a is.
-        values = [-problems[k].eps * to_numpy(log).astype(np.float64) for k, log in zip(many, logs, strict=True)]
+        values = [-instances[k].eps * to_numpy(log).astype(np.float64) for k, log in zip(many, logs, strict=True)]
         found |= {k: np.where(np.isfinite(v), v, 0.0) for k, v in zip(many, values, strict=True)}
-    return [found[k] for k in range(len(problems))]
+    return [found[k] for k in range(len(instances))]
 
 
-def _by_chunks(problem: Problem[Any], potentials: Vector) -> Vector:
+def _by_chunks(instance: Instance[Any], potentials: Vector) -> Vector:
     """The same by NumPy for one problem, some points at a time."""
-    rows, cols = (np.arange(size) for size in sizes(problem))
+    rows, cols = (np.arange(size) for size in instance.shape)
     step = max(1, CHUNK_PAIRS // cols.size)
-    chunks = [part(problem, rows[first : first + step], cols) for first in range(0, rows.size, step)]
-    weights = to_numpy(problem.b)
-    return np.concatenate([c_transform(cost_matrix(some)[0], weights, potentials, problem.eps) for some in chunks])
+    chunks = [part(instance, rows[first : first + step], cols) for first in range(0, rows.size, step)]
+    weights = to_numpy(instance.b)
+    return np.concatenate([c_transform(cost_matrix(some)[0], weights, potentials, instance.eps) for some in chunks])
 
 
-def restrict(problem: Problem[Any], full: dict[int, bool] | None = None) -> tuple[Problem[Any], Support | None]:
+def restrict(instance: Instance[Any], full: dict[int, bool] | None = None) -> tuple[Instance[Any], Support | None]:
     """The problem on its support, and the Support if any point was left out.
 
     `full` remembers, by identity, which weights were found to be positive everywhere, since many problems share theirs.
     """
-    a, b = to_numpy(problem.a), to_numpy(problem.b)
+    a, b = to_numpy(instance.a), to_numpy(instance.b)
     full = {} if full is None else full
     for weights in (a, b):
         if id(weights) not in full:
             full[id(weights)] = bool(weights.all())
     if full[id(a)] and full[id(b)]:
-        return problem, None
-    support = Support(problem, np.flatnonzero(a), np.flatnonzero(b))
-    return part(problem, support.rows, support.cols), support
+        return instance, None
+    support = Support(instance, np.flatnonzero(a), np.flatnonzero(b))
+    return part(instance, support.rows, support.cols), support
 
 
-def part(problem: Problem[Any], rows: Places, cols: Places) -> Problem[Any]:
+def part(instance: Instance[Any], rows: Places, cols: Places) -> Instance[Any]:
     """The problem on some of its rows and columns."""
-    init = problem.init
+    init = instance.init
     if isinstance(init, Potentials):
         init = Potentials(to_numpy(init.f)[rows], to_numpy(init.g)[cols])
-    some = replace(problem, a=to_numpy(problem.a)[rows], b=to_numpy(problem.b)[cols], init=init)
-    if isinstance(problem.cost, Cost):
-        return replace(some, x=to_numpy(problem.x)[rows], y=to_numpy(problem.y)[cols])
-    return replace(some, cost=to_numpy(problem.cost)[np.ix_(rows, cols)])
+    some = replace(instance, a=to_numpy(instance.a)[rows], b=to_numpy(instance.b)[cols], init=init)
+    if instance.is_dense:
+        return replace(some, matrix=to_numpy(instance.matrix)[np.ix_(rows, cols)])
+    return replace(some, x=to_numpy(instance.x)[rows], y=to_numpy(instance.y)[cols])
 
 
 @np.errstate(all="ignore")

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from drainsinkhorn.backends import load
-from drainsinkhorn.backends.door import normal
 from drainsinkhorn.campaign import peers
 from drainsinkhorn.campaign.loaders import Array, Source
 from drainsinkhorn.campaign.plan import Arm, Contrast, Outcome, Ran, Work
@@ -25,6 +24,7 @@ from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import solve
+from drainsinkhorn.run.validate import validate
 
 Consumer = Callable[[Work, Backend[Any], Mapping[int, Potentials[Any]]], Mapping[str, Any]]
 """What is done with the couplings of a unit; returns facts. The same one for all arms of a campaign."""
@@ -104,7 +104,9 @@ def ours(
         e2, facts = _consumed(work, picked, answers, consumer, begun)
         ran_mode = MODES[mode] if isinstance(mode, str) else mode
         refills, holds = ran_mode.refill is not None, ran_mode.holds(audit)
-        every = audit.every or picked.natural_spacing(normal(work.problems[0]), refills=refills, holds=holds)
+        every = audit.every or picked.natural_spacing(
+            validate(work.problems[0], tol=1.0, finite=True), refills=refills, holds=holds
+        )
         return Outcome(
             answers=answers,
             e1=solved - begun,

@@ -39,6 +39,7 @@ from drainsinkhorn.core.events import Event, Lost
 from drainsinkhorn.core.options import Rechecks
 from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress
 from drainsinkhorn.fleet.fleet import Fleet
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Residual, Result
 from drainsinkhorn.model.status import Status
@@ -101,7 +102,7 @@ class Attacked(WrappedPack):
             found[list(lanes).index(0)] = self.inner.emit([1])[0]
         return found
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """The wrong order, a lane twice, or no memory."""
         keep = list(keep)
         if self.attack == "lanes swapped at repack":
@@ -216,9 +217,9 @@ class AttackedBackend(WrappedBackend):
     attack: str = ""
     token: str = ""
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> Pack[Any]:
+    def pack(self, instances: Sequence[Instance[Any]]) -> Pack[Any]:
         """See Backend."""
-        return Attacked(self.inner.pack(problems), self.attack, self.token)
+        return Attacked(self.inner.pack(instances), self.attack, self.token)
 
 
 def problems(seed: int = 0) -> list[Problem[Any]]:

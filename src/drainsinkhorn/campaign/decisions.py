@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign.arms import on
 from drainsinkhorn.campaign.loaders import Array
 from drainsinkhorn.core.protocol import Backend
@@ -22,6 +21,7 @@ from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.run.solve import solve
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import marginal_errors
 
 DELTAS = (3e-2, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -119,7 +119,7 @@ def _guarded(
     """The library's check: accepted, whether it went to float64, and how far its screen is from its row residual."""
     there = {side: on(device, to_numpy(getattr(problem, side))) for side in ("x", "y")}
     start = Potentials(*(on(device, side) for side in state))
-    pack = backend.pack([admit(replace(problem, init=start, **there), tol)])
+    pack = backend.pack([validate(replace(problem, init=start, **there), tol)])
     (found,), (screened,) = pack.verify([0]), pack.screen([0])
     gap = abs(screened - found.row - found.band)
     if _worst(found) + found.band <= tol:

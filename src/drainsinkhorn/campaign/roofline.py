@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign import meters
 from drainsinkhorn.campaign.plan import Finding, Place
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.run.validate import validate
 
 EX2_PER_CLOCK = 16
 PRODUCTS_PER_CLOCK = {8: 1024, 9: 2048}
@@ -76,7 +77,7 @@ def roofline(scale: str, place: Place) -> Iterator[Finding]:
     """A fact for every shape: kernel, seconds of a cycle of one lane, its floor, and what sets the floor."""
     for shape in shapes(scale, place.device):
         backend = _backend(shape, place.device)
-        lanes = [admit(problem, 1e-3) for problem in _clouds(shape, place.device)]
+        lanes = [validate(problem, 1e-3) for problem in _clouds(shape, place.device)]
         known, timed = (_cuda_floors if place.device == "cuda" else _cpu_floors)(shape)
         seconds = _fastest({KERNEL: _cycles(backend, lanes), **timed}, place.clock)
         kernel = seconds.pop(KERNEL)
@@ -115,7 +116,7 @@ def _clouds(shape: Shape, device: str) -> list[Problem[Any]]:
     return [Problem(x=x, y=y, eps=eps) for x, y in clouds]
 
 
-def _cycles(backend: Backend[Any], lanes: list[Problem[Any]]) -> Timed:
+def _cycles(backend: Backend[Any], lanes: list[Instance[Any]]) -> Timed:
     """Some cycles of all lanes."""
     backend.prepare(lanes)
     pack, never = backend.pack(lanes), [-math.inf] * len(lanes)

@@ -9,6 +9,7 @@ from typing import Any
 from drainsinkhorn.campaign.arms import MAX_DEPTH, PAPER, PLAIN
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.protocol import Backend, Pack
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.run.solve import solve
@@ -40,9 +41,9 @@ class _Watched(WrappedPack):
 class _Watching(WrappedBackend):
     gaps: list[float] = field(default_factory=list[float], compare=False)
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> Pack[Any]:
+    def pack(self, instances: Sequence[Instance[Any]]) -> Pack[Any]:
         """See Backend."""
-        return _Watched(self.inner.pack(problems), self.gaps)
+        return _Watched(self.inner.pack(instances), self.gaps)
 
 
 def shadow(problems: Sequence[Problem[Any]], backend: Backend[Any], tol: float, width: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from drainsinkhorn.campaign.arms import answers_of, backend_of, one_thread, prob
 from drainsinkhorn.campaign.loaders import Array
 from drainsinkhorn.campaign.plan import Place
 from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.run.couple import couple as plans_of
 from drainsinkhorn.run.solve import solve
 
 STEPS = (4, 8, 16)
@@ -99,7 +100,7 @@ class Lesson:
             begun = clock()
             answers = couple(problems)
             solved = clock()
-            drawn = backend.couple(problems, answers).sample(
+            drawn = plans_of(backend, problems, answers).sample(
                 self.batch, [(self.seed, first + k) for k in range(self.window)]
             )
             sampled = clock()
@@ -139,7 +140,7 @@ class Lesson:
             problem(noise[k : k + size].cpu().numpy(), self.held[k : k + size], self.eps, self.device) for k in starts
         ]
         answers = answers_of(solve(given, tol=STRICT, backend=backend_of(self.device)))
-        plans = backend_of(self.device).couple(given, [answers[k] for k in range(len(given))])
+        plans = plans_of(backend_of(self.device), given, [answers[k] for k in range(len(given))])
         for k, (i, j) in zip(starts, plans.sample(size, [(5, k) for k in starts]), strict=True):
             i, j = (torch.as_tensor(side).to(self.device) for side in (i, j))
             x0, x1 = noise[k : k + size][i], held[k : k + size][j]

@@ -13,6 +13,7 @@ from drainsinkhorn.campaign.plan import Work
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.run.couple import couple
 from drainsinkhorn.run.solve import solve
 
 REFERENCE = 1e-6
@@ -52,7 +53,7 @@ def tables(
 ) -> dict[int, Array]:
     """Mass from group to group, for every answer; one in all."""
     places = sorted(answers)
-    plans = backend.couple([problems[k] for k in places], [answers[k] for k in places])
+    plans = couple(backend, [problems[k] for k in places], [answers[k] for k in places])
     found = dict[int, Array]()
     for place, pushed in zip(places, plans.apply([known.forward[k] for k in places]), strict=True):
         width = pushed.shape[1]

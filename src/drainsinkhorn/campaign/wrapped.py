@@ -8,7 +8,8 @@ from typing import Any
 
 from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
 from drainsinkhorn.model.couplings import Couplings
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
 
 
@@ -48,7 +49,7 @@ class WrappedPack:
         """See Pack."""
         self.inner.freeze(lanes)
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """See Pack."""
         self.inner.repack(keep, admit)
 
@@ -83,41 +84,41 @@ class WrappedBackend:
         """See Backend."""
         return self.inner.accelerations
 
-    def signature(self, problem: Problem[Any]) -> Hashable:
+    def signature(self, instance: Instance[Any]) -> Hashable:
         """See Backend."""
-        return self.inner.signature(problem)
+        return self.inner.signature(instance)
 
     def width_for(self, lanes: int) -> int:
         """See Backend."""
         return self.inner.width_for(lanes)
 
-    def natural_width(self, problem: Problem[Any]) -> int:
+    def natural_width(self, instance: Instance[Any]) -> int:
         """See Backend."""
-        return self.inner.natural_width(problem)
+        return self.inner.natural_width(instance)
 
-    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
         """See Backend."""
-        return self.inner.natural_spacing(problem, refills=refills, holds=holds)
+        return self.inner.natural_spacing(instance, refills=refills, holds=holds)
 
-    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+    def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """See Backend."""
-        self.inner.prepare(problems)
+        self.inner.prepare(instances)
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> Pack[Any]:
+    def pack(self, instances: Sequence[Instance[Any]]) -> Pack[Any]:
         """See Backend."""
-        return WrappedPack(self.inner.pack(problems))
+        return WrappedPack(self.inner.pack(instances))
 
-    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> Couplings[Any]:
+    def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> Couplings[Any]:
         """See Backend."""
-        return self.inner.couple(problems, potentials)
+        return self.inner.couple(instances, potentials)
 
     def using(self, acceleration: str) -> WrappedBackend:
         """See Backend."""
         return replace(self, inner=self.inner.using(acceleration))
 
-    def describe(self, problem: Problem[Any]) -> str:
+    def describe(self, instance: Instance[Any]) -> str:
         """See Backend."""
-        return self.inner.describe(problem)
+        return self.inner.describe(instance)
 
     def precise(self) -> Backend[Any]:
         """The inner backend in float64, not wrapped: a rescue is a run of its own."""

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from drainsinkhorn.backends import choose, load
-from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.cli.show import escape
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.ledger import survival
@@ -183,7 +182,7 @@ def _shape(problem: Problem[Any]) -> tuple[int, int, int] | None:
     """(n, m, d) of a problem between points; None for dense costs."""
     if problem.x is None or problem.y is None:
         return None
-    return (*sizes(problem), int(problem.x.shape[1]))
+    return problem.x.shape[0], problem.y.shape[0], int(problem.x.shape[1])
 
 
 def show_sample(console: Console, said: Mapping[str, Any]) -> None:

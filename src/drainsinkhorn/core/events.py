@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from drainsinkhorn.core.audit import Counts, Standing
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.model.errors import ObserverWarning, warn
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.model.status import Status
 
@@ -63,7 +64,7 @@ class Retired(NamedTuple):
     """A lane left, with all that a Result needs. A tuple, since there is one for every problem."""
 
     ticket: int
-    problem: Problem[Any]
+    instance: Instance[Any]
     potentials: Potentials[Any] | None
     residual: Residual
     status: Status
@@ -142,9 +143,9 @@ class Lost:
     tickets: Sequence[int]
 
 
-def refused(ticket: int, problem: Problem[Any], detail: str) -> Retired:
-    """The record of a problem that never ran."""
-    return Retired(ticket, problem, None, UNKNOWN, Status.INVALID, 0, detail=detail)
+def refused(ticket: int, instance: Instance[Any], detail: str) -> Retired:
+    """The end of a lane for which there was no memory."""
+    return Retired(ticket, instance, None, UNKNOWN, Status.INVALID, 0, detail=detail)
 
 
 Event = (

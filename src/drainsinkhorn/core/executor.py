@@ -44,11 +44,11 @@ def _run_alone(backend: Backend[Any], lane: Admission, plan: Plan, observe: Obse
     # What is left of the pack that was given up may wait for the garbage collector.
     gc.collect()
     backend.release()
-    frugal, ways, reason = backend.frugal(), {backend.describe(lane.problem): backend}, ""
+    frugal, ways, reason = backend.frugal(), {backend.describe(lane.instance): backend}, ""
     # It may not know this problem's cost.
     with suppress(ProblemError):
-        frugal.signature(lane.problem)
-        ways.setdefault(frugal.describe(lane.problem), frugal)
+        frugal.signature(lane.instance)
+        ways.setdefault(frugal.describe(lane.instance), frugal)
     for way in ways.values():
         _, shortage = yield from _run_window(
             way, Batch([]), replace(plan, width=1), observe, [lane], streamed=way is not backend
@@ -73,7 +73,7 @@ def _run_window(
 ) -> Generator[Retired, None, tuple[Plan, Shortage | None]]:
     """Run a window until it is empty or memory runs out. When this returns, nothing refers to its pack any more."""
     try:
-        pack = backend.pack([admission.problem for admission in opening])
+        pack = backend.pack([admission.instance for admission in opening])
     except MemoryError as error:
         return plan, Shortage(opening, len(opening), str(error))
     window = Window(backend, pack, plan, observe, opening, streamed=streamed)

@@ -9,7 +9,7 @@ from drainsinkhorn.core.audit import Verdict
 from drainsinkhorn.core.events import Retired
 from drainsinkhorn.core.protocol import Pack, Progress
 from drainsinkhorn.core.source import Admission
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 
 
 def retire(
@@ -37,15 +37,15 @@ def retire(
     if len(emitted) != len(decided):
         return retired, f"emit was asked for {len(decided)} lanes and returned {len(emitted)}"
     for number, (potentials, widened, owner) in zip(decided, emitted, strict=True):
-        (ticket, problem), verdict, depth = lanes[number], decided[number], progress[number].depth
-        if owner is problem:
-            retired[number] = Retired(ticket, problem, potentials, *verdict, depth, widened, streamed=streamed)
+        (ticket, instance), verdict, depth = lanes[number], decided[number], progress[number].depth
+        if owner is instance:
+            retired[number] = Retired(ticket, instance, potentials, *verdict, depth, widened, streamed=streamed)
         else:
             stray = stray or f"lane {number} holds problem {ticket}, but emit returned {_whose(owner, lanes)}"
     return retired, stray
 
 
-def _whose(owner: Problem[Any], lanes: Mapping[int, Admission]) -> str:
+def _whose(owner: Instance[Any], lanes: Mapping[int, Admission]) -> str:
     """In words, whose state was emitted in place of a lane's own."""
-    tickets = [ticket for ticket, problem in lanes.values() if problem is owner]
+    tickets = [ticket for ticket, instance in lanes.values() if instance is owner]
     return f"the state of problem {tickets[0]}" if tickets else "the state of a lane that has left, or was never there"

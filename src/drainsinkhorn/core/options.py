@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, cast
 
 from drainsinkhorn.core.audit import EVERY, Audit, Geometric, is_count
 from drainsinkhorn.model.errors import OptionsError
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 
 Certify = Literal["auto", "always"]
 Rechecks = Literal["sampled", "all", "none"]
@@ -124,10 +124,10 @@ class Plan:
         """What the mode says of this audit."""
         return self.mode.holds(self.audit)
 
-    def stop(self, problem: Problem[Any]) -> float:
+    def stop(self, instance: Instance[Any]) -> float:
         """What the residual of an admitted problem must not exceed."""
-        assert problem.tol is not None, "the door sets tol"
-        return self.audit.margin * problem.tol
+        assert instance.tol is not None, "the door sets tol"
+        return self.audit.margin * instance.tol
 
 
 class Settings(TypedDict, total=False):

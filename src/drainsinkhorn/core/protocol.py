@@ -12,7 +12,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from drainsinkhorn.model.couplings import Couplings
-from drainsinkhorn.model.problem import A, Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import A, Potentials
 from drainsinkhorn.model.result import Residual
 
 
@@ -45,13 +46,13 @@ class Emission(NamedTuple):
     Attributes:
         potentials: The potentials as the caller gets them.
         widened: True if they are wider than the caller's dtype.
-        problem: The very problem, as it was packed, whose state these potentials are. A pack reads it where it keeps
+        instance: The very problem, as it was packed, whose state these potentials are. A pack reads it where it keeps
             the state, so that a state that went astray names its owner; the executor compares it with the lane's.
     """
 
     potentials: Potentials[Any]
     widened: bool
-    problem: Problem[Any]
+    instance: Instance[Any]
 
 
 class Pack(Protocol[A]):
@@ -103,7 +104,7 @@ class Pack(Protocol[A]):
         """Keep these lanes in the kernel, but never change them again."""
         ...
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[A]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[A]] = ()) -> None:
         """Lane j becomes `keep[j]`, then the admitted problems follow in order. Compaction and refill are this verb."""
         ...
 
@@ -131,7 +132,7 @@ class Backend(Protocol[A]):
         """Names it accepts for `accelerate`, best first; always ends with "none"."""
         ...
 
-    def signature(self, problem: Problem[A]) -> Hashable:
+    def signature(self, instance: Instance[A]) -> Hashable:
         """Problems of equal signature may share a pack. Raises ProblemError for one this backend cannot take."""
         ...
 
@@ -139,11 +140,11 @@ class Backend(Protocol[A]):
         """Physical width of that many lanes, zero included: identity, or the next rung of a compile ladder."""
         ...
 
-    def natural_width(self, problem: Problem[A]) -> int:
+    def natural_width(self, instance: Instance[A]) -> int:
         """Lanes of a pack of such problems, if the caller names no width."""
         ...
 
-    def natural_spacing(self, problem: Problem[A], *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, instance: Instance[A], *, refills: bool, holds: bool) -> int:
         """Cycles between audits of such problems, if the caller names none.
 
         Where lanes are refilled, a vacancy waits for an audit. Where they are held, an audit may come late: lanes rest
@@ -151,23 +152,23 @@ class Backend(Protocol[A]):
         """
         ...
 
-    def prepare(self, problems: Sequence[Problem[A]]) -> None:
+    def prepare(self, instances: Sequence[Instance[A]]) -> None:
         """Compile or load whatever a pack of these will need, so that no timing has it inside."""
         ...
 
-    def pack(self, problems: Sequence[Problem[A]]) -> Pack[A]:
+    def pack(self, instances: Sequence[Instance[A]]) -> Pack[A]:
         """Build the state of these lanes and measure their first f-leg."""
         ...
 
-    def couple(self, problems: Sequence[Problem[A]], potentials: Sequence[Potentials[A]]) -> Couplings[A]:
-        """The finished plans of some problems, as given, with these potentials."""
+    def couple(self, instances: Sequence[Instance[A]], potentials: Sequence[Potentials[A]]) -> Couplings[A]:
+        """The finished plans of some instances with these potentials."""
         ...
 
     def using(self, acceleration: str) -> Backend[A]:
         """The same backend with one of its accelerations."""
         ...
 
-    def describe(self, problem: Problem[A]) -> str:
+    def describe(self, instance: Instance[A]) -> str:
         """Precision and representation in which it runs an admitted problem; equal for equal signatures."""
         ...
 

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 
 
 class Admission(NamedTuple):
     """A problem that passed the door, with its ticket."""
 
     ticket: int
-    problem: Problem[Any]
+    instance: Instance[Any]
 
 
 class Source(Protocol):

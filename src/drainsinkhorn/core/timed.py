@@ -8,7 +8,8 @@ from typing import Any, Generic
 
 from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
 from drainsinkhorn.model.couplings import Couplings
-from drainsinkhorn.model.problem import A, Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import A, Potentials
 from drainsinkhorn.model.result import Residual
 
 
@@ -28,35 +29,35 @@ class Timed(Generic[A]):
         self.bitwise = backend.bitwise
         self.accelerations = backend.accelerations
 
-    def signature(self, problem: Problem[A]) -> Hashable:
-        return self._backend.signature(problem)
+    def signature(self, instance: Instance[A]) -> Hashable:
+        return self._backend.signature(instance)
 
     def width_for(self, lanes: int) -> int:
         return self._backend.width_for(lanes)
 
-    def natural_width(self, problem: Problem[A]) -> int:
-        return self._backend.natural_width(problem)
+    def natural_width(self, instance: Instance[A]) -> int:
+        return self._backend.natural_width(instance)
 
-    def natural_spacing(self, problem: Problem[A], *, refills: bool, holds: bool) -> int:
-        return self._backend.natural_spacing(problem, refills=refills, holds=holds)
+    def natural_spacing(self, instance: Instance[A], *, refills: bool, holds: bool) -> int:
+        return self._backend.natural_spacing(instance, refills=refills, holds=holds)
 
-    def prepare(self, problems: Sequence[Problem[A]]) -> None:
+    def prepare(self, instances: Sequence[Instance[A]]) -> None:
         with _Lap(self._seconds, "prepare"):
-            self._backend.prepare(problems)
+            self._backend.prepare(instances)
 
-    def pack(self, problems: Sequence[Problem[A]]) -> Pack[A]:
-        self.prepare(problems)
+    def pack(self, instances: Sequence[Instance[A]]) -> Pack[A]:
+        self.prepare(instances)
         with _Lap(self._seconds, "pack"):
-            return _TimedPack(self._backend.pack(problems), self._seconds)
+            return _TimedPack(self._backend.pack(instances), self._seconds)
 
-    def couple(self, problems: Sequence[Problem[A]], potentials: Sequence[Potentials[A]]) -> Couplings[A]:
-        return self._backend.couple(problems, potentials)
+    def couple(self, instances: Sequence[Instance[A]], potentials: Sequence[Potentials[A]]) -> Couplings[A]:
+        return self._backend.couple(instances, potentials)
 
     def using(self, acceleration: str) -> Backend[A]:
         return Timed(self._backend.using(acceleration), self._seconds)
 
-    def describe(self, problem: Problem[A]) -> str:
-        return self._backend.describe(problem)
+    def describe(self, instance: Instance[A]) -> str:
+        return self._backend.describe(instance)
 
     def precise(self) -> Backend[A]:
         return Timed(self._backend.precise(), self._seconds)
@@ -111,6 +112,6 @@ class _TimedPack(Generic[A]):
     def freeze(self, lanes: Sequence[int]) -> None:
         self._pack.freeze(lanes)
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         with _Lap(self._seconds, "repack"):
             self._pack.repack(keep, admit)

@@ -53,7 +53,7 @@ class Window:
 
     def _seat(self, lanes: Sequence[Admission], progress: Sequence[Progress], holds: Sequence[float]) -> None:
         self.live, self.progress = dict(enumerate(lanes)), [*progress, *[FRESH] * (len(lanes) - len(progress))]
-        self.stops = [self.plan.stop(lane.problem) for lane in lanes]
+        self.stops = [self.plan.stop(lane.instance) for lane in lanes]
         self.holds = [*holds, *(stop if self.plan.holds else -math.inf for stop in self.stops[len(holds) :])]
 
     def _standings(self) -> Iterator[Standing]:
@@ -97,7 +97,7 @@ class Window:
         new = source.take(vacancies) if due else ()
         if new:
             try:
-                self.pack.repack(list(self.live), [admission.problem for admission in new])
+                self.pack.repack(list(self.live), [admission.instance for admission in new])
             except MemoryError:
                 self.backend.release()
                 source.give_back(new)

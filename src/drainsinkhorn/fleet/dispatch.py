@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core.events import Finished, Lost, Observer, Reported, Retired, Watch, fan_out, ignore
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import Options
@@ -25,8 +24,8 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.fleet import wire
 from drainsinkhorn.fleet.bench import Assignment, Message
 from drainsinkhorn.fleet.crew import Crew
-from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import FleetError, ProblemError
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import UNKNOWN, Result
 from drainsinkhorn.model.status import Status
@@ -34,7 +33,8 @@ from drainsinkhorn.numerics.arrays import to_caller
 from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.journal import Journal
 from drainsinkhorn.run.solution import Record
-from drainsinkhorn.run.solve import ENDED, carry, pick_acceleration, pick_backend, warn_of_counts
+from drainsinkhorn.run.solve import ENDED, carried_start, pick_acceleration, pick_backend, validation, warn_of_counts
+from drainsinkhorn.run.validate import validate
 
 WINDOW_SECONDS = 0.5
 """Work of a window, as predicted."""
@@ -121,6 +121,7 @@ class Dispatch:
         self._tell = observe if observe is ignore else Watch(observe)
         self._observe = fan_out(self.ledger, self._tell)
         self._counts = Counter[Status]()
+        self._validate = validation(options)
         self._backend = pick_backend(backend, given, self._observe)
         self._acceleration = pick_acceleration(options, self._backend)
         self._journal = None if journal is None else Journal(journal, options, self._backend.name)
@@ -319,14 +320,14 @@ class Dispatch:
         size = int(wire.pairs(problem)).bit_length()
         if size not in self._widths:
             try:
-                self._widths[size] = self._backend.natural_width(self._admitted(problem))
+                self._widths[size] = self._backend.natural_width(self._validated(problem))
             except ProblemError:
                 return 1
         return self._widths[size]
 
-    def _admitted(self, problem: Problem[Any]) -> Problem[Any]:
+    def _validated(self, problem: Problem[Any]) -> Instance[Any]:
         options = self._options
-        return admit(problem, options.tol, options.audit.margin, options.init)
+        return validate(problem, options.tol, options.audit.margin, options.init)
 
     def _give(self, worker: int, group: Group) -> None:
         hand = self._hands[worker]
@@ -361,7 +362,7 @@ class Dispatch:
             plain = wire.plain_problem(problem)
             if plain.chain is not None:
                 # What is refused takes no place in its chain.
-                self._admitted(plain)
+                self._validated(plain)
         except Exception as error:  # noqa: BLE001  one odd object must not harm the others
             self._refuse(ticket, problem, error)
         else:
@@ -374,12 +375,9 @@ class Dispatch:
         pairs = wire.pairs(problem)
         if pairs < SMALL_PAIRS:
             return pairs * SMALL_DEPTH
-        cost = Cost(problem.cost) if isinstance(problem.cost, str) else problem.cost
-        tol = self._options.tol if problem.tol is None else problem.tol
         try:
-            known = replace(problem, cost=cost, tol=tol)
-            return pairs * predicted_depth(known, momentum=self._acceleration != "none")
-        except (ArithmeticError, KeyError, TypeError, ValueError, IndexError, AttributeError):
+            return pairs * predicted_depth(self._validated(problem), momentum=self._acceleration != "none")
+        except (ProblemError, ArithmeticError):
             return pairs * SMALL_DEPTH
 
     def _line_up(self, ticket: int) -> None:
@@ -395,7 +393,10 @@ class Dispatch:
 
     def _start(self, ticket: int, before: Retired | None) -> None:
         if before is not None:
-            self._sent[ticket] = carry(before, self._sent[ticket], self._backend)
+            problem = self._sent[ticket]
+            start = carried_start(before, self._validated(problem), self._backend)
+            if start is not None:
+                self._sent[ticket] = replace(problem, init=start)
         self._fresh.append(ticket)
         self._fresh_work += self._weights[ticket]
 
@@ -409,7 +410,7 @@ class Dispatch:
 
     def _refuse(self, ticket: int, problem: Problem[Any], why: Exception) -> None:
         try:
-            self._admitted(problem)
+            self._validated(problem)
         except ProblemError as error:
             why = error
         if self._options.strict:
@@ -449,6 +450,7 @@ class Dispatch:
         result = Result(
             ticket=record.ticket,
             problem=problem,
+            validate=self._validate,
             emitted=record.potentials,
             residual=record.residual,
             status=record.status,
@@ -471,7 +473,7 @@ class Dispatch:
         chain = getattr(problem, "chain", None)
         if chain is None or (not ran and (record.status is Status.INVALID or chain in self._chains)):
             return
-        known = self._admitted(problem)
+        known = self._validated(problem)
         ended = Retired(record.ticket, known, record.potentials, record.residual, record.status, record.depth)
         successors = self._chains.get(chain)
         if successors:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.dense import SAFETY, Geometry, Kernels
-from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.reference import ReferenceLane
@@ -29,11 +28,15 @@ from drainsinkhorn.backends.support import part, restrict
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.protocol import Emission, Progress
 from drainsinkhorn.model.errors import BackendUnavailable, FleetError, OptionsError
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Residual
-from drainsinkhorn.numerics.costs import UNIT, refuse_unknown_cost
+from drainsinkhorn.numerics.costs import UNIT, require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
 from drainsinkhorn.run.journal import fingerprint
+
+FORMS = ("distances", "matrix")
+"""Forms of costs that it has kernels for."""
 
 Vector = NDArray[np.float64]
 T = TypeVar("T")
@@ -89,10 +92,11 @@ class Ranks:
         """Whether it is true for all ranks."""
         return self.number(float(mine), "MIN") == 1.0
 
-    def agree(self, problems: Sequence[Problem[Any]]) -> None:
+    def agree(self, instances: Sequence[Instance[Any]]) -> None:
         """Make sure that all ranks were given the same problems."""
-        digests = b"".join(map(fingerprint, problems))
-        mine = np.frombuffer(fingerprint(Problem(eps=len(problems), chain=digests)), dtype=np.uint8).astype(np.float64)
+        digests = b"".join(fingerprint(instance.as_problem()) for instance in instances)
+        digest = fingerprint(Problem(eps=len(instances), chain=digests))
+        mine = np.frombuffer(digest, dtype=np.uint8).astype(np.float64)
         if not self.all_true(bool(np.array_equal(mine, self.shared(mine)))):
             raise FleetError(
                 "ranks were given different problems; every rank must solve the same ones in the same order"
@@ -112,23 +116,23 @@ class RowSharded:
     """Kernels of some rows, decorated to be those of all.
 
     Args:
-        problem: The whole problem, on its support.
+        instance: The whole problem, on its support.
         make: Makes the kernels of a problem; here of the rows of this rank.
         ranks: Who has the other rows.
     """
 
     whole: bool = False
 
-    def __init__(self, problem: Problem[Any], make: Callable[[Problem[Any]], Kernels], ranks: Ranks) -> None:
-        n, m = sizes(problem)
+    def __init__(self, instance: Instance[Any], make: Callable[[Instance[Any]], Kernels], ranks: Ranks) -> None:
+        n, m = instance.shape
         bounds = [n * rank // ranks.size for rank in range(ranks.size + 1)]
         self._rows = slice(bounds[ranks.rank], bounds[ranks.rank + 1])
         self._n, self._ranks = n, ranks
         mine = np.arange(n)[self._rows]
         # A rank without rows has no kernels; it only listens.
-        self._inner = make(part(problem, mine, np.arange(m))) if mine.size else None
-        self.eps = problem.eps
-        self.a, self.b = np.asarray(problem.a)[self._rows], np.asarray(problem.b)
+        self._inner = make(part(instance, mine, np.arange(m))) if mine.size else None
+        self.eps = instance.eps
+        self.a, self.b = np.asarray(instance.a)[self._rows], np.asarray(instance.b)
 
     def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
         """Of the rows held here; nothing goes across."""
@@ -174,17 +178,17 @@ class RowShardedPack(LanePack[ReferenceLane]):
 
     def __init__(
         self,
-        problems: Sequence[Problem[Any]],
-        make: Callable[[Problem[Any]], Kernels],
+        instances: Sequence[Instance[Any]],
+        make: Callable[[Instance[Any]], Kernels],
         ranks: Ranks,
         *,
         momentum: bool,
     ) -> None:
         self._make, self._ranks, self._momentum = make, ranks, momentum
         self._prepared: list[RowSharded] = []
-        super().__init__(problems, self._opened)
+        super().__init__(instances, self._opened)
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted."""
         if admit:
             self._ranks.agree(admit)
@@ -225,20 +229,20 @@ class RowShardedPack(LanePack[ReferenceLane]):
                 'more ranks or kernels="streaming", and start all ranks again'
             ) from error
 
-    def _prepare(self, problems: Sequence[Problem[Any]]) -> None:
+    def _prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Build the kernels, which takes memory and needs nobody; then see whether all ranks could."""
         trouble = ""
         try:
             with memory_errors():
-                self._prepared = [RowSharded(restrict(problem)[0], self._make, self._ranks) for problem in problems]
+                self._prepared = [RowSharded(restrict(instance)[0], self._make, self._ranks) for instance in instances]
         except MemoryError as error:
             trouble = str(error) or "it has no memory left"
         if not self._ranks.all_true(not trouble):
             self._prepared = []
             raise MemoryError(trouble or "another rank has not enough memory")
 
-    def _opened(self, problem: Problem[Any]) -> ReferenceLane:
-        return ReferenceLane(problem, momentum=self._momentum, kernels=lambda _: self._prepared.pop(0))
+    def _opened(self, instance: Instance[Any]) -> ReferenceLane:
+        return ReferenceLane(instance, momentum=self._momentum, kernels=lambda _: self._prepared.pop(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,36 +276,36 @@ class RowShardedBackend:
         if self.kernels not in ("auto", "dense", "streaming"):
             raise OptionsError(f'kernels must be "auto", "dense" or "streaming", got {self.kernels!r}')
 
-    def signature(self, problem: Problem[Any]) -> Hashable:
+    def signature(self, instance: Instance[Any]) -> Hashable:
         """Problems with the same kind of kernels share packs."""
-        if self._streams(problem, Ranks(self.group)):
-            refuse_unknown_cost(problem, self.name)
-        return self.describe(problem)
+        if self._streams(instance, Ranks(self.group)):
+            require_form(instance, self.name, FORMS)
+        return self.describe(instance)
 
     def width_for(self, lanes: int) -> int:
         """A pack is as wide as its lanes are many."""
         return lanes
 
-    def natural_width(self, problem: Problem[Any]) -> int:
+    def natural_width(self, instance: Instance[Any]) -> int:
         """One: these problems are huge."""
         return 1
 
-    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little beside a cycle."""
         return EVERY
 
-    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+    def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Nothing to do."""
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> RowShardedPack:
+    def pack(self, instances: Sequence[Instance[Any]]) -> RowShardedPack:
         """Share the rows out and measure every lane's first f-leg."""
         ranks = Ranks(self.group)
-        make = self._streaming(ranks) if self._streams(problems[0], ranks) else Geometry
-        return RowShardedPack(problems, make, ranks, momentum=self.acceleration == "momentum")
+        make = self._streaming(ranks) if self._streams(instances[0], ranks) else Geometry
+        return RowShardedPack(instances, make, ranks, momentum=self.acceleration == "momentum")
 
-    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+    def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
         """Plans in plain NumPy, some rows at a time, on every rank."""
-        return plain_couplings(problems, potentials)
+        return plain_couplings(instances, potentials)
 
     def precise(self) -> RowShardedBackend:
         """Itself: it knows nothing but float64."""
@@ -319,20 +323,20 @@ class RowShardedBackend:
         """Plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)
 
-    def describe(self, problem: Problem[Any]) -> str:
+    def describe(self, instance: Instance[Any]) -> str:
         """Kernels and ranks."""
         ranks = Ranks(self.group)
-        kernels = "streaming" if self._streams(problem, ranks) else "dense"
+        kernels = "streaming" if self._streams(instance, ranks) else "dense"
         return f"float64, {kernels}, rows over {ranks.size} ranks"
 
-    def _streams(self, problem: Problem[Any], ranks: Ranks) -> bool:
+    def _streams(self, instance: Instance[Any], ranks: Ranks) -> bool:
         if self.kernels != "auto":
             return self.kernels == "streaming"
-        n, m = sizes(problem)
+        n, m = instance.shape
         return ranks.device == "cuda" or n * m > self.dense_pairs * ranks.size
 
-    def _streaming(self, ranks: Ranks) -> Callable[[Problem[Any]], Kernels]:
+    def _streaming(self, ranks: Ranks) -> Callable[[Instance[Any]], Kernels]:
         from drainsinkhorn.fleet.torch_kernels import TorchKernels
 
         device = ranks.device if self.device == "auto" else self.device
-        return lambda problem: TorchKernels(problem, device)
+        return lambda instance: TorchKernels(instance, device)

@@ -11,11 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.dense import SAFETY, AllRows
-from drainsinkhorn.backends.door import sizes
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import COSTS, UNIT
+from drainsinkhorn.numerics.costs import UNIT, cost_matrix
 
 Vector = NDArray[np.float64]
 CHUNK_PAIRS = 2**22
@@ -26,29 +24,29 @@ class TorchKernels(AllRows):
     """An admitted problem whose scores `C / eps` are made when they are needed, by direct differences.
 
     Args:
-        problem: The problem, on its support.
+        instance: The problem, on its support.
         device: A torch device.
     """
 
-    def __init__(self, problem: Problem[Any], device: str) -> None:
-        n, m = sizes(problem)
-        self.eps = problem.eps
-        self.a, self.b = to_numpy(problem.a), to_numpy(problem.b)
+    def __init__(self, instance: Instance[Any], device: str) -> None:
+        n, m = instance.shape
+        self.eps = instance.eps
+        self.a, self.b = to_numpy(instance.a), to_numpy(instance.b)
         self._device = torch.device(device)
-        self._cost = problem.cost
-        points = (problem.x, problem.y) if isinstance(problem.cost, Cost) else (problem.cost,)
+        self._cost, self._form = instance.cost, None if instance.is_dense else instance.cost.kind.distances
+        points = (cost_matrix(instance)[0],) if self._form is None else instance.points
         self._points = [self._moved(to_numpy(p).astype(np.float64)) for p in points]
-        if isinstance(problem.cost, Cost) and problem.cost.kind == "cosine":
+        if self._form is not None and self._form.directions:
             self._points = [_unit_rows(p) for p in self._points]
         self._log_a, self._log_b = (self._moved(w).log() for w in (self.a, self.b))
         chunk = max(1, CHUNK_PAIRS * (16 if self._device.type == "cuda" else 1) // m)
         self._chunks = [slice(first, min(n, first + chunk)) for first in range(0, n, chunk)]
         largest = max(float(scores.abs().max()) for _, scores in self._scores())
         self._rounding = UNIT * (largest + n + m)
-        if isinstance(problem.cost, Cost):
+        if self._form is not None:
             d = self._points[0].shape[1]
-            scale = problem.cost.scale / self.eps
-            self._rounding += scale * COSTS[problem.cost.kind].rounding(d, largest / scale)
+            scale = instance.cost.scale / self.eps
+            self._rounding += scale * instance.cost.kind.rounding(d, largest / scale)
 
     def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
         """`log (P 1)_i / a_i`."""
@@ -78,17 +76,15 @@ class TorchKernels(AllRows):
             yield rows, self._costs(rows) / self.eps
 
     def _costs(self, rows: slice) -> torch.Tensor:
-        if not isinstance(self._cost, Cost):
+        if self._form is None:
             return self._points[0][rows]
         x, y = self._points
         total = torch.zeros((rows.stop - rows.start, len(y)), dtype=torch.float64, device=self._device)
         for k in range(x.shape[1]):
             total += (x[rows, k, None] - y[None, :, k]).square_()
-        if self._cost.kind == "euclidean":
+        if self._form.root:
             total.sqrt_()
-        elif self._cost.kind == "cosine":
-            total /= 2
-        return total.mul_(self._cost.scale)
+        return total.mul_(self._form.factor * self._cost.scale)
 
 
 def _unit_rows(x: torch.Tensor) -> torch.Tensor:

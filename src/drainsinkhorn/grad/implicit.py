@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from drainsinkhorn.model.couplings import Couplings
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 
 MAX_STEPS, RTOL, COARSE = 1000, 1e-10, 1e-3
 """Steps of conjugate gradients; residuals over that of zero at which a lane rests, and of which callers are warned."""
@@ -32,14 +32,14 @@ class Pulled(NamedTuple):
     b: list[Any]
 
 
-def pull_back(plans: Couplings[Any], problems: Sequence[Problem[Any]], u: Sequence[Any], v: Sequence[Any]) -> Pulled:
-    """Cotangents of points and weights from those of f and g; problems in normal form, weights positive."""
+def pull_back(plans: Couplings[Any], instances: Sequence[Instance[Any]], u: Sequence[Any], v: Sequence[Any]) -> Pulled:
+    """Cotangents of points and weights from those of f and g; weights are positive."""
     p, q = solve_marginals(plans, u, v)
     rows, cols = plans.slopes("row"), plans.slopes("col")
     x = [own[:, None] * s + t for own, s, t in zip(p, rows, plans.slopes("row", q), strict=True)]
     y = [own[:, None] * s + t for own, s, t in zip(q, cols, plans.slopes("col", p), strict=True)]
-    a = [-problem.eps * w / problem.a for problem, w in zip(problems, plans.apply(q), strict=True)]
-    b = [-problem.eps * w / problem.b for problem, w in zip(problems, plans.apply(p, "col"), strict=True)]
+    a = [-instance.eps * w / instance.a for instance, w in zip(instances, plans.apply(q), strict=True)]
+    b = [-instance.eps * w / instance.b for instance, w in zip(instances, plans.apply(p, "col"), strict=True)]
     return Pulled(x, y, a, b)
 
 

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from drainsinkhorn.backends import load
-from drainsinkhorn.backends.door import normal
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
 from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of, refuse_zeros
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.run.validate import validate
 
 Columns = tuple[list[Any], list[Any], list[Any], list[Any]]
 
@@ -211,9 +211,10 @@ def _potentials_backward(task: Task, kept: Any, cotangents: Any) -> Any:
         out = [[np.full(s.shape, fill) for s, fill in zip(column, fills, strict=True)] for column in shapes]
         some = [k for k, pair in enumerate(pairs) if np.isfinite(pair.f).all()]
         if some:
-            plans = load("cpu").couple([problems[k] for k in some], [pairs[k] for k in some])
+            instances = [validate(problems[k], tol=1.0) for k in some]
+            plans = load("cpu").couple(instances, [pairs[k] for k in some])
             u, v = ([side[k] for k in some] for side in moved)
-            for column, gradients in zip(out, pull_back(plans, [normal(problems[k]) for k in some], u, v), strict=True):
+            for column, gradients in zip(out, pull_back(plans, instances, u, v), strict=True):
                 for k, gradient in zip(some, gradients, strict=True):
                     column[k] = gradient
         return tuple(_as(column, shape) for column, shape in zip(out, shapes, strict=True))

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from drainsinkhorn.backends.door import normal
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
 from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of, refuse_zeros
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 
 Tensor = torch.Tensor
@@ -215,7 +215,7 @@ class _Potentials(torch.autograd.Function):
         ]
         ctx.plans, ctx.lanes = plans_of(solution), len(solution)
         ctx.save_for_backward(*tensors)
-        ctx.problems = task.problems(*columns)
+        ctx.instances = [None if result.emitted is None else result.instance for result in solution]
         return *(pair.f for pair in found), *(pair.g for pair in found)
 
     @staticmethod
@@ -232,8 +232,8 @@ class _Potentials(torch.autograd.Function):
             # What is pulled back has float32 at least; gradients are returned in the dtype of what they belong to.
             wide = [c.to(torch.promote_types(c.dtype, torch.float32)) for c in cotangents]
             u, v = [wide[k] for k in places], [wide[count + k] for k in places]
-            problems = [_on(normal(ctx.problems[k]), u[0]) for k in places]
-            for column, gradients in enumerate(pull_back(plans, problems, u, v)):
+            instances = [_on(ctx.instances[k], u[0]) for k in places]
+            for column, gradients in enumerate(pull_back(plans, instances, u, v)):
                 for k, gradient in zip(places, gradients, strict=True):
                     if ctx.needs_input_grad[1 + column * count + k]:
                         found[column * count + k] = _like(
@@ -242,7 +242,7 @@ class _Potentials(torch.autograd.Function):
         return None, *found
 
 
-def _on(problem: Problem[Any], like: Tensor) -> Problem[Any]:
-    """The problem with its weights as tensors."""
-    a, b = (torch.as_tensor(w, dtype=like.dtype, device=like.device) for w in (problem.a, problem.b))
-    return replace(problem, a=a, b=b)
+def _on(instance: Instance[Any], like: Tensor) -> Instance[Any]:
+    """The instance with its weights as tensors."""
+    a, b = (torch.as_tensor(w, dtype=like.dtype, device=like.device) for w in (instance.a, instance.b))
+    return replace(instance, a=a, b=b)

@@ -1,4 +1,4 @@
-"""A cost between points."""
+"""Costs between points, as descriptions: their formulas are in `numerics.costs`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,23 @@ class Cost:
     """A cost between points: `scale * kind(x, y)`.
 
     Kinds by name are `sqeuclidean` (`|x-y|^2`, no half), `euclidean` (`|x-y|`) and `cosine` (`1 - cos(x, y)`). A kind
-    of your own is a `Formula`, or an OTT `CostFn`.
+    of your own is a `PointCost`, a `Formula`, or an OTT `CostFn`. In an Instance the kind is always a `PointCost`.
     """
 
     kind: Any = "sqeuclidean"
     scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """Costs that are distances: `factor |u - v|^2`, where u and v are the points. Every backend has kernels for them.
+
+    Attributes:
+        factor: What the squared distance, or the distance, is multiplied with.
+        root: The cost is the distance itself, not its square.
+        directions: u and v are the points scaled to length one.
+    """
+
+    factor: float = 1.0
+    root: bool = False
+    directions: bool = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from drainsinkhorn.model.problem import A, Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import A, Potentials
 
 
 class TransportCost(NamedTuple):
@@ -80,6 +81,6 @@ class Coupler(Protocol[A]):
         """The name users ask for it by."""
         ...
 
-    def couple(self, problems: Sequence[Problem[A]], potentials: Sequence[Potentials[A]]) -> Couplings[A]:
-        """The finished plans of some problems, as given, with these potentials."""
+    def couple(self, instances: Sequence[Instance[A]], potentials: Sequence[Potentials[A]]) -> Couplings[A]:
+        """The finished plans of some instances with these potentials."""
         ...

@@ -19,14 +19,14 @@ class Potentials(NamedTuple, Generic[A]):
     g: A
 
 
-class _Weak:
+class WeaklyReferable:
     """What can be referred to weakly; Python 3.12.3 leaves `weakref_slot` out of generic dataclasses."""
 
     __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Problem(_Weak, Generic[A]):
+class Problem(WeaklyReferable, Generic[A]):
     """Couple the cloud `x` with weights `a` to the cloud `y` with weights `b`.
 
     Building a Problem checks nothing: `solve` judges, so that one bad problem costs its neighbours nothing. Nothing is

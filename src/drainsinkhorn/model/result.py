@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple
 
 from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import A, Potentials, Problem
 from drainsinkhorn.model.status import Status
 
@@ -48,6 +49,7 @@ class Result(Generic[A]):
     Attributes:
         ticket: The problem's number in the order of submission.
         problem: The problem as given; not copied.
+        validate: Makes the normal form of the problem, with the options of the run.
         emitted: Last finite potentials (zeros if there were none), in the caller's library, device and dtype; None only
             if INVALID or QUARANTINED.
         residual: Residual of exactly those potentials.
@@ -69,6 +71,7 @@ class Result(Generic[A]):
 
     ticket: int
     problem: Problem[A]
+    validate: Callable[[Problem[A]], Instance[A]]
     emitted: Potentials[A] | None
     residual: Residual
     status: Status
@@ -95,6 +98,11 @@ class Result(Generic[A]):
         return self.emitted
 
     @property
+    def instance(self) -> Instance[A]:
+        """The problem in normal form, made anew; raises ProblemError for an INVALID problem, which has none."""
+        return self.validate(self.problem)
+
+    @property
     def message(self) -> str:
         """Status, advice and detail in one line."""
         return f"{self.status.name}: {self.detail or self.status.value}"
@@ -103,7 +111,8 @@ class Result(Generic[A]):
     def couplings(self) -> Couplings[A]:
         """The finished plan, as a batch of one; warns if the problem did not converge."""
         warn_of_plans([self])
-        return self.backend.couple([self.problem], [self.potentials])
+        potentials = [self.potentials]
+        return self.backend.couple([self.instance], potentials)
 
     def plan(self, *, max_pairs: int = MAX_PAIRS) -> A:
         """The dense (n, m) plan; refused above `max_pairs` entries."""

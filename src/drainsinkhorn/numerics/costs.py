@@ -1,21 +1,29 @@
-"""Costs between points, dense and in float64 with direct differences. One entry of COSTS is one cost."""
+"""Costs between points: formulas in float64, bounds on size and rounding, and the forms in which backends run them.
+
+A cost states its forms, of which a backend takes one that it has kernels for:
+
+- "distances": a factor times distances or squared distances (`PointCost.distances`); kernels compute them from the
+  points, by products or by differences.
+- "matrix": `pairwise` gives all costs, and a backend keeps them.
+- "formula": the text of a KeOps formula.
+- "cost_fn": a CostFn of OTT.
+"""
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.cost import Cost, Distances
 from drainsinkhorn.model.errors import ProblemError
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 
 Matrix = NDArray[np.float64]
@@ -46,53 +54,125 @@ def euclidean(x: Matrix, y: Matrix) -> Matrix:
     return scale * np.sqrt(sqeuclidean(x / scale, y / scale))
 
 
-def cosine(x: Matrix, y: Matrix) -> Matrix:
-    """`1 - cos(x_i, y_j)`, as half the squared distance of the unit vectors, which is exact near zero."""
-    return sqeuclidean(unit_rows(x), unit_rows(y)) / 2
-
-
 def unit_rows(x: Matrix) -> Matrix:
     """Rows scaled to length one; first by their largest entry, so that squares neither overflow nor vanish."""
     x = x / np.abs(x).max(axis=-1, keepdims=True)
     return x / np.sqrt((x * x).sum(axis=-1, keepdims=True))
 
 
-@dataclass(frozen=True, slots=True)
 class PointCost:
-    """A cost and how far rounding can carry it.
+    """A cost between points, up to its scale. Subclass it for a cost of your own: `pairwise` is all it needs.
+
+    Equal costs must compare equal and have equal hashes, so that problems share packs: a frozen dataclass does.
 
     Attributes:
-        matrix: Points (n, d) and (m, d) to costs (n, m).
-        largest: A bound on distances (of unit vectors, for the cosine), or an array of them, to one on costs.
-        rounding: Dimension and largest cost (or an array of them) to a bound on the absolute error of a cost, underflow
-            included.
+        forms: Forms in which backends may run it, see the module's docstring.
+        backend: The backend that "auto" takes for it; "": the one that the points call for.
+
+    Examples:
+        >>> @dataclass(frozen=True)
+        ... class Manhattan(PointCost):
+        ...     def pairwise(self, x, y):
+        ...         return np.abs(x[:, None, :] - y[None, :, :]).sum(axis=-1)
+        >>> Manhattan().pairwise(np.zeros((1, 2)), np.ones((3, 2)))
+        array([[2., 2., 2.]])
     """
 
-    matrix: Callable[[Matrix, Matrix], Matrix]
-    largest: Callable[[Any], Any]
-    rounding: Callable[[int, Any], Any]
+    forms: ClassVar[tuple[str, ...]] = ("matrix",)
+    backend: ClassVar[str] = ""
+
+    @property
+    def distances(self) -> Distances | None:
+        """Its form "distances"; None if it has none."""
+        return None
+
+    def pairwise(self, x: Matrix, y: Matrix) -> Matrix:
+        """All costs, (n, m), in float64, from points (n, d) and (m, d) in float64."""
+        raise NotImplementedError(f"{type(self).__name__} must define pairwise(x, y)")
+
+    def largest(self, far: Any) -> Any:
+        """A bound on the costs of points whose distance is at most `far`, or an array of bounds. Only for distances."""
+        raise NotImplementedError(f"{type(self).__name__} has no form of distances")
+
+    def rounding(self, dim: int, largest: Any) -> Any:
+        """A bound on the absolute error of a cost that is at most `largest`, underflow included.
+
+        By default the costs are taken for what `pairwise` gives, with the rounding of a sum of `dim` squares.
+        """
+        return _rounding_of_squares(dim, largest)
+
+    def check(self, name: str, points: Any) -> None:
+        """Raise ProblemError for points, called x or y, that have no such cost."""
+
+    def __str__(self) -> str:
+        return type(self).__name__
 
 
-def _rounded_squares(d: int, largest: Any) -> Any:
+def _rounding_of_squares(dim: int, largest: Any) -> Any:
     # A sum of d squares of rounded differences has relative error below (d + 3) u; each square may underflow.
-    return (d + 3) * UNIT * largest + d * SMALLEST
-
-
-def _rounded_directions(d: int, largest: Any) -> Any:
-    # Unit vectors are off by e = (d + 3) u, so a distance r = sqrt(2 C) is off by 2 e, and r^2 / 2 by 2 e r + 2 e^2.
-    error = (d + 3) * UNIT
-    return 2 * error * (2 * largest) ** 0.5 + error * largest + 2 * error**2
-
-
-COSTS: dict[str, PointCost] = {
-    "sqeuclidean": PointCost(sqeuclidean, lambda far: far * far, _rounded_squares),
-    "euclidean": PointCost(euclidean, lambda far: far, lambda d, largest: (d + 3) * UNIT * largest),
-    "cosine": PointCost(cosine, lambda far: far * far / 2, _rounded_directions),
-}
+    return (dim + 3) * UNIT * largest + dim * SMALLEST
 
 
 @dataclass(frozen=True, slots=True)
-class Formula:
+class DistanceCost(PointCost):
+    """A cost by distances, or squared distances, of points or of their directions."""
+
+    name: str
+    form: Distances = Distances()  # noqa: RUF009  frozen
+    forms: ClassVar[tuple[str, ...]] = ("distances",)
+
+    @property
+    def distances(self) -> Distances:
+        """Its form."""
+        return self.form
+
+    def pairwise(self, x: Matrix, y: Matrix) -> Matrix:
+        """All costs, by direct differences."""
+        form = self.form
+        if form.directions:
+            # 1 - cos is half the squared distance of unit vectors, which is exact near zero.
+            x, y = unit_rows(x), unit_rows(y)
+        costs = euclidean(x, y) if form.root else sqeuclidean(x, y)
+        return costs if form.factor == 1.0 else form.factor * costs
+
+    def largest(self, far: Any) -> Any:
+        """The cost at a distance, of unit vectors where directions count."""
+        return self.form.factor * (far if self.form.root else far * far)
+
+    def rounding(self, dim: int, largest: Any) -> Any:
+        """See `PointCost.rounding`."""
+        form, error = self.form, (dim + 3) * UNIT
+        if form.root:
+            # Unit vectors are off by `error` each, and so is their distance by twice as much.
+            return error * largest + (2 * form.factor * error if form.directions else 0.0)
+        if not form.directions:
+            return _rounding_of_squares(dim, largest)
+        # With C = c r^2, a distance r = sqrt(C / c) that is off by 2 e moves C by c (4 e r + 4 e^2).
+        return 4 * form.factor * error * (largest / form.factor) ** 0.5 + error * largest + 4 * form.factor * error**2
+
+    def check(self, name: str, points: Any) -> None:
+        """Refuse the zero vector where directions count."""
+        if self.form.directions:
+            zero = np.flatnonzero(~to_numpy(points).any(axis=1))
+            if zero.size:
+                raise ProblemError(
+                    f"{name}[{zero[0]}] is the zero vector, which has no direction for the {self.name} cost"
+                )
+
+    def __str__(self) -> str:
+        return self.name
+
+
+COSTS: dict[str, DistanceCost] = {
+    "sqeuclidean": DistanceCost("sqeuclidean"),
+    "euclidean": DistanceCost("euclidean", Distances(root=True)),
+    "cosine": DistanceCost("cosine", Distances(0.5, directions=True)),
+}
+"""Costs by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formula(PointCost):
     """A cost of your own as a KeOps formula in x and y, for example `Formula("Sqrt(SqDist(x, y) + IntCst(1))")`.
 
     The backend "keops" runs it; the reference evaluates it in float64 first. KeOps reads a formula as Python, so only
@@ -100,6 +180,8 @@ class Formula:
     """
 
     text: str
+    forms: ClassVar[tuple[str, ...]] = ("formula",)
+    backend: ClassVar[str] = "keops"
 
     def __post_init__(self) -> None:
         if not isinstance(cast(object, self.text), str) or not _PLAIN.fullmatch(self.text):
@@ -108,92 +190,173 @@ class Formula:
                 'for example Formula("Sqrt(SqDist(x, y) + IntCst(1))")'
             )
 
-    @property
-    def backend(self) -> str:
-        """What computes it."""
-        return "keops"
-
     def __str__(self) -> str:
         return self.text
 
-    def matrix(self, x: Matrix, y: Matrix) -> Matrix:
-        """All costs in float64."""
-        return importlib.import_module("drainsinkhorn.backends.keops.reduction").formula_matrix(self, x, y)
+    def pairwise(self, x: Matrix, y: Matrix) -> Matrix:
+        """All costs in float64, by KeOps."""
+        return Adapters.evaluators["formula"]()(self, x, y)
+
+
+class Adapters:
+    """What libraries of backends compute, loaded when it is needed. `backends` fills these in.
+
+    Attributes:
+        evaluators: Under "formula", what returns the function from a Formula and two clouds to all costs.
+        foreign: By the qualified name of a base class, what returns the function from its objects to a PointCost.
+    """
+
+    evaluators: ClassVar[dict[str, Callable[[], Callable[[Formula, Matrix, Matrix], Matrix]]]] = {}
+    foreign: ClassVar[dict[str, Callable[[], Callable[[Any], PointCost]]]] = {}
 
 
 def as_cost(given: Any) -> Any:
     """A cost between points as a Cost; whatever else, which must be a matrix then, as it is."""
     if isinstance(given, Cost):
         kind = given.kind
-        return replace(given, kind=_callers_kind(kind)) if not isinstance(kind, str) else given
-    return Cost(_callers_kind(given)) if isinstance(given, (str, Formula)) or _is_ott(given) else given
+        return given if isinstance(kind, (str, PointCost)) else replace(given, kind=_adapt(kind))
+    if isinstance(given, (str, PointCost)):
+        return Cost(given)
+    adapted = _adapt(given)
+    return given if adapted is given else Cost(adapted)
 
 
-def _callers_kind(kind: Any) -> Any:
-    if not _is_ott(kind):
-        return kind
-    return importlib.import_module("drainsinkhorn.backends.ottjax.costs").OttCost.of(kind)
-
-
-def _is_ott(value: Any) -> bool:
-    """True for a CostFn of OTT, of which nothing is imported that the caller has not imported."""
-    return _is_ott_type(type(value))
+def _adapt(kind: Any) -> Any:
+    """A cost of another library as a PointCost; any other object as it is."""
+    base = _foreign_base(type(kind))
+    return Adapters.foreign[base]()(kind) if base else kind
 
 
 @lru_cache(maxsize=256)
-def _is_ott_type(kind: type) -> bool:
-    return "ott.geometry.costs.CostFn" in {f"{base.__module__}.{base.__name__}" for base in kind.__mro__}
+def _foreign_base(kind: type) -> str:
+    """The base class in `Adapters.foreign`; nothing is imported that the caller has not imported. "": none."""
+    names = [f"{base.__module__}.{base.__name__}" for base in kind.__mro__]
+    return next((name for name in names if name in Adapters.foreign), "")
+
+
+def resolve_cost(cost: Cost) -> Cost:
+    """The same cost with a PointCost as its kind; ProblemError for a name that is none in COSTS."""
+    kind = cost.kind
+    if isinstance(kind, str) and kind in COSTS:
+        return _by_name(kind, cost.scale)
+    if not isinstance(kind, PointCost):
+        raise ProblemError(
+            f"cost {kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix, "
+            "or for a cost of your own a Formula or a CostFn of OTT"
+        )
+    return cost
+
+
+@lru_cache(maxsize=256)
+def _by_name(name: str, scale: float) -> Cost:
+    return Cost(COSTS[name], scale)
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class Turned(PointCost):
     """A caller's own kind with x and y exchanged, for what looks at a problem from its other side."""
 
-    kind: Any
+    kind: PointCost
 
-    @property
-    def backend(self) -> str:
-        """What computes it."""
-        return self.kind.backend
-
-    def matrix(self, x: Matrix, y: Matrix) -> Matrix:
+    def pairwise(self, x: Matrix, y: Matrix) -> Matrix:
         """All costs in float64."""
-        return self.kind.matrix(y, x).T
+        return self.kind.pairwise(y, x).T
 
 
 def turned(cost: Cost) -> Cost:
-    """The cost from y to x. Costs by name are symmetric; a caller's own need not be."""
-    return cost if isinstance(cost.kind, str) else replace(cost, kind=Turned(cost.kind))
+    """The cost from y to x. Distances are symmetric; a caller's own cost need not be."""
+    return cost if cost.kind.distances is not None else replace(cost, kind=Turned(cost.kind))
 
 
-def point_cost(cost: Cost) -> PointCost:
-    """What is known of a cost between points; a caller's own is taken for what its float64 evaluation gives.
-
-    Raises ProblemError for a name that is none in COSTS.
-    """
-    if isinstance(cost.kind, str):
-        if cost.kind not in COSTS:
-            raise ProblemError(f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)}")
-        return COSTS[cost.kind]
-    return PointCost(cost.kind.matrix, lambda far: far, _rounded_squares)
+def exchange_sides(instance: Instance[Any]) -> Instance[Any]:
+    """The instance from y to x, started from zero."""
+    x, y = instance.points
+    sides = {"x": y, "y": x, "a": instance.b, "b": instance.a, "init": "zero"}
+    if instance.is_dense:
+        return replace(instance, matrix=to_numpy(instance.matrix).T, **sides)
+    return replace(instance, cost=turned(instance.cost), **sides)
 
 
-def refuse_unknown_cost(problem: Problem[Any], backend: str) -> None:
-    """Raise ProblemError for a cost that backends cannot compute whose kernels know costs by name: any not in COSTS."""
-    kind = problem.cost.kind if isinstance(problem.cost, Cost) else None
-    if kind is None or (isinstance(kind, str) and kind in COSTS):
+def has_squares(instance: Instance[Any]) -> bool:
+    """True if costs are squared distances of the points themselves, for which Gaussians have closed forms."""
+    return not instance.is_dense and is_squares(instance.cost)
+
+
+def is_squares(cost: Cost) -> bool:
+    """The same of a cost between points."""
+    form = cost.kind.distances
+    return form is not None and not form.root and not form.directions
+
+
+def require_form(instance: Instance[Any], backend: str, forms: Collection[str]) -> None:
+    """Raise ProblemError unless the cost has one of the forms that a backend has kernels for."""
+    if instance.is_dense:
+        if "matrix" not in forms:
+            raise ProblemError(
+                f"backend {backend!r} computes costs from points; for a dense matrix use another backend"
+            )
         return
-    if isinstance(kind, str):
-        raise ProblemError(f"backend {backend!r} has no cost {kind!r}; use one of {sorted(COSTS)}")
-    raise ProblemError(f'backend {backend!r} cannot compute the cost {kind}; use backend="{kind.backend}" or "auto"')
+    kind = instance.cost.kind
+    if not any(form in forms for form in kind.forms):
+        other = f'"{kind.backend}" or "auto"' if kind.backend else '"auto"'
+        raise ProblemError(f"backend {backend!r} cannot compute the cost {kind}; use backend={other}")
 
 
-def cost_matrix(problem: Problem[Any]) -> tuple[Matrix, float]:
-    """Costs of an admitted problem in float64 by direct differences, and a bound on their absolute error."""
-    if not isinstance(problem.cost, Cost):
-        return np.ascontiguousarray(to_numpy(problem.cost), dtype=np.float64), 0.0
-    x, y = to_numpy(problem.x).astype(np.float64), to_numpy(problem.y).astype(np.float64)
-    kind, scale = point_cost(problem.cost), problem.cost.scale
+def with_matrix(instance: Instance[Any], forms: Collection[str]) -> Instance[Any]:
+    """The instance with a matrix in place of its points, if its cost has no other of these forms."""
+    if instance.is_dense or any(form in forms for form in instance.cost.kind.forms if form != "matrix"):
+        return instance
+    return replace(instance, matrix=cost_matrix(instance)[0], x=None, y=None)
+
+
+def cost_matrix(instance: Instance[Any]) -> tuple[Matrix, float]:
+    """Costs of an instance in float64 by direct differences, and a bound on their absolute error."""
+    if instance.is_dense:
+        return np.ascontiguousarray(to_numpy(instance.matrix), dtype=np.float64), 0.0
+    x, y = to_numpy(instance.x).astype(np.float64), to_numpy(instance.y).astype(np.float64)
+    kind, scale = instance.cost.kind, instance.cost.scale
     with np.errstate(over="ignore", invalid="ignore"):
-        cost = kind.matrix(x, y)
+        cost = kind.pairwise(x, y)
         return scale * cost, scale * kind.rounding(x.shape[1], float(cost.max()))
+
+
+def slope(cost: Cost, x: Any, mass: Any, means: Any) -> Any:
+    """`sum_j P_ij w_j dC(x_i, y_j)/dx_i` of squared distances, for NumPy and torch.
+
+    With C = s |x - y|^2 the sum is `2 s m_i (W_i x_i - Y_i)`. Of directions, u = x / |x| has the derivative
+    `(1 - u u') / |x|`, so that the sum is `-2 s m_i / |x_i| (Y_i - (u_i' Y_i) u_i)`.
+
+    Args:
+        cost: The cost.
+        x: Points, (n, d).
+        mass: Masses m of the rows of the plan, (n,).
+        means: Means of w y and of w under each row's conditional distribution, Y and W: (n, d + 1).
+    """
+    form, (mean, total) = cost.kind.distances, (means[:, :-1], means[:, -1:])
+    if not form.directions:
+        return 2 * (cost.scale * form.factor) * mass[:, None] * (total * x - mean)
+    length = (x * x).sum(axis=1, keepdims=True) ** 0.5
+    unit = x / length
+    factor = -2 * (cost.scale * form.factor)
+    return factor * mass[:, None] / length * (mean - (unit * mean).sum(axis=1, keepdims=True) * unit)
+
+
+def slope_of_distances(cost: Cost, eps: float, x: Any, mass: Any, near: Any) -> Any:
+    """`sum_j P_ij w_j dC(x_i, y_j)/dx_i` of distances, `s sum_j P_ij w_j (x_i - y_j) / |x_i - y_j|`.
+
+    Args:
+        cost: The cost.
+        eps: What scaled costs were divided by.
+        x: Points, (n, d).
+        mass: Masses of the rows of the plan, (n,).
+        near: Means of w y / c and of w / c, where c is the scaled cost: (n, d + 1).
+    """
+    factor = (cost.scale * cost.kind.distances.factor) ** 2 / eps
+    return factor * mass[:, None] * (x * near[:, -1:] - near[:, :-1])
+
+
+def require_slope(instance: Instance[Any]) -> None:
+    """Raise ProblemError if the derivative of the cost is not known."""
+    form = None if instance.is_dense else instance.cost.kind.distances
+    if not instance.is_dense and (form is None or (form.root and form.directions)):
+        raise ProblemError(f"the slope of the cost {instance.cost.kind} is not known; gradients need a cost by name")

@@ -93,8 +93,10 @@ def couplings(results: Iterable[Result[Any]]) -> list[tuple[list[int], Couplings
             raise ProblemError(f"expected Results, got {type(result).__name__} at place {place}")
         groups.setdefault(result.backend, (result.backend, []))[1].append(place)
     warn_of_plans(given)
+    # Before normal forms, which a problem without potentials has not.
+    potentials = [result.potentials for result in given]
     return [
-        (places, backend.couple([given[i].problem for i in places], [given[i].potentials for i in places]))
+        (places, backend.couple([given[i].instance for i in places], [potentials[i] for i in places]))
         for backend, places in groups.values()
     ]
 

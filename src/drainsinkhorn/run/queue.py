@@ -10,14 +10,15 @@ from typing import Any, Generic
 from drainsinkhorn.core.events import Retired
 from drainsinkhorn.core.source import Admission, Batch, Source
 from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import A, Problem
 
 
 def ordered(
-    line: Sequence[Admission], depth: Callable[[Problem[Any]], float], order: str, width: int
+    line: Sequence[Admission], depth: Callable[[Instance[Any]], float], order: str, width: int
 ) -> list[Admission]:
     """A line by predicted depth: deepest first ("grouped"), or so that every window is a cross-section ("mixed")."""
-    deepest = sorted(line, key=lambda admission: -depth(admission.problem))
+    deepest = sorted(line, key=lambda admission: -depth(admission.instance))
     windows = -(-len(deepest) // width)
     return deepest if order == "grouped" else [lane for start in range(windows) for lane in deepest[start::windows]]
 
@@ -30,17 +31,17 @@ class Sorter(Generic[A]):
 
     Args:
         problems: What the caller submitted, in order.
-        admit: The door: returns the problem in normal form, or raises ProblemError.
+        admit: Validates: returns the problem in normal form, or raises ProblemError.
         signature: The backend's; may raise ProblemError too.
         refuse: Told ticket, problem and reason of every problem turned away.
-        carry: Turns a problem into one that starts where its predecessor in the chain ended.
+        carry: Turns an instance into one that starts where its predecessor in the chain ended.
         lookahead: See above; `inf` reads everything at once.
         paused: While it says True nothing more is handed out, so that packs run empty.
         ready: Says whether the next problem can be read without waiting for it; else only an idle sorter reads.
         overdue: Says of a ticket whether it has waited so long that no other line may be served before it.
         order: One of ORDERS. Any but "given" reads ahead and orders what was read, block after block, within each line.
-        depth: Predicts the depth of an admitted problem, for that.
-        recall: Says how a problem ended in an earlier run, which is not run again; None: it did not.
+        depth: Predicts the depth of an instance, for that.
+        recall: Says whether a problem ended in an earlier run, which is not run again.
 
     Attributes:
         error: What the iterable raised, if it did: nothing more is read, and what was read is still served.
@@ -50,17 +51,17 @@ class Sorter(Generic[A]):
         self,
         problems: Iterable[Problem[A]],
         *,
-        admit: Callable[[Problem[A]], Problem[A]],
-        signature: Callable[[Problem[A]], Hashable],
+        admit: Callable[[Problem[A]], Instance[A]],
+        signature: Callable[[Instance[A]], Hashable],
         refuse: Callable[[int, Problem[A], ProblemError], None],
         lookahead: float,
-        carry: Callable[[Retired, Problem[A]], Problem[A]] = lambda _, problem: problem,
+        carry: Callable[[Retired, Instance[A]], Instance[A]] = lambda _, instance: instance,
         paused: Callable[[], bool] = lambda: False,
         ready: Callable[[], bool] = lambda: True,
         overdue: Callable[[int], bool] = lambda ticket: False,
         order: str = "given",
-        depth: Callable[[Problem[A]], float] = lambda problem: 1.0,
-        recall: Callable[[int, Problem[A]], Retired | None] = lambda ticket, problem: None,
+        depth: Callable[[Instance[A]], float] = lambda instance: 1.0,
+        recall: Callable[[int, Problem[A]], bool] = lambda ticket, problem: False,
     ) -> None:
         self._problems = iter(problems)
         self._admit = admit
@@ -90,15 +91,15 @@ class Sorter(Generic[A]):
         while self._may_read():
             self._read()
 
-    def enter(self, ready: Iterable[Problem[A]]) -> None:
-        """Put problems in line that have passed the door already."""
-        for ticket, problem in enumerate(ready, self._next):
-            self._line(self._signature(problem)).append(Admission(ticket, problem))
+    def enter(self, ready: Iterable[Instance[A]]) -> None:
+        """Put instances in line that were validated already."""
+        for ticket, instance in enumerate(ready, self._next):
+            self._line(self._signature(instance)).append(Admission(ticket, instance))
             self._next = ticket + 1
 
     def finished(self, retired: Retired) -> None:
         """Let the successor of a problem in its chain go."""
-        chain = retired.problem.chain
+        chain = retired.instance.chain
         if chain is None:
             return
         successors = self._chains.get(chain)
@@ -108,11 +109,16 @@ class Sorter(Generic[A]):
             if len(self._ended) > self._lookahead:
                 del self._ended[next(iter(self._ended))]
             return
-        ticket, problem = successors.popleft()
-        problem = self._carry(retired, problem)
-        self._line(self._signature(problem)).append(Admission(ticket, problem))
+        ticket, instance = successors.popleft()
+        instance = self._carry(retired, instance)
+        self._line(self._signature(instance)).append(Admission(ticket, instance))
 
-    def lines(self) -> Iterator[tuple[Problem[A] | None, Source]]:
+    def recalled(self, retired: Retired) -> None:
+        """Note that a problem of a chain had ended in an earlier run; its successor goes, unless one is under way."""
+        if retired.instance.chain not in self._chains:
+            self.finished(retired)
+
+    def lines(self) -> Iterator[tuple[Instance[A] | None, Source]]:
         """One Source after another, with its first problem, always for the signature that has waited longest.
 
         After a refusal with nobody waiting the Source is empty, so that the caller can hand the refusal on; likewise
@@ -125,7 +131,7 @@ class Sorter(Generic[A]):
                 self._read()
             if self._lines:
                 signature = min(self._lines, key=lambda signature: self._lines[signature][0].ticket)
-                yield self._lines[signature][0].problem, _Line(self, signature)
+                yield self._lines[signature][0].instance, _Line(self, signature)
             else:
                 yield None, Batch([])
 
@@ -193,10 +199,7 @@ class Sorter(Generic[A]):
             return False
         ticket = self._next
         self._next += 1
-        known = self._recall(ticket, problem)
-        if known is not None:
-            if known.problem.chain not in self._chains:
-                self.finished(known)
+        if self._recall(ticket, problem):
             return False
         try:
             admitted = self._admit(problem)

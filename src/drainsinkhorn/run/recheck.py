@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.certificate import device_loader, on_device, unit_vectors
 from drainsinkhorn.core.events import Retired
-from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import SMALLEST, UNIT
@@ -107,30 +107,29 @@ class Recheck:
         if self._mode == "all":
             self._judge(retired, whole=True)
             return
-        problem, price = retired.problem, price_of(retired.problem)
+        instance, price = retired.instance, price_of(retired.instance)
         if self._is_first:
-            due = _fraction(retired) * price <= FIRST * self._count * self._seconds(problem, DEPTH)
+            due = _fraction(retired) * price <= FIRST * self._count * self._seconds(instance, DEPTH)
         else:
-            self._credit += SHARE * self._seconds(problem, self._cycles)
+            self._credit += SHARE * self._seconds(instance, self._cycles)
             due = self._credit >= price
             self._credit -= price * due
         self._is_first, self._cycles = False, 0
         # To consider a small result takes longer than a part of its share.
-        self._wait = 1 if math.prod(_shape(problem)[:2]) >= SMALL_PAIRS else SMALL_WAIT
+        self._wait = 1 if math.prod(_shape(instance)[:2]) >= SMALL_PAIRS else SMALL_WAIT
         if due:
             self._judge(retired, whole=False)
 
-    def _seconds(self, problem: Problem[Any], depth: int) -> float:
+    def _seconds(self, instance: Instance[Any], depth: int) -> float:
         """Seconds that a fast backend needs for so many cycles of a problem."""
-        rows, cols, _ = _shape(problem)
-        return depth * rows * cols * PAIR["device" if self._backend in ON_DEVICE else _where(problem)]
+        rows, cols, _ = _shape(instance)
+        return depth * rows * cols * PAIR["device" if self._backend in ON_DEVICE else _where(instance)]
 
     def _judge(self, retired: Retired, *, whole: bool) -> None:
-        problem, potentials = retired.problem, retired.potentials
-        assert problem.tol is not None, "the door sets tol"
+        instance, potentials = retired.instance, retired.potentials
         assert potentials is not None, "a converged result has potentials"
-        tol = problem.tol / self._margin
-        finding = refute(problem, potentials, tol, ticket=retired.ticket, whole=whole)
+        tol = instance.tol / self._margin
+        finding = refute(instance, potentials, tol, ticket=retired.ticket, whole=whole)
         if finding is not None:
             seen = f"all {finding.total}" if finding.seen == finding.total else f"{finding.seen} of {finding.total}"
             raise ContractError(
@@ -146,32 +145,32 @@ def _fraction(retired: Retired) -> float:
     return hash((retired.ticket, retired.residual.row, retired.residual.col)) % 2**32 / 2**32
 
 
-def price_of(problem: Problem[Any]) -> float:
+def price_of(instance: Instance[Any]) -> float:
     """Seconds that it takes to look at the first rows and columns of a problem."""
-    (rows, cols, dim), where = _shape(problem), _where(problem)
-    own = isinstance(problem.cost, Cost) and not isinstance(problem.cost.kind, str)
+    (rows, cols, dim), where = _shape(instance), _where(instance)
+    own = not instance.is_dense and instance.cost.kind.distances is None
     seen = _first_count(rows, cols, dim)
     return OVERHEAD[where] + CALLERS_OWN * own + ENTRY[where] * seen * (rows + cols) * (dim + 8)
 
 
 def refute(
-    problem: Problem[Any], potentials: Potentials[Any], tol: float, *, ticket: int = 0, whole: bool = False
+    instance: Instance[Any], potentials: Potentials[Any], tol: float, *, ticket: int = 0, whole: bool = False
 ) -> Finding | None:
     """What refutes that both residuals of an admitted problem are at most tol with these potentials; None: nothing.
 
     Args:
-        problem: The problem in normal form.
+        instance: The problem in normal form.
         potentials: As they were emitted.
         tol: What the residuals were said not to exceed.
         ticket: Decides which rows and columns are looked at.
         whole: Look at all of them.
     """
-    rows, cols, dim = _shape(problem)
+    rows, cols, dim = _shape(instance)
     count = max(rows, cols) if whole else _first_count(rows, cols, dim)
     # The same fraction for the same ticket; fractions of neighbouring tickets are far apart.
     offset = (ticket + 1) * 0.6180339887498949 % 1.0
     with np.errstate(all="ignore"):
-        state = _State(problem, potentials)
+        state = _State(instance, potentials)
         sides = [_Side(state, 0), _Side(state, 1)]
         while sides:
             draws = [side.draw(count, offset) for side in sides]
@@ -190,12 +189,9 @@ def refute(
     return None
 
 
-def _shape(problem: Problem[Any]) -> tuple[int, int, int]:
+def _shape(instance: Instance[Any]) -> tuple[int, int, int]:
     """Rows, columns and coordinates of an admitted problem; 0 coordinates for a matrix."""
-    if isinstance(problem.cost, Cost):
-        x, y = problem.x, problem.y
-        return x.shape[0], y.shape[0], x.shape[1]  # type: ignore[union-attr]
-    return *problem.cost.shape, 0  # type: ignore[union-attr]
+    return *instance.shape, instance.dim
 
 
 def _first_count(rows: int, cols: int, dim: int) -> int:
@@ -203,18 +199,17 @@ def _first_count(rows: int, cols: int, dim: int) -> int:
     return max(FEWEST, min(ROWS, FIRST_ENTRIES // ((rows + cols) * (dim + 8))))
 
 
-def _where(problem: Problem[Any]) -> str:
+def _where(instance: Instance[Any]) -> str:
     """Where to recompute: "device" if a problem's arrays lie on a CUDA device, unless the cost is the caller's own."""
-    cost = problem.cost
-    like, named = (problem.x, isinstance(cost.kind, str)) if isinstance(cost, Cost) else (cost, True)
-    return "device" if named and on_device(like) else "host"  # type: ignore[union-attr]
+    own = not instance.is_dense and instance.cost.kind.distances is None
+    return "device" if not own and on_device(instance.like) else "host"
 
 
 class _State:
     """A problem and its potentials in float64, where the problem's arrays lie.
 
     Attributes:
-        problem: The problem in normal form.
+        instance: The problem in normal form.
         where: "host" or "device".
         library: NumPy or torch.
         points: x and y, directions for the cosine; None with a dense cost.
@@ -223,17 +218,19 @@ class _State:
         weights: a and b on the host.
     """
 
-    def __init__(self, problem: Problem[Any], potentials: Potentials[Any]) -> None:
-        self.problem, self.where = problem, _where(problem)
-        named = isinstance(problem.cost, Cost)
+    def __init__(self, instance: Instance[Any], potentials: Potentials[Any]) -> None:
+        self.instance, self.where = instance, _where(instance)
         self.library: Any = sys.modules["torch"] if self.where == "device" else np
-        self.load = device_loader(problem.x if named else problem.cost) if self.where == "device" else _to_float64
-        self.weights: list[Any] = [_to_float64(problem.a), _to_float64(problem.b)]
+        self.load = device_loader(instance.like) if self.where == "device" else _to_float64
+        self.weights: list[Any] = [_to_float64(instance.a), _to_float64(instance.b)]
         self.mass = [self.load(weights) for weights in self.weights]
         pairs = zip(self.mass, potentials, strict=True)
         self.potentials = [self.library.where(mass > 0, self.load(side), -math.inf) for mass, side in pairs]
-        self.points: list[Any] = [self.load(problem.x), self.load(problem.y)] if named else [None, None]
-        if named and problem.cost.kind == "cosine":  # type: ignore[union-attr]
+        self.points: list[Any] = list(instance.points)
+        form = None if instance.is_dense else instance.cost.kind.distances
+        if not instance.is_dense:
+            self.points = [self.load(points) for points in self.points]
+        if form is not None and form.directions:
             self.points = [unit_vectors(self.library, points) for points in self.points]
 
     def to_host(self, parts: list[Any]) -> list[Vector]:
@@ -285,7 +282,7 @@ class _Side:
         A term `b_j exp(s_ij)` of a ratio is off by at most `(rounding of C + u |C|) / eps + 4 u |s|` times itself: sum,
         difference and quotient round once each, and `|f + g| <= |C| + eps |s|`. Where s < 0, `|s| exp(s) <= 1 / e`.
         """
-        xp, eps = self._state.library, self._state.problem.eps
+        xp, eps = self._state.library, self._state.instance.eps
         top = self._over_blocks(places, lambda logs, *_: xp.amax(logs, 1), xp.maximum)
         far = self._over_blocks(places, lambda _, cost, *__: xp.amax(abs(cost), 1), xp.maximum)
         top, far = self._state.to_host([top, far])
@@ -321,45 +318,44 @@ class _Side:
             for begin in range(0, size, wide):
                 cols = slice(begin, begin + wide)
                 cost = self._costs(rows, cols)
-                some = measure((mine + others[cols] - cost) / state.problem.eps, cost, mass[cols])
+                some = measure((mine + others[cols] - cost) / state.instance.eps, cost, mass[cols])
                 found = some if found is None else join(found, some)
             parts.append(found)
         return parts[0] if len(parts) == 1 else state.library.concatenate(parts)
 
     def _costs(self, rows: NDArray[np.intp], cols: slice) -> Any:
         """Costs from some points of this side to some of the other."""
-        state, cost = self._state, self._state.problem.cost
-        if not isinstance(cost, Cost):
-            matrix: Any = cost if state.where == "device" else to_numpy(cost)
+        state, instance = self._state, self._state.instance
+        if instance.is_dense:
+            matrix: Any = instance.matrix if state.where == "device" else to_numpy(instance.matrix)
             return state.load(matrix[cols, rows].T if self._axis else matrix[rows, cols])
         own, other = state.points[self._axis][rows], state.points[1 - self._axis][cols]
-        if not isinstance(cost.kind, str):
+        scale, form = instance.cost.scale, instance.cost.kind.distances
+        if form is None:
             pair = (other, own) if self._axis else (own, other)
-            costs = np.asarray(cost.kind.matrix(*pair), dtype=np.float64)
-            return cost.scale * (costs.T if self._axis else costs)
+            costs = np.asarray(instance.cost.kind.pairwise(*pair), dtype=np.float64)
+            return scale * (costs.T if self._axis else costs)
         apart = own[:, None] - other
         squares = state.library.einsum("ijk,ijk->ij", apart, apart)
-        if cost.kind == "euclidean":
-            return cost.scale * state.library.sqrt(squares)
-        return (cost.scale / 2 if cost.kind == "cosine" else cost.scale) * squares
+        return scale * form.factor * (state.library.sqrt(squares) if form.root else squares)
 
     def _rounding(self, far: Vector) -> Vector:
         """A bound on the error of costs, given one on their size."""
-        problem = self._state.problem
-        cost = problem.cost
-        if not isinstance(cost, Cost):
+        instance = self._state.instance
+        if instance.is_dense:
             return np.zeros_like(far)
-        dim = problem.x.shape[1]  # type: ignore[union-attr]
+        dim, form = instance.dim, instance.cost.kind.distances
         unit = (dim + 8) * UNIT
-        if cost.kind == "cosine":
-            # Directions are off by `unit` each, so a distance r = sqrt(2 C) by twice that, and r^2 / 2 by this.
-            return 2 * unit * np.sqrt(2 * cost.scale * far) + unit * far + 2 * cost.scale * unit**2
-        if cost.kind == "sqeuclidean":
-            return unit * far + cost.scale * dim * SMALLEST
-        if cost.kind == "euclidean":
-            return unit * far + cost.scale * math.sqrt(dim * SMALLEST)
-        # A caller's own is what its evaluation gives, which may round otherwise for other blocks.
-        return 16 * unit * far
+        if form is None:
+            # A caller's own is what its evaluation gives, which may round otherwise for other blocks.
+            return 16 * unit * far
+        factor = instance.cost.scale * form.factor
+        if form.root:
+            return unit * far + factor * (math.sqrt(dim * SMALLEST) + (2 * unit if form.directions else 0.0))
+        if form.directions:
+            # Directions are off by `unit` each, so a distance r = sqrt(C / c) by twice that, and c r^2 by this.
+            return 4 * unit * np.sqrt(factor * far) + unit * far + 4 * factor * unit**2
+        return unit * far + factor * dim * SMALLEST
 
 
 def _first(places: NDArray[np.intp]) -> NDArray[np.bool_]:

@@ -6,17 +6,16 @@ import math
 import os
 import weakref
 from collections import Counter, deque
-from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack, cast
 
 import numpy as np
 
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.backends.door import admit, check_arguments, finite_on_device, sizes, validate
 from drainsinkhorn.backends.gauge import usable_start
-from drainsinkhorn.backends.starts import extend
 from drainsinkhorn.core.events import (
     Chosen,
     Event,
@@ -27,7 +26,6 @@ from drainsinkhorn.core.events import (
     Watch,
     fan_out,
     ignore,
-    refused,
 )
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
@@ -45,17 +43,21 @@ from drainsinkhorn.model.errors import (
     ProblemError,
     warn,
 )
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import Result
+from drainsinkhorn.model.result import UNKNOWN, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import is_array, to_caller, to_numpy
 from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.numerics.weights import unit_mass
+from drainsinkhorn.run.extend import extend_instance
 from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.journal import Entry, Journal
 from drainsinkhorn.run.queue import Sorter
 from drainsinkhorn.run.recheck import Recheck
 from drainsinkhorn.run.solution import Record, Records, Results, Solution
-from drainsinkhorn.run.stack import problems, trusted
+from drainsinkhorn.run.stack import problems, validate_stack
+from drainsinkhorn.run.validate import check_arguments, finite_on_device, make_instance, validate
 
 DEFAULTS = Options()
 RESCUED = (Status.DEPTH_LIMIT, Status.NONFINITE)
@@ -159,8 +161,8 @@ def solve(
     records = Records(len(given))
     with np.errstate(all="ignore"):
         try:
-            for retired in run.ends():
-                records.enter(run.record(retired))
+            for record in run.ends():
+                records.enter(record)
         except KeyboardInterrupt:
             waiting = run.waiting
             raise Interrupted(run.finished(records), len(given), run.ledger, waiting) from None
@@ -231,9 +233,9 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
     return x
 
 
-def _scales(problem: Problem[Any]) -> tuple[float, float, Any, Any]:
-    """eps, tol and both weights of an admitted problem, against which `usable_start` judges potentials."""
-    return problem.eps, cast(float, problem.tol), problem.a, problem.b
+def _scales(instance: Instance[Any]) -> tuple[float, float, Any, Any]:
+    """eps, tol and both weights, against which `usable_start` judges potentials."""
+    return instance.eps, instance.tol, instance.a, instance.b
 
 
 def restart(retired: Retired) -> Potentials[Any] | str:
@@ -242,10 +244,10 @@ def restart(retired: Retired) -> Potentials[Any] | str:
     The potentials are of no use where the first run left floating point on its way from a start other than zero, and
     where they are so large that no digit is left (`usable_start`).
     """
-    problem, potentials = retired.problem, retired.potentials
-    if potentials is None or (retired.status is Status.NONFINITE and problem.init != "zero"):
+    instance, potentials = retired.instance, retired.potentials
+    if potentials is None or (retired.status is Status.NONFINITE and instance.init != "zero"):
         return "zero"
-    return usable_start(potentials, *_scales(problem))
+    return usable_start(potentials, *_scales(instance))
 
 
 def with_finite_potentials(retired: Retired) -> Retired:
@@ -273,14 +275,19 @@ def warn_of_counts(counts: Mapping[Status, int], solution: Solution[Any] | None 
 
 
 @np.errstate(all="ignore")
-def carry(retired: Retired, problem: Problem[Any], backend: Backend[Any]) -> Problem[Any]:
-    """A problem that starts from the potentials of its predecessor in the chain, where those are of use."""
-    if isinstance(problem.init, Potentials) or retired.potentials is None or math.isnan(retired.residual.worst):
-        return problem
+def carried_start(retired: Retired, instance: Instance[Any], backend: Backend[Any]) -> Potentials[Any] | None:
+    """Where an instance starts after its predecessor in the chain; None if the predecessor's potentials are of no use.
+
+    An instance with a start of its own keeps it.
+    """
+    if isinstance(instance.init, Potentials) or retired.potentials is None or math.isnan(retired.residual.worst):
+        return None
+    # A sum of normalised weights may be off by a unit in the last place.
+    before = replace(retired.instance, a=unit_mass(retired.instance.a), b=unit_mass(retired.instance.b))
     try:
-        return replace(problem, init=extend(retired.problem, retired.potentials, problem, backend))
+        return extend_instance(before, retired.potentials, instance, backend)
     except (ProblemError, MemoryError):
-        return problem
+        return None
 
 
 class Stream(Iterator[Result[Any]]):
@@ -303,7 +310,7 @@ class Stream(Iterator[Result[Any]]):
     def __next__(self) -> Result[Any]:
         try:
             with np.errstate(all="ignore"):
-                result = self._run.result(self._run.record(next(self._ends)))
+                result = self._run.result(next(self._ends))
         except MemoryError as error:
             short = self._run.out_of_memory(error)
             if self._feed is not None:
@@ -355,7 +362,7 @@ class _Run:
         self._settings = np.geterr()
         self._tell = observe if observe is ignore else Watch(self._under_callers_settings(observe))
         # What has ended and was not handed out yet, by ticket.
-        self._unclaimed: dict[int, Retired] = {}
+        self._unclaimed: dict[int, Retired | Record] = {}
         keep = _keep_in(self.ledger, self._unclaimed)
         self._observe = keep if observe is ignore else fan_out(keep, self._tell)
         self._backend = pick_backend(backend, given, self._observe)
@@ -363,7 +370,9 @@ class _Run:
         self._backend = self._backend.using(self._acceleration)
         self._recheck = Recheck(options.recheck, options.audit.margin, self._backend.name, count)
         self._given: dict[int, Problem[Any]] = {}
-        self._refused: deque[Retired] = deque()
+        self._validate = validation(options)
+        # Problems that ended without a run: refused, or recalled from the journal.
+        self._refused: deque[Record] = deque()
         # Whether problems were made from arrays of one shape: what the backend cannot take of one, it takes of none.
         self.alike = False
         self._unfit: ProblemError | None = None
@@ -379,14 +388,16 @@ class _Run:
         self._journal = None if journal is None else Journal(journal, options, self._backend.name)
         if self._journal is not None:
             self._observe(self._journal.resumed)
-        self._ready = None if journal else trusted(given, options.tol, options.audit.margin, options.init)
+        self._ready = None if journal else validate_stack(given, options.tol, options.audit.margin, options.init)
         if self._ready:
             self._given, self._read = dict(enumerate(given)), len(self._ready)
         # Problems on a device are all looked at together; if one is bad, each is, at the door.
         finite = not self._ready and isinstance(given, list) and finite_on_device(given)
         self._sorter = Sorter(
             () if self._ready else self._noted(given),
-            admit=lambda problem: validate(problem, options.tol, options.audit.margin, options.init, finite=finite),
+            admit=lambda problem: make_instance(
+                problem, options.tol, options.audit.margin, options.init, finite=finite
+            ),
             carry=self._carry,
             signature=self._signature,
             refuse=self._refuse,
@@ -394,39 +405,43 @@ class _Run:
             paused=self._rescue_due,
             recall=self._recall,
             order=options.order,
-            depth=lambda problem: predicted_depth(problem, momentum=self._acceleration != "none"),
+            depth=lambda instance: predicted_depth(instance, momentum=self._acceleration != "none"),
             **({} if self.feed is None else {"ready": self.feed.ready, "overdue": self.feed.overdue}),
         )
 
-    def ends(self) -> Generator[Retired, None, None]:
+    def ends(self) -> Generator[Record, None, None]:
         """Run everything; each problem once, as it ends. With a journal, what is yielded has been recorded."""
         try:
-            for retired in self._ends():
+            for ended in self._ends():
+                ticket = ended.ticket
                 # What a recheck refutes is not among what is finished.
-                self._unclaimed.pop(retired.ticket, None)
-                if retired.ticket not in self._recalled or self._options.recheck == "all":
-                    self._recheck(retired)
-                self._unclaimed[retired.ticket] = retired
+                self._unclaimed.pop(ticket, None)
+                if isinstance(ended, Retired):
+                    self._recheck(ended)
+                self._unclaimed[ticket] = ended
+                record = self.record(ended) if isinstance(ended, Retired) else ended
                 if self._journal is not None:
-                    self._enter(self._journal, retired)
+                    self._enter(self._journal, record)
                 if self._tell is not ignore:
-                    self._tell(Finished(retired.ticket, retired.status))
-                yield retired
-                del self._unclaimed[retired.ticket]
+                    self._tell(Finished(ticket, ended.status))
+                yield record
+                del self._unclaimed[ticket]
         finally:
             self.close()
             # It asks this run, which would otherwise keep the caller's arrays until the garbage collector came by.
             del self._sorter
 
-    def unclaimed(self) -> Iterator[Retired]:
+    def unclaimed(self) -> Iterator[Record]:
         """What has ended and was not handed out: refused, in hand, or as its first run left it before its rescue."""
         yield from self.refusals()
         while self._unclaimed:
-            yield self._in_time(with_finite_potentials(self._unclaimed.pop(min(self._unclaimed))))
+            ended = self._unclaimed.pop(min(self._unclaimed))
+            is_record = not isinstance(ended, Retired)
+            yield ended if is_record else self.record(self._in_time(with_finite_potentials(ended)))
 
     def out_of_memory(self, error: MemoryError, entered: Iterable[Record] = ()) -> OutOfMemory:
         """What to raise when memory ran out outside of any lane: with what was entered, and what was not handed out."""
-        ended = {record.ticket: record for record in (*entered, *map(self.record, self.unclaimed()))}
+        ended = {record.ticket: record for record in (*entered, *self.unclaimed())}
         results = {ticket: self.result(record) for ticket, record in sorted(ended.items())}
         return OutOfMemory(
             f"memory ran out outside of any lane ({str(error) or type(error).__name__}); the {len(results)} results "
@@ -440,27 +455,29 @@ class _Run:
         if self._journal is not None:
             self._journal.close()
 
-    def _recall(self, ticket: int, problem: Problem[Any]) -> Retired | None:
-        """How the problem ended in an earlier run, if the journal knows."""
+    def _recall(self, ticket: int, problem: Problem[Any]) -> bool:
+        """Whether the journal knows how the problem ended in an earlier run."""
         if self._journal is None or not isinstance(cast(object, problem), Problem):
-            return None
+            return False
         entry = self._journal.recall(ticket, problem)
         if entry is None:
-            return None
+            return False
         self._recalled[ticket], record = entry, entry.record
         if problem.chain is not None or self._options.recheck == "all":
-            problem = admit(problem, self._options.tol, self._options.audit.margin, self._options.init)
-        ended = Retired(ticket, problem, record.potentials, record.residual, record.status, record.depth)
-        self._refused.append(ended)
-        return ended
+            instance = validate(problem, self._options.tol, self._options.audit.margin, self._options.init)
+            ended = Retired(ticket, instance, record.potentials, record.residual, record.status, record.depth)
+            if self._options.recheck == "all":
+                self._recheck(ended)
+            self._sorter.recalled(ended)
+        self._refused.append(record)
+        return True
 
-    def _enter(self, journal: Journal, retired: Retired) -> None:
-        # What was turned away at the door is judged again, at no cost; its arrays may be anything.
-        if retired.ticket not in self._recalled and retired.status in ENDED:
-            given, rescued = self._given[retired.ticket], retired.ticket in self._rescued
-            journal.enter(given, self.record(retired), rescued=rescued)
+    def _enter(self, journal: Journal, record: Record) -> None:
+        # An invalid problem is validated again, at no cost; its arrays may be anything.
+        if record.ticket not in self._recalled and record.status in ENDED:
+            journal.enter(self._given[record.ticket], record, rescued=record.ticket in self._rescued)
 
-    def _ends(self) -> Iterator[Retired]:
+    def _ends(self) -> Iterator[Retired | Record]:
         if self._ready:
             # The door has looked at the whole stack.
             self._sorter.enter(self._ready)
@@ -488,14 +505,14 @@ class _Run:
         if self._sorter.error is not None:
             raise self._sorter.error
 
-    def _plan_for(self, problem: Problem[Any]) -> Plan:
+    def _plan_for(self, instance: Instance[Any]) -> Plan:
         """How to run a line of problems like this one; told once for each choice."""
         # Successors come as their predecessors leave.
-        count = self._count if problem.chain is None else None
-        plan = self._options.plan(count, self._backend.natural_width(problem))
+        count = self._count if instance.chain is None else None
+        plan = self._options.plan(count, self._backend.natural_width(instance))
         # Callers of a feed wait for each answer, and not past its deadline: lanes that rest are not left alone.
         refills, holds = plan.mode.refill is not None, plan.holds and self.feed is None
-        every = plan.audit.every or self._backend.natural_spacing(problem, refills=refills, holds=holds)
+        every = plan.audit.every or self._backend.natural_spacing(instance, refills=refills, holds=holds)
         chosen = Chosen("mode", plan.mode.name, plan.reason)
         if chosen not in self.ledger.choices:
             self._observe(chosen)
@@ -512,9 +529,9 @@ class _Run:
         """The same; if memory did not suffice for it, with its size and what to do about it."""
         if retired.status is not Status.INVALID:
             return retired
-        n, m = sizes(retired.problem)
+        n, m = retired.instance.shape
         advice = "free memory or use fewer points"
-        if not isinstance(retired.problem.cost, Cost):
+        if retired.instance.is_dense:
             advice += "; of points in place of a dense cost no matrix need be kept"
         return retired._replace(detail=f"{retired.detail}; it has {n} x {m} points: {advice}")
 
@@ -522,11 +539,11 @@ class _Run:
         """Unconverged, and a second run could end otherwise."""
         if not self._options.rescue or retired.status not in RESCUED:
             return False
-        blamable = retired.status is Status.NONFINITE or isinstance(retired.problem.init, Potentials)
+        blamable = retired.status is Status.NONFINITE or isinstance(retired.instance.init, Potentials)
         if blamable and restart(retired) is not retired.potentials:
             return True
-        same = self._backend.precise().describe(retired.problem) == self._backend.describe(retired.problem)
-        hopeless = same and retired.residual.band >= self._plan.stop(retired.problem)
+        same = self._backend.precise().describe(retired.instance) == self._backend.describe(retired.instance)
+        hopeless = same and retired.residual.band >= self._plan.stop(retired.instance)
         return not hopeless
 
     def _rescue_due(self) -> bool:
@@ -545,8 +562,8 @@ class _Run:
 
     def finished(self, records: Records) -> dict[int, Result[Any]]:
         """Results of a run that was cut short, by ticket; what waits for its rescue is as its first run left it."""
-        for retired in self.unclaimed():
-            records.enter(self.record(retired))
+        for record in self.unclaimed():
+            records.enter(record)
         return {record.ticket: self.result(record) for record in records.entered()}
 
     def _rescue(self) -> Iterator[Retired]:
@@ -556,7 +573,7 @@ class _Run:
         self._tell(Rescuing(list(self._failed)))
         self.ledger.rescue = ledger = self.ledger.rescue or Ledger()
         precise = self._backend.precise()
-        waiting = [Admission(t, replace(r.problem, init=restart(r))) for t, r in self._failed.items()]
+        waiting = [Admission(t, replace(r.instance, init=restart(r))) for t, r in self._failed.items()]
         plan = replace(self._plan, mode=MODES["width-one"], width=1)
         for retired in execute(Timed(precise, ledger.seconds), Batch(waiting), plan, ledger):
             yield self._better(self._failed.pop(retired.ticket), self._in_time(with_finite_potentials(retired)))
@@ -569,7 +586,7 @@ class _Run:
             self._rescued[second.ticket] = self._backend.precise()
             if second.status is not Status.CONVERGED:
                 self._note(second, f"this is a second run, alone in float64; the first ended at residual {before:.3g}")
-            elif second.problem.init == "zero" and isinstance(first.problem.init, Potentials):
+            elif second.instance.init == "zero" and isinstance(first.instance.init, Potentials):
                 self._note(second, "the run from its start failed, and a second one from zero converged")
             return second
         if second.status is Status.INVALID:
@@ -583,33 +600,31 @@ class _Run:
     def _note_start(self, retired: Retired) -> None:
         """Say so if validation did not use the caller's start."""
         init = self._given[retired.ticket].init
-        if init is not None and not isinstance(init, str) and retired.problem.init == "zero":
+        if init is not None and not isinstance(init, str) and retired.instance.init == "zero":
             self._note(
                 retired, "its start was not used: the potentials are so large that float64 cannot resolve eps in them"
             )
 
     def record(self, retired: Retired) -> Record:
         """What is kept of a problem that has ended."""
-        if retired.ticket in self._recalled:
-            return self._recalled[retired.ticket].record
         detail = retired.detail
         if retired.status in RESCUED:
             detail = self._why(retired) or detail
         if retired.ticket in self._notes:
             detail = "; ".join([detail or retired.status.value, *self._notes[retired.ticket]])
-        ticket, problem, potentials, residual, status, depth, widened, _, streamed = retired
+        ticket, instance, potentials, residual, status, depth, widened, _, streamed = retired
         arithmetic = "" if potentials is None else self._arithmetic
         if (potentials is not None and status is not Status.CONVERGED) or ticket in self._rescued or streamed:
             # It may have waited for its rescue while other lines ran.
             ran = self._rescued.get(ticket, self._backend)
-            arithmetic = (ran.frugal() if streamed else ran).describe(problem)
+            arithmetic = (ran.frugal() if streamed else ran).describe(instance)
         return Record(ticket, potentials, residual, status, depth, widened, arithmetic, detail, streamed)
 
     def _why(self, retired: Retired) -> str:
         """Why a problem did not converge, where its status alone does not say it."""
-        rounds = retired.residual.band >= self._plan.stop(retired.problem)
+        rounds = retired.residual.band >= self._plan.stop(retired.instance)
         failed = retired.status is Status.NONFINITE
-        from_start = isinstance(retired.problem.init, Potentials)
+        from_start = isinstance(retired.instance.init, Potentials)
         if from_start and (failed or rounds) and restart(retired) is not retired.potentials:
             trouble = "a number left the range of floating point" if failed else "rounding exceeds tol"
             return f"{trouble} in the run from its start: start from potentials of the size of the costs, or from none"
@@ -617,7 +632,7 @@ class _Run:
             return ""
         stop = "tol" if self._options.audit.margin == 1 else "margin * tol"
         return (
-            f"{stop} = {retired.problem.tol:.3g} is below the rounding of this problem's residual "
+            f"{stop} = {retired.instance.tol:.3g} is below the rounding of this problem's residual "
             f"({retired.residual.band:.2g}), so nothing can verify it; raise tol or eps"
         )
 
@@ -658,6 +673,7 @@ class _Run:
         return Result(
             ticket=record.ticket,
             problem=self._given.pop(record.ticket),
+            validate=self._validate,
             emitted=record.potentials,
             residual=record.residual,
             status=record.status,
@@ -678,15 +694,13 @@ class _Run:
             self._read = ticket + 1
             yield problem
 
-    def _carry(self, retired: Retired, problem: Problem[Any]) -> Problem[Any]:
-        carried = carry(retired, problem, self._backend)
-        if carried is problem or not isinstance(carried.init, Potentials):
-            return problem
-        return replace(carried, init=usable_start(carried.init, *_scales(carried)))
+    def _carry(self, retired: Retired, instance: Instance[Any]) -> Instance[Any]:
+        start = carried_start(retired, instance, self._backend)
+        return instance if start is None else replace(instance, init=usable_start(start, *_scales(instance)))
 
-    def _signature(self, problem: Problem[Any]) -> Hashable:
+    def _signature(self, instance: Instance[Any]) -> Hashable:
         try:
-            return self._backend.signature(problem)
+            return self._backend.signature(instance)
         except ProblemError as error:
             self._unfit = error
             raise
@@ -696,14 +710,15 @@ class _Run:
             raise ProblemError(f"problem {ticket}: {error}") from None
         if self.alike and error is self._unfit:
             raise error
-        self._refused.append(refused(ticket, problem, str(error)))
+        self._refused.append(Record(ticket, None, UNKNOWN, Status.INVALID, 0, False, "", str(error)))
 
-    def refusals(self) -> Iterator[Retired]:
+    def refusals(self) -> Iterator[Record]:
+        """Problems that ended without a run, as they are found."""
         while self._refused:
             yield self._refused.popleft()
 
 
-def _keep_in(ledger: Ledger, unclaimed: dict[int, Retired]) -> Observer:
+def _keep_in(ledger: Ledger, unclaimed: dict[int, Retired | Record]) -> Observer:
     """An observer that enters events in a ledger and keeps what has ended; it knows nothing of the run, so no cycle."""
 
     def keep(event: Event) -> None:
@@ -726,6 +741,11 @@ def pick_backend(backend: str | Backend[Any], given: Iterable[Problem[Any]], obs
     if isinstance(backend, type) or not hasattr(backend, "pack"):
         raise OptionsError(f'backend must be "auto", a name or a Backend, got {backend!r}')
     return backend
+
+
+def validation(options: Options) -> Callable[[Problem[Any]], Instance[Any]]:
+    """Makes normal forms of problems that are known to be valid: arrays on a device are not read to check them."""
+    return partial(validate, tol=options.tol, margin=options.audit.margin, init=options.init, finite=True)
 
 
 def pick_acceleration(options: Options, backend: Backend[Any]) -> str:

@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.door import check_arguments, uniform
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import is_array
-from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.numerics.costs import as_cost, is_squares, resolve_cost
 from drainsinkhorn.numerics.memory import memory_errors
+from drainsinkhorn.numerics.weights import uniform
+from drainsinkhorn.run.validate import check_arguments
 
 
 def problems(
@@ -123,27 +125,25 @@ class Stack(list[Problem[Any]]):
 
 
 @np.errstate(all="ignore")
-def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[Any]] | None:
-    """All problems of a stack in normal form, if one look at its arrays finds nothing wrong; else None.
+def validate_stack(given: Any, tol: float, margin: float, init: str) -> list[Instance[Any]] | None:
+    """All problems of a stack in normal form, if its arrays are found to be valid as a whole; else None.
 
-    Only plain cases: NumPy points in float32 or float64, named costs that take any points, uniform weights. Whatever is
-    else, or bad anywhere, goes through the door problem by problem, which finds the right words.
+    Only plain cases: points of floats, a cost by distances of any points, uniform weights. All others, and a stack that
+    is bad anywhere, are validated problem by problem, which finds the right words.
     """
     if not isinstance(given, Stack) or len(given) != len(given.made) or any(map(operator.is_not, given, given.made)):
         return None
     x, y, eps, tols, cost = (given.columns[name][0] for name in ("x", "y", "eps", "tol", "cost"))
-    cost = as_cost(cost)
     plain = all(_is_plain(p) for p in (x, y))
     weighted = given.columns["a"][0] is not None or given.columns["b"][0] is not None
     if not plain or weighted or tols is not None or given.columns["chain"][0] is not None:
         return None
     init = given.init or init
-    if not isinstance(cost, Cost) or init not in STARTS:
+    cost = _plain_cost(cost)
+    if cost is None or init not in STARTS or x.shape[-1] != y.shape[-1]:
         return None
-    start = "zero" if init == "auto" and cost.kind != "sqeuclidean" else init
-    if start == "gaussian" and cost.kind != "sqeuclidean":
-        return None
-    if cost.kind not in ("sqeuclidean", "euclidean") or not is_positive(cost.scale) or x.shape[-1] != y.shape[-1]:
+    start = "zero" if init == "auto" and not is_squares(cost) else init
+    if start == "gaussian" and not is_squares(cost):
         return None
     strengths = np.asarray(eps)
     if strengths.dtype.kind not in "fiu" or not (np.isfinite(strengths) & (strengths > 0)).all():
@@ -153,9 +153,22 @@ def trusted(given: Any, tol: float, margin: float, init: str) -> list[Problem[An
     a, b = (uniform(p.shape[-2]) for p in (x, y))
     each = np.broadcast_to(strengths.astype(np.float64), (len(given),)).tolist()
     return [
-        Problem(x=p.x, y=p.y, eps=e, tol=margin * tol, cost=cost, a=a, b=b, init=start)
+        Instance(eps=e, tol=margin * tol, a=a, b=b, cost=cost, x=p.x, y=p.y, init=start, uniform=True)
         for p, e in zip(given, each, strict=True)
     ]
+
+
+def _plain_cost(given: Any) -> Cost | None:
+    """A cost by distances that every point has, ready for instances; None for another."""
+    cost = as_cost(given)
+    if not isinstance(cost, Cost) or not is_positive(cost.scale):
+        return None
+    try:
+        cost = resolve_cost(cost)
+    except ProblemError:
+        return None
+    form = cost.kind.distances
+    return cost if form is not None and not form.directions else None
 
 
 def _is_finite(points: Any) -> bool:

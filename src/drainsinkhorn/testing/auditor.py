@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import to_numpy
 
@@ -29,7 +30,7 @@ def cost_row(problem: Problem[Any], i: int) -> np.ndarray[Any, np.dtype[np.float
     matrix = None if isinstance(cost, (str, Cost)) else to_numpy(cost)
     if matrix is not None and matrix.ndim == 2:
         return matrix[i].astype(np.float64)
-    cost = cost if isinstance(cost, Cost) else Cost(cost)
+    cost = _by_name(cost)
     if cost.kind not in KINDS:
         raise _unknown(cost)
     x, y = to_numpy(problem.x)[i].astype(np.float64), to_numpy(problem.y).astype(np.float64)
@@ -42,8 +43,9 @@ def cost_row(problem: Problem[Any], i: int) -> np.ndarray[Any, np.dtype[np.float
     return cost.scale * value
 
 
-def marginal_errors(problem: Problem[Any], potentials: Potentials[Any]) -> tuple[float, float]:
+def marginal_errors(problem: Problem[Any] | Instance[Any], potentials: Potentials[Any]) -> tuple[float, float]:
     """L1 errors of rows and columns of the plan that these potentials stand for."""
+    problem = problem.as_problem() if isinstance(problem, Instance) else problem
     f, g = (to_numpy(p).astype(np.float64) for p in potentials)
 
     def weights(given: Any, size: int) -> Any:
@@ -148,7 +150,7 @@ class _Claim(NamedTuple):
         common = (float(problem.eps), f[rows], g[cols], a[rows], b[cols])
         if not isinstance(problem.cost, (str, Cost)):
             return cls(None, None, to_numpy(problem.cost).astype(np.float64)[np.ix_(rows, cols)], Cost(), *common)
-        cost = problem.cost if isinstance(problem.cost, Cost) else Cost(problem.cost)
+        cost = _by_name(problem.cost)
         if cost.kind not in KINDS:
             raise _unknown(cost)
         x, y = (to_numpy(p).astype(np.float64) for p in (problem.x, problem.y))
@@ -393,6 +395,11 @@ def _in_decimal(claim: _Claim) -> Judgement:
         col = _total([abs(p - w) for p, w in zip(columns, b, strict=True)])
         # Rounded to float64 at last, so a claim within one unit of tol is not refuted.
         return Judgement(float(row), float(col), 2 * UNIT * float(max(row, col)), "decimal")
+
+
+def _by_name(cost: str | Cost) -> Cost:
+    """A cost between points whose kind is a name."""
+    return Cost(str(cost.kind), cost.scale) if isinstance(cost, Cost) else Cost(cost)
 
 
 def _kind_and_scale(cost: Cost) -> tuple[str, float]:

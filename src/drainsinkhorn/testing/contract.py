@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.reference import ReferenceBackend
 from drainsinkhorn.core.protocol import Backend, Pack, Progress
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError, ProblemError
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import MAX_PAIRS
 from drainsinkhorn.numerics.arrays import float_name, library, to_numpy
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
 
 NEVER, ALWAYS = -math.inf, math.inf
@@ -63,7 +64,7 @@ class Bench:
         self.like = like
         self.shape = shape
 
-    def problem(self, seed: int, *, spread: float = 1.0, eps: float = 0.5, tol: float = 1e-3) -> Problem[Any]:
+    def problem(self, seed: int, *, spread: float = 1.0, eps: float = 0.5, tol: float = 1e-3) -> Instance[Any]:
         """An admitted problem that may share a pack with the bench's others; spread and eps decide how deep it is."""
         found = self._made(seed, spread, eps, tol)
         first = self.backend.signature(self._made(1, 1.0, 0.5, tol))
@@ -73,7 +74,7 @@ class Bench:
             found = self._made(seed, spread, eps, tol)
         return found
 
-    def _made(self, seed: int, spread: float, eps: float, tol: float) -> Problem[Any]:
+    def _made(self, seed: int, spread: float, eps: float, tol: float) -> Instance[Any]:
         n, m, d = self.shape
         rng = np.random.default_rng(seed)
         x, y = rng.normal(size=(n, d)), spread * rng.normal(size=(m, d)) + 0.5
@@ -83,17 +84,17 @@ class Bench:
         given = Problem(
             x=self.like(x), y=self.like(y), a=self.like(a / a.sum()), b=self.like(b / b.sum()), eps=eps, tol=tol
         )
-        return admit(given, tol)
+        return validate(given, tol)
 
-    def problems(self) -> list[Problem[Any]]:
+    def problems(self) -> list[Instance[Any]]:
         """Three problems of unequal depth that may share a pack."""
         return [self.problem(1), self.problem(2, spread=2.0, eps=0.3), self.problem(3, spread=0.5, eps=1.0)]
 
-    def poisoned(self) -> Problem[Any]:
+    def poisoned(self) -> Instance[Any]:
         """A problem whose costs overflow."""
         problem = self.problem(4)
         n, _, d = self.shape
-        return admit(Problem(x=self.like(np.full((n, d), 1e30)), y=problem.y, eps=1e-300, tol=1e-3), 1e-3)
+        return validate(Problem(x=self.like(np.full((n, d), 1e30)), y=problem.y, eps=1e-300, tol=1e-3), 1e-3)
 
     def same(self, ours: Sequence[Any], theirs: Sequence[Any], what: str) -> None:
         """Equal to the bit where the backend says so, else close: potentials are in units of about eps here."""
@@ -105,11 +106,11 @@ class Bench:
                 slack = CLOSE * max(1.0, float(np.nan_to_num(np.abs(other)).max()))
                 assert np.allclose(one, other, rtol=0, atol=slack, equal_nan=True), f"{what} differ: {one}, {other}"
 
-    def open(self, problems: Sequence[Problem[Any]]) -> Ride:
+    def open(self, problems: Sequence[Instance[Any]]) -> Ride:
         """A pack of these problems."""
         return Ride(self.backend, self.backend.pack(problems), len(problems))
 
-    def alone(self, problem: Problem[Any], strides: int) -> list[Any]:
+    def alone(self, problem: Instance[Any], strides: int) -> list[Any]:
         """What a problem's lane holds after that many strides in a pack of its own."""
         ride = self.open([problem])
         ride.go(strides)
@@ -130,7 +131,7 @@ class Ride:
         assert len(progress) == self.lanes, f"{len(progress)} progresses for {self.lanes} occupied lanes"
         return progress
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Repack, and remember how many lanes there are."""
         self.pack.repack(keep, admit)
         self.lanes = len(keep) + len(admit)
@@ -393,7 +394,7 @@ def _every_cost(bench: Bench) -> None:
     kinds: list[Any] = [Cost("sqeuclidean", 0.5), Cost("euclidean"), Cost("cosine", 2.0), dense]
     for cost in kinds:
         points = {} if isinstance(cost, Cost) else {"x": None, "y": None}
-        given = admit(replace(problem, cost=cost, init=None, **points), 1e-3)
+        given = validate(replace(problem.as_problem(), cost=cost, init=None, **points), 1e-3)
         try:
             bench.backend.signature(given)
         except ProblemError:
@@ -478,6 +479,6 @@ def _an_emission_names_its_problem(bench: Bench) -> None:
     ride.go(2)
     ride.repack([2, 0], [late])
     ride.go(1)
-    owners = [emission.problem for emission in ride.pack.emit([2, 0, 1])]
+    owners = [emission.instance for emission in ride.pack.emit([2, 0, 1])]
     for owner, problem in zip(owners, (late, problems[2], problems[0]), strict=True):
         assert owner is problem, "an emission names the very problem whose state it is, after a repack too"

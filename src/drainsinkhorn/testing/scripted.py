@@ -9,8 +9,10 @@ from typing import Any
 
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import Couplings
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
 
 
@@ -33,14 +35,15 @@ class Script:
     start: float | None = None
 
 
-def scripted(script: Script | int) -> Problem[Any]:
+def scripted(script: Script | int) -> Instance[Any]:
     """A problem that follows a script; an integer is a script of that depth."""
-    return Problem(x=script if isinstance(script, Script) else Script(script), eps=1.0, tol=1.0)
+    points = script if isinstance(script, Script) else Script(script)
+    return Instance(x=points, eps=1.0, tol=1.0, a=(1.0,), b=(1.0,), cost=Cost())
 
 
-def _script(problem: Problem[Any]) -> Script:
-    assert isinstance(problem.x, Script)
-    return problem.x
+def _script(instance: Instance[Any]) -> Script:
+    assert isinstance(instance.x, Script)
+    return instance.x
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +67,30 @@ class ScriptedBackend:
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("none",), init=False)
 
-    def signature(self, problem: Problem[Any]) -> Hashable:
+    def signature(self, instance: Instance[Any]) -> Hashable:
         """The script's shape."""
-        return _script(problem).shape
+        return _script(instance).shape
 
     def width_for(self, lanes: int) -> int:
         """Identity, or the next power of two."""
         return 1 << (lanes - 1).bit_length() if self.ladder and lanes else lanes
 
-    def natural_width(self, problem: Problem[Any]) -> int:
+    def natural_width(self, instance: Instance[Any]) -> int:
         """Sixteen."""
         return 16
 
-    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little."""
         return EVERY
 
-    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+    def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Nothing to do."""
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> ScriptedPack:
+    def pack(self, instances: Sequence[Instance[Any]]) -> ScriptedPack:
         """Lanes at depth zero."""
-        return ScriptedPack(self, problems)
+        return ScriptedPack(self, instances)
 
-    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> Couplings[Any]:
+    def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> Couplings[Any]:
         """Scripts have no plan."""
         raise NotImplementedError("a scripted problem has no plan")
 
@@ -95,7 +98,7 @@ class ScriptedBackend:
         """Itself: scripts cannot be hurried."""
         return self
 
-    def describe(self, problem: Problem[Any]) -> str:
+    def describe(self, instance: Instance[Any]) -> str:
         """Scripts are integers."""
         return "integers, streaming" if self.streams else "integers"
 
@@ -113,13 +116,13 @@ class ScriptedBackend:
 
 @dataclass(slots=True)
 class _Lane:
-    problem: Problem[Any]
+    instance: Instance[Any]
     depth: int = 0
     frozen: bool = False
 
     @property
     def script(self) -> Script:
-        return _script(self.problem)
+        return _script(self.instance)
 
     @property
     def stale(self) -> float:
@@ -139,13 +142,13 @@ class _Lane:
 class ScriptedPack:
     """The pack of ScriptedBackend."""
 
-    def __init__(self, backend: ScriptedBackend, problems: Sequence[Problem[Any]]) -> None:
+    def __init__(self, backend: ScriptedBackend, instances: Sequence[Instance[Any]]) -> None:
         self._backend = backend
         self._lanes: list[_Lane] = []
         self._slots = 0
         self._legs = 0
         self.width = 0
-        self.repack([], problems)
+        self.repack([], instances)
 
     @property
     def spent(self) -> Spent:
@@ -184,17 +187,17 @@ class ScriptedPack:
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """The lane's depth stands for its potentials."""
         some = [self._lanes[i] for i in lanes]
-        return [Emission(Potentials(lane.depth, lane.depth), False, lane.problem) for lane in some]
+        return [Emission(Potentials(lane.depth, lane.depth), False, lane.instance) for lane in some]
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """See Pack."""
         for i in lanes:
             self._lanes[i].frozen = True
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """See Pack."""
         if len(keep) + len(admit) > self._backend.room:
             raise MemoryError(f"{len(keep) + len(admit)} lanes, room for {self._backend.room}")
-        self._lanes = [self._lanes[i] for i in keep] + [_Lane(problem) for problem in admit]
+        self._lanes = [self._lanes[i] for i in keep] + [_Lane(instance) for instance in admit]
         self.width = self._backend.width_for(len(self._lanes))
         self._legs += len(admit)

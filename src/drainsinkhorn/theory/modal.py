@@ -30,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.dense import Geometry
-from drainsinkhorn.backends.door import admit, sizes
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.options import is_positive
@@ -38,6 +37,7 @@ from drainsinkhorn.model.errors import BackendUnavailable, OptionsError, Problem
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.run.solve import solve
+from drainsinkhorn.run.validate import validate
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -193,8 +193,8 @@ def modal_response(problem: Problem[Any], optimum: Potentials[Any] | None = None
         >>> modal_response(problem, optimum).depth(1e-7) == measured
         True
     """
-    admitted = admit(problem, tol=1e-10)
-    n, m = sizes(admitted)
+    admitted = validate(problem, tol=1e-10)
+    n, m = admitted.shape
     if n * m > MAX_PAIRS:
         raise ProblemError(f"n * m = {n} * {m} pairs are more than the {MAX_PAIRS} whose coupling is kept in memory")
     if optimum is None:

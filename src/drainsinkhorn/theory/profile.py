@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.backends import choose, load
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.options import MODES
 from drainsinkhorn.core.protocol import Backend, Progress, Spent
 from drainsinkhorn.model.errors import OptionsError
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.solve import solve
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.theory.cost import Price, WidthCost
 
 ROUNDS = 5
@@ -79,7 +80,7 @@ def profile_width_cost(
     picked = _picked(backend, accelerate)
     made = list(problems or clouds(shape, ladder[-1], eps))
     given = [made[place % len(made)] for place in range(ladder[-1])]
-    lanes = [admit(problem, tol) for problem in given]
+    lanes = [validate(problem, tol) for problem in given]
     picked.prepare(lanes)
     trials = _Trials(picked, _settled(picked, given, lanes), tol, accelerate, ladder)
     trials.repeat(0.65 * seconds)
@@ -131,8 +132,8 @@ class _Endless:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> Any:
-        return _EndlessPack(self._backend.pack(problems))
+    def pack(self, instances: Sequence[Instance[Any]]) -> Any:
+        return _EndlessPack(self._backend.pack(instances))
 
     def using(self, acceleration: str) -> _Endless:
         return _Endless(self._backend.using(acceleration))
@@ -292,7 +293,9 @@ def _price(call: Callable[[int], object], before: Callable[[int], object], wides
     return _fit(lanes, [typical(times[count]) for count in lanes])
 
 
-def _settled(backend: Backend[Any], given: Sequence[Problem[Any]], lanes: Sequence[Problem[Any]]) -> list[Problem[Any]]:
+def _settled(
+    backend: Backend[Any], given: Sequence[Problem[Any]], lanes: Sequence[Instance[Any]]
+) -> list[Problem[Any]]:
     """The problems, started from potentials some cycles on: first cycles are dearer and are priced apart."""
     pack = backend.pack(lanes)
     pack.advance(SETTLED, [-math.inf] * len(lanes))
@@ -302,7 +305,7 @@ def _settled(backend: Backend[Any], given: Sequence[Problem[Any]], lanes: Sequen
 
 def _openings(
     backend: Backend[Any],
-    lanes: Sequence[Problem[Any]],
+    lanes: Sequence[Instance[Any]],
     widths: Sequence[int],
     later: Sequence[float],
     seconds: float,
@@ -322,12 +325,12 @@ def _openings(
 
 
 def _frozen(
-    backend: Backend[Any], problems: Sequence[Problem[Any]], widths: Sequence[int], seconds: float
+    backend: Backend[Any], lanes: Sequence[Instance[Any]], widths: Sequence[int], seconds: float
 ) -> tuple[float, ...]:
     """What a cycle in lockstep costs more once half of the lanes are frozen, at each width."""
     extra = list[float]()
     for width in widths:
-        packs = [backend.pack(problems[:width]) for _ in range(2)]
+        packs = [backend.pack(lanes[:width]) for _ in range(2)]
         packs[1].freeze(range(width // 2))
         until, times = time.perf_counter() + seconds / len(widths), ([], [])
         while len(times[0]) < 3 or time.perf_counter() < until:

@@ -14,7 +14,9 @@ from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Mode, Options, Plan
 from drainsinkhorn.core.protocol import Emission, Progress, Spent
 from drainsinkhorn.core.source import Admission, Batch
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
 
 PASSED, UNFINISHED = 0.5, 2.0
@@ -80,7 +82,8 @@ def replay(
     how = MODES[mode] if isinstance(mode, str) else mode
     plan = Plan(how, how.width or width, audit, limit, exact=False, reason="replayed")
     Options(mode=how, width=width, audit=audit)  # refuses what the options would refuse
-    waiting = Batch([Admission(t, Problem(eps=1.0, x=max(1, depth), tol=1.0)) for t, depth in enumerate(depths)])
+    shared = {"eps": 1.0, "tol": 1.0, "a": (1.0,), "b": (1.0,), "cost": Cost()}
+    waiting = Batch([Admission(t, Instance(x=max(1, depth), **shared)) for t, depth in enumerate(depths)])
 
     def tell(event: Any) -> None:
         ledger(event)
@@ -100,32 +103,32 @@ class _ReplayBackend:
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("none",), init=False)
 
-    def signature(self, problem: Problem[Any]) -> Hashable:
+    def signature(self, instance: Instance[Any]) -> Hashable:
         return ()
 
     def width_for(self, lanes: int) -> int:
         return lanes
 
-    def natural_width(self, problem: Problem[Any]) -> int:
+    def natural_width(self, instance: Instance[Any]) -> int:
         return 16
 
-    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little."""
         return EVERY
 
-    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+    def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         pass
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> _ReplayPack:
-        return _ReplayPack(self.meter, problems)
+    def pack(self, instances: Sequence[Instance[Any]]) -> _ReplayPack:
+        return _ReplayPack(self.meter, instances)
 
-    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> Any:
+    def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> Any:
         raise NotImplementedError("a replayed problem has no plan")
 
     def using(self, acceleration: str) -> _ReplayBackend:
         return self
 
-    def describe(self, problem: Problem[Any]) -> str:
+    def describe(self, instance: Instance[Any]) -> str:
         return "depths"
 
     def precise(self) -> _ReplayBackend:
@@ -138,20 +141,20 @@ class _ReplayBackend:
         pass
 
 
-def _depth(problem: Problem[Any]) -> int:
-    assert isinstance(problem.x, int), "a replayed problem has its depth for points"
-    return problem.x
+def _depth(instance: Instance[Any]) -> int:
+    assert isinstance(instance.x, int), "a replayed problem has its depth for points"
+    return instance.x
 
 
 class _ReplayPack:
-    def __init__(self, meter: Meter, problems: Sequence[Problem[Any]]) -> None:
+    def __init__(self, meter: Meter, instances: Sequence[Instance[Any]]) -> None:
         self._meter = meter
         self._slots = 0
-        self._problems = list(problems)
-        self._target = [_depth(problem) for problem in problems]
-        self._depth = [0] * len(problems)
+        self._instances = list(instances)
+        self._target = [_depth(instance) for instance in instances]
+        self._depth = [0] * len(instances)
         self._frozen: set[int] = set()
-        meter.opened(len(problems))
+        meter.opened(len(instances))
 
     @property
     def width(self) -> int:
@@ -196,14 +199,14 @@ class _ReplayPack:
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         if lanes:
             self._meter.emitted(len(lanes))
-        return [Emission(Potentials(0, 0), False, self._problems[lane]) for lane in lanes]
+        return [Emission(Potentials(0, 0), False, self._instances[lane]) for lane in lanes]
 
     def freeze(self, lanes: Sequence[int]) -> None:
         self._frozen.update(lanes)
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
-        self._problems = [self._problems[lane] for lane in keep] + list(admit)
-        self._target = [self._target[lane] for lane in keep] + [_depth(problem) for problem in admit]
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
+        self._instances = [self._instances[lane] for lane in keep] + list(admit)
+        self._target = [self._target[lane] for lane in keep] + [_depth(instance) for instance in admit]
         self._depth = [self._depth[lane] for lane in keep] + [0] * len(admit)
         self._frozen = set()
         self._meter.repacked(len(keep), len(admit))

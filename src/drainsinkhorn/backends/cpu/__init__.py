@@ -13,14 +13,13 @@ from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import type_band
 from drainsinkhorn.backends.cpu.memory import Block
-from drainsinkhorn.backends.cpu.pack import CpuPack, compile_kernels
+from drainsinkhorn.backends.cpu.pack import FORMS, CpuPack, compile_kernels
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import default_threads
-from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.numerics.costs import refuse_unknown_cost
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.numerics.costs import require_form
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,49 +46,49 @@ class CpuBackend:
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
 
-    def signature(self, problem: Problem[Any]) -> Hashable:
+    def signature(self, instance: Instance[Any]) -> Hashable:
         """Problems of one representation and precision share packs, whatever their sizes and costs."""
-        refuse_unknown_cost(problem, self.name)
-        return self.describe(problem)
+        require_form(instance, self.name, FORMS)
+        return self.describe(instance)
 
     def width_for(self, lanes: int) -> int:
         """A pack is as wide as its lanes are many."""
         return lanes
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> CpuPack | StreamingPack:
+    def pack(self, instances: Sequence[Instance[Any]]) -> CpuPack | StreamingPack:
         """Build the lanes and measure their first f-leg."""
-        for problem in problems:
-            refuse_unknown_cost(problem, self.name)
+        for instance in instances:
+            require_form(instance, self.name, FORMS)
         threads = self.threads or default_threads()
-        _, streams, dtype = self._how(problems[0])
+        _, streams, dtype = self._how(instances[0])
         momentum = self.acceleration == "momentum"
         if streams:
-            return StreamingPack(problems, threads, self.precision, momentum=momentum)
-        return CpuPack(problems, dtype, threads, momentum=momentum)
+            return StreamingPack(instances, threads, self.precision, momentum=momentum)
+        return CpuPack(instances, dtype, threads, momentum=momentum)
 
-    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+    def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
         """Plans in float64, some rows at a time, shared by the threads."""
-        return compiled_couplings(problems, potentials, self.threads or default_threads())
+        return compiled_couplings(instances, potentials, self.threads or default_threads())
 
-    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+    def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Compile the kernels, or load them from disk; said once if it takes a while."""
-        _, streams, dtype = self._how(problems[0])
+        _, streams, dtype = self._how(instances[0])
         compile_kernels(dtype, streaming=streams, momentum=not streams and self.acceleration == "momentum")
 
     def using(self, acceleration: str) -> CpuBackend:
         """Plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)
 
-    def describe(self, problem: Problem[Any]) -> str:
+    def describe(self, instance: Instance[Any]) -> str:
         """Precision and representation."""
-        return self._how(problem)[0]
+        return self._how(instance)[0]
 
-    def natural_width(self, problem: Problem[Any]) -> int:
+    def natural_width(self, instance: Instance[Any]) -> int:
         """Lanes that share out well over the threads and keep the host's part small: many, if they are small."""
-        n, m = sizes(problem)
+        n, m = instance.shape
         return max(16, min(512, 2**26 // (n * m)))
 
-    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little."""
         return EVERY
 
@@ -105,11 +104,11 @@ class CpuBackend:
         """The memory of retired lanes."""
         Block.release()
 
-    def _how(self, problem: Problem[Any]) -> tuple[str, bool, np.dtype[Any]]:
+    def _how(self, instance: Instance[Any]) -> tuple[str, bool, np.dtype[Any]]:
         """Its description, whether it streams, and the precision of cached lanes."""
-        n, m = sizes(problem)
-        points = isinstance(problem.cost, Cost)
-        return _how(n, m, problem.tol, points, self.precision, self.representation, self.cached_pairs)
+        n, m = instance.shape
+        points = not instance.is_dense and instance.cost.kind.distances is not None
+        return _how(n, m, instance.tol, points, self.precision, self.representation, self.cached_pairs)
 
 
 @lru_cache(maxsize=4096)

@@ -13,8 +13,9 @@ from drainsinkhorn.backends.cpu import law_kernels as k
 from drainsinkhorn.backends.cpu.layout import EXPANDED_DIM, extent, lay_out
 from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.backends.laws import PlainLaws
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
 
@@ -27,18 +28,18 @@ class CompiledLaws:
 
     def __init__(self, side: Side) -> None:
         self._side = side
-        cost = side.problem.cost
-        if not isinstance(cost, Cost):
-            dense = to_numpy(cost)
+        instance = side.instance
+        if instance.is_dense:
+            dense = to_numpy(instance.matrix)
             self._dense = dense if side.cols.size == dense.shape[1] else dense[:, side.cols]
             return
-        x, y, factor = side.points, side.others, cost.scale / side.problem.eps
-        if cost.kind == "cosine":
-            # 1 - cos is half the squared distance of unit vectors.
-            x, y, factor = unit_rows(x), unit_rows(y), factor / 2
+        form = instance.cost.kind.distances
+        x, y, factor = side.points, side.others, instance.cost.scale / instance.eps * form.factor
+        if form.directions:
+            x, y = unit_rows(x), unit_rows(y)
         # A point without weight may lie anywhere: it has no say in where the middle is.
         (middle,), _ = extent(np.ascontiguousarray(x[side.a > 0])[None], np.ascontiguousarray(y)[None])
-        root = cost.kind == "euclidean"
+        root = form.root
         scale = factor if root else math.sqrt(factor)
         x, y = (np.ascontiguousarray(scale * (points - middle))[None] for points in (x, y))
         dim, origin = x.shape[2], np.zeros((1, x.shape[2]))
@@ -55,10 +56,10 @@ class CompiledLaws:
         law, logs, scores = np.empty(shape), np.empty(rows.size), np.empty(shape)
         whole = rows[-1] - rows[0] + 1 == rows.size
         some = slice(rows[0], rows[-1] + 1) if whole else rows
-        if isinstance(side.problem.cost, Cost):
+        if not side.instance.is_dense:
             k.scores(self._kind, self._x[some], self._norms[some], self._panels, self._others, 1.0, scores)
         else:
-            np.divide(self._dense[some], side.problem.eps, out=scores, dtype=np.float64)
+            np.divide(self._dense[some], side.instance.eps, out=scores, dtype=np.float64)
         k.soften(scores, side.g, side.b, law, logs)
         return Block(law, logs + side.f[rows], scores)
 
@@ -75,8 +76,15 @@ class CompiledLaws:
         return found
 
 
+def _laws(side: Side) -> CompiledLaws | PlainLaws:
+    """A cost of the caller's own is evaluated by NumPy, some rows at a time."""
+    instance = side.instance
+    is_own = not instance.is_dense and instance.cost.kind.distances is None
+    return PlainLaws(side) if is_own else CompiledLaws(side)
+
+
 def compiled_couplings(
-    problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]], threads: int
+    instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]], threads: int
 ) -> BlockCouplings:
     """Finished plans whose rows are shared by threads."""
-    return BlockCouplings(problems, potentials, CompiledLaws, lambda work, count: each(threads, work, count))
+    return BlockCouplings(instances, potentials, _laws, lambda work, count: each(threads, work, count))

@@ -27,8 +27,12 @@ from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission, Progress, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residual
+from drainsinkhorn.numerics.costs import COSTS, with_matrix
+
+FORMS = ("distances", "matrix")
+"""Forms of costs that it has kernels for."""
 
 SPLIT_PAIRS = 2**20
 """Pairs from which one lane's sweep is worth sharing among threads."""
@@ -41,11 +45,12 @@ class _Lane:
         home: The address of its potentials f, which no other lane has and which moves with its row of the table.
     """
 
-    __slots__ = ("frozen", "home", "inner", "keep", "problem", "support")
+    __slots__ = ("frozen", "home", "inner", "instance", "keep", "support")
 
-    def __init__(self, problem: Problem[Any], full: dict[int, bool]) -> None:
-        self.problem = problem
-        self.inner, self.support = restrict(problem, full)
+    def __init__(self, instance: Instance[Any], full: dict[int, bool]) -> None:
+        self.instance = instance
+        inner, self.support = restrict(instance, full)
+        self.inner = with_matrix(inner, FORMS)
         self.keep: Any = None
         self.home = 0
         self.frozen = False
@@ -55,7 +60,7 @@ class CpuPack(Counted):
     """Lanes of one precision. Narrower means: fewer rows in the table; nothing is copied."""
 
     def __init__(
-        self, problems: Sequence[Problem[Any]], dtype: np.dtype[Any], threads: int, *, momentum: bool = False
+        self, instances: Sequence[Instance[Any]], dtype: np.dtype[Any], threads: int, *, momentum: bool = False
     ) -> None:
         self._dtype = dtype
         self._momentum = momentum
@@ -67,7 +72,7 @@ class CpuPack(Counted):
         self._numbers = np.empty((0, k.NUMBERS))
         self._slots = 0
         self._legs = 0
-        self.repack([], problems)
+        self.repack([], instances)
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
         """Each lane runs on one thread until it is held or the cycles are over; few large lanes are shared."""
@@ -118,19 +123,19 @@ class CpuPack(Counted):
     def _states(self, lanes: Sequence[int]) -> States:
         """The states of lanes as they will be emitted, one after another in flat vectors."""
         order = np.asarray(lanes, dtype=np.int64)
-        problems = [self._lanes[i].problem for i in lanes]
+        instances = [self._lanes[i].instance for i in lanes]
         f_at = np.concatenate([[0], np.cumsum(self._table[order, k.ROWS])])
         g_at = np.concatenate([[0], np.cumsum(self._table[order, k.COLS])])
         f, g = np.empty(int(f_at[-1])), np.empty(int(g_at[-1]))
         k.write_states(self._table, order, f, f_at, g, g_at, self._one)
-        return States(problems, f, f_at, g, g_at)
+        return States(instances, f, f_at, g, g_at)
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """These lanes no longer change."""
         for i in lanes:
             self._lanes[i].frozen = True
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these rows of the table, in this order, and append the admitted."""
         table, numbers, lanes = self._open(admit)
         kept = np.asarray(keep, dtype=np.int64)
@@ -140,12 +145,12 @@ class CpuPack(Counted):
         self._table, self._numbers, self._lanes = table, numbers, [self._lanes[i] for i in keep] + lanes
         self._legs += len(lanes)
 
-    def _open(self, problems: Sequence[Problem[Any]]) -> tuple[NDArray[np.int64], NDArray[np.float64], list[_Lane]]:
+    def _open(self, instances: Sequence[Instance[Any]]) -> tuple[NDArray[np.int64], NDArray[np.float64], list[_Lane]]:
         """Lanes at depth zero, their first f-leg measured."""
-        table = np.zeros((len(problems), k.FIELDS), dtype=np.int64)
-        numbers = np.zeros((len(problems), k.NUMBERS))
+        table = np.zeros((len(instances), k.FIELDS), dtype=np.int64)
+        numbers = np.zeros((len(instances), k.NUMBERS))
         full: dict[int, bool] = {}
-        lanes = [_Lane(problem, full) for problem in problems]
+        lanes = [_Lane(instance, full) for instance in instances]
         inner = [lane.inner for lane in lanes]
         # On one thread: small decompositions of several threads at once make BLAS libraries wait for one another.
         for places in groups(inner, self._dtype.itemsize):
@@ -156,7 +161,7 @@ class CpuPack(Counted):
                 lanes[i].keep = kept
             if table[places[0], k.SHARED]:
                 self._fill_shared(table, numbers, places)
-        self._share(self._kernels.open_lanes, table, numbers, np.arange(len(problems)))
+        self._share(self._kernels.open_lanes, table, numbers, np.arange(len(instances)))
         for lane, home in zip(lanes, table[:, k.STATE_F].tolist(), strict=True):
             lane.home = home
         for i in np.flatnonzero(table[:, k.STATE] == k.HOMELESS):
@@ -301,11 +306,11 @@ def compile_kernels(dtype: np.dtype[Any], *, streaming: bool, momentum: bool) ->
     what = "streaming" if streaming else f"{dtype.name}, momentum" if momentum else dtype.name
     with compiling(what):
         points, weights = np.array([[0.0], [1.0]]), np.array([0.5, 0.5])
-        problem = Problem(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(), init="zero")
-        gaussian = replace(problem, init="gaussian")
+        instance = Instance(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(COSTS["sqeuclidean"]))
+        gaussian = replace(instance, init="gaussian")
         if streaming:
             for precision in ("float32", "float64"):
-                StreamingPack([problem], 1, precision).verify([0], exact=True)
+                StreamingPack([instance], 1, precision).verify([0], exact=True)
         else:
-            for start in (problem, gaussian):
+            for start in (instance, gaussian):
                 CpuPack([start], dtype, threads=1, momentum=momentum).touch()

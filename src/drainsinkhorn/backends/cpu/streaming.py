@@ -22,11 +22,10 @@ from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import COSTS, UNIT, unit_rows
+from drainsinkhorn.numerics.costs import UNIT, unit_rows
 
 Vector = NDArray[np.float64]
 
@@ -56,15 +55,15 @@ class _Side:
 class StreamingLane:
     """One problem's state in bits: potentials, and the next f-leg (log ratios in nats), measured but not applied."""
 
-    def __init__(self, problem: Problem[Any], threads: int, precision: str, *, momentum: bool = False) -> None:
-        self.problem = problem
-        self.inner, self.support = restrict(problem)
+    def __init__(self, instance: Instance[Any], threads: int, precision: str, *, momentum: bool = False) -> None:
+        self.instance = instance
+        self.inner, self.support = restrict(instance)
         self.threads = threads
         self.frozen = False
         self.depth = 0
         self.dtype: Any = np.float64 if precision == "float64" else np.float32
         self.climbs = precision == "auto"
-        self.unit = problem.eps * LN2
+        self.unit = instance.eps * LN2
         with np.errstate(over="ignore", invalid="ignore"):
             self._scale_points()
         self.f, self.g = (potentials / self.unit for potentials in start(self.inner))
@@ -76,17 +75,17 @@ class StreamingLane:
 
     def _scale_points(self) -> None:
         """Centre both clouds by one common vector and fold scale and eps into the coordinates."""
-        assert isinstance(self.inner.cost, Cost)
-        kind, factor = self.inner.cost.kind, self.inner.cost.scale / self.unit
+        kind, form = self.inner.cost.kind, self.inner.cost.kind.distances
+        factor = self.inner.cost.scale / self.unit * form.factor
         x, y = to_numpy(self.inner.x).astype(np.float64), to_numpy(self.inner.y).astype(np.float64)
-        if kind == "cosine":
-            x, y, factor = unit_rows(x), unit_rows(y), factor / 2
+        if form.directions:
+            x, y = unit_rows(x), unit_rows(y)
         (middle,), (far,) = extent(np.ascontiguousarray(x)[None], np.ascontiguousarray(y)[None])
-        self.root = kind == "euclidean"
+        self.root = form.root
         scale = factor if self.root else math.sqrt(factor)
-        largest = COSTS[kind].largest(float(far))
+        largest = kind.largest(float(far))
         # Centring and scaling round every coordinate twice more.
-        raw = COSTS[kind].rounding(x.shape[1], largest) + 16 * UNIT * largest
+        raw = kind.rounding(x.shape[1], largest) + 16 * UNIT * largest
         self.rounding = 2 * raw * self.inner.cost.scale / self.inner.eps
         a, b = to_numpy(self.inner.a), to_numpy(self.inner.b)
         self.x, self.y = _Side(scale * (x - middle), a), _Side(scale * (y - middle), b)
@@ -132,7 +131,7 @@ class StreamingLane:
         """Measure the next f-leg; climb to float64 for good where float32 is not honest enough to decide."""
         self.pending = self.ratios(self.x, self.y, self.f, self.g, self.dtype)
         error, band = self.row_error(self.pending)
-        stop = float(self.problem.tol or 0)
+        stop = float(self.instance.tol or 0)
         if self.climbs and self.dtype is np.float32 and error <= 4 * stop and band > stop / 10:
             self.dtype = np.float64
             self.measure()
@@ -181,12 +180,12 @@ class StreamingLane:
 
     def rounded(self) -> Rounded:
         """The state as it will be emitted, in units of the cost."""
-        return rounded(self.problem, self.unit * self.f, self.unit * self.g)
+        return rounded(self.instance, self.unit * self.f, self.unit * self.g)
 
     def emit(self) -> Emission:
         """Copies for the caller."""
         couple = partial(compiled_couplings, threads=self.threads)
-        return emission(self.problem, self.rounded(), self.support, couple)
+        return emission(self.instance, self.rounded(), self.support, couple)
 
     def verify(self, *, exact: bool) -> Residual:
         """Both residuals of the state as it will be emitted; `exact` certifies them from the caller's own arrays."""
@@ -194,7 +193,7 @@ class StreamingLane:
             return UNKNOWN
         if exact:
             sweep = partial(compiled_sweep, threads=self.threads)
-            return certify(self.problem, self.emit().potentials, sweep)
+            return certify(self.instance, self.emit().potentials, sweep)
         state = self.rounded()
         f, g = state.f / self.unit, state.g / self.unit
         row, col = self.ratios(self.x, self.y, f, g, self.dtype), self.ratios(self.y, self.x, g, f, self.dtype)
@@ -208,6 +207,6 @@ class StreamingPack(LanePack[StreamingLane]):
     """A list of lanes, each of which uses all threads."""
 
     def __init__(
-        self, problems: Sequence[Problem[Any]], threads: int, precision: str, *, momentum: bool = False
+        self, instances: Sequence[Instance[Any]], threads: int, precision: str, *, momentum: bool = False
     ) -> None:
-        super().__init__(problems, lambda problem: StreamingLane(problem, threads, precision, momentum=momentum))
+        super().__init__(instances, lambda instance: StreamingLane(instance, threads, precision, momentum=momentum))

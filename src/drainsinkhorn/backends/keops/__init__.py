@@ -9,21 +9,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from drainsinkhorn.backends.couplings import BlockCouplings
-from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.keops.pack import How, KeopsPack
 from drainsinkhorn.backends.keops.probe import require
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.scores import scores
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.errors import OptionsError, ProblemError
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.errors import OptionsError
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import library
-from drainsinkhorn.numerics.costs import Formula, point_cost
+from drainsinkhorn.numerics.costs import require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache
 
 ROUNDING = 2.0**-23
 """What float32 costs a score, as part of it."""
+
+
+FORMS = ("distances", "formula")
+"""Forms of costs that it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +53,37 @@ class KeopsBackend:
             raise OptionsError(f'precision must be "auto", "float32" or "float64", got {self.precision!r}')
         require("cuda" if self.device.startswith("cuda") else "cpu")
 
-    def signature(self, problem: Problem[Any]) -> Hashable:
+    def signature(self, instance: Instance[Any]) -> Hashable:
         """Lanes of one cost, dimension and precision share packs, whatever their sizes."""
-        return self._how(problem)
+        return self._how(instance)
 
     def width_for(self, lanes: int) -> int:
         """A pack is as wide as its lanes are many."""
         return lanes
 
-    def natural_width(self, problem: Problem[Any]) -> int:
+    def natural_width(self, instance: Instance[Any]) -> int:
         """Sixteen, more where they are small."""
-        n, m = sizes(problem)
+        n, m = instance.shape
         return max(16, min(256, 2**24 // (n * m)))
 
-    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
         """A look costs little beside a reduction."""
         return EVERY
 
-    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+    def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Compile the formulas for such problems, or load them from disk; said once if it takes a while."""
-        how = self._how(problems[0])
+        how = self._how(instances[0])
         tiny = KeopsPack([_tiny(how)], how)
         tiny.advance(1, [0.0])
         tiny.verify([0])
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> KeopsPack:
+    def pack(self, instances: Sequence[Instance[Any]]) -> KeopsPack:
         """Lay the lanes end to end and measure their first f-leg."""
-        return KeopsPack(problems, self._how(problems[0]), momentum=self.acceleration == "momentum")
+        return KeopsPack(instances, self._how(instances[0]), momentum=self.acceleration == "momentum")
 
-    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+    def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
         """Plans in plain NumPy, some rows at a time."""
-        return plain_couplings(problems, potentials)
+        return plain_couplings(instances, potentials)
 
     def using(self, acceleration: str) -> KeopsBackend:
         """Plain Sinkhorn, or with momentum."""
@@ -97,34 +101,28 @@ class KeopsBackend:
         """What torch keeps of a CUDA device."""
         empty_torch_cache()
 
-    def describe(self, problem: Problem[Any]) -> str:
+    def describe(self, instance: Instance[Any]) -> str:
         """Precision and representation."""
-        how = self._how(problem)
+        how = self._how(instance)
         return f"{'float32' if how.single else 'float64'}, streaming by KeOps on {how.device}"
 
-    def _how(self, problem: Problem[Any]) -> How:
-        cost = problem.cost
-        if not isinstance(cost, Cost):
-            raise ProblemError("backend 'keops' computes costs from points; for a dense matrix use another backend")
-        if not isinstance(cost.kind, (str, Formula)):
-            raise ProblemError(f"backend 'keops' cannot compute the cost {cost.kind}; use backend=\"auto\"")
-        point_cost(cost)
-        assert problem.tol is not None
+    def _how(self, instance: Instance[Any]) -> How:
+        require_form(instance, self.name, FORMS)
         single = self.precision == "float32"
         if self.precision == "auto":
-            single = ROUNDING * scores(problem).typical <= problem.tol / 10
-        return How(cost.kind, int(problem.x.shape[1]), single, self._device(problem))  # type: ignore[union-attr]
+            single = ROUNDING * scores(instance).typical <= instance.tol / 10
+        return How(instance.cost.kind, instance.dim, single, self._device(instance))
 
-    def _device(self, problem: Problem[Any]) -> str:
+    def _device(self, instance: Instance[Any]) -> str:
         device = self.device
         if device == "auto":
-            device = str(problem.x.device) if library(problem.x) == "torch" else "cpu"  # type: ignore[union-attr]
+            device = str(instance.like.device) if library(instance.like) == "torch" else "cpu"
         require(device.partition(":")[0])
         return device
 
 
-def _tiny(how: How) -> Problem[Any]:
+def _tiny(how: How) -> Instance[Any]:
     import numpy as np
 
     points, weights = np.eye(2, how.dim) + 1.0, np.array([0.5, 0.5])
-    return Problem(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(how.kind), init="zero")
+    return Instance(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(how.kind), init="zero")

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
 from drainsinkhorn.backends.lanes import Counted
@@ -23,9 +22,8 @@ from drainsinkhorn.backends.scores import Scores, samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support, restrict
 from drainsinkhorn.core.protocol import Emission, Progress, is_held
-from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import unit_rows
@@ -45,7 +43,7 @@ class How(NamedTuple):
     """How lanes are computed; lanes that share it share packs.
 
     Attributes:
-        kind: A named cost or a Formula.
+        kind: A cost by distances, or a Formula.
         dim: Coordinates.
         single: float32, else float64.
         device: Where.
@@ -66,9 +64,9 @@ class How(NamedTuple):
 class Lane:
     """One problem and where it stands."""
 
-    problem: Problem[Any]
+    instance: Instance[Any]
     number: int
-    inner: Problem[Any]
+    inner: Instance[Any]
     support: Support | None
     scores: Scores
     momentum: Momentum | None
@@ -100,19 +98,19 @@ class KeopsPack(Counted):
     """Lanes of one How.
 
     Args:
-        problems: What to open with.
+        instances: What to open with.
         how: How they are computed.
         momentum: Whether lanes take long steps.
     """
 
-    def __init__(self, problems: Sequence[Problem[Any]], how: How, *, momentum: bool = False) -> None:
+    def __init__(self, instances: Sequence[Instance[Any]], how: How, *, momentum: bool = False) -> None:
         self._how, self._momentum = how, momentum
         self._device = torch.device(how.device)
         self._lanes: list[Lane] = []
         self._arrays: dict[str, Any] = {}
         self._slots = 0
         self._legs = 0
-        self.repack([], problems)
+        self.repack([], instances)
 
     @memory_errors()
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
@@ -175,7 +173,7 @@ class KeopsPack(Counted):
         """`logsumexp` of one side in nats, so that the side's own potential plus it is the log of its ratio."""
         has = self._arrays
         summed, weights, scale = (g, has["b"], "scale_y") if axis == 1 else (f, has["a"], "scale_x")
-        s = None if isinstance(self._how.kind, str) else has[scale]
+        s = None if self._how.kind.distances is not None else has[scale]
         return reduce(self._how.kind, has["short_x"], has["short_y"], summed + weights.log(), s, axis, ranges)
 
     def _blocks(self, lanes: Sequence[int]) -> tuple[Any, ...]:
@@ -221,7 +219,7 @@ class KeopsPack(Counted):
         others = [getattr(self._lanes[i], "cols" if axis == 1 else "rows") for i in lanes]
         few, whole = has[points][some].contiguous(), has["y" if axis == 1 else "x"]
         summed = (g + has["b"].log()) if axis == 1 else (f + has["a"].log())
-        s = None if isinstance(self._how.kind, str) else has["scale_y" if axis == 1 else "scale_x"]
+        s = None if self._how.kind.distances is not None else has["scale_y" if axis == 1 else "scale_x"]
         if axis == 1:
             truth = reduce(self._how.kind, few, whole, summed, s, 1, blocks(spans, others, self._device))
         else:
@@ -264,8 +262,8 @@ class KeopsPack(Counted):
         f, g = has["f"].clone(), has["g"].clone()
         for i in lanes:
             lane, state = self._lanes[i], self._rounded(i)
-            f[slice(*lane.rows)] = torch.as_tensor(state.f / lane.problem.eps, device=self._device)
-            g[slice(*lane.cols)] = torch.as_tensor(state.g / lane.problem.eps, device=self._device)
+            f[slice(*lane.rows)] = torch.as_tensor(state.f / lane.instance.eps, device=self._device)
+            g[slice(*lane.cols)] = torch.as_tensor(state.g / lane.instance.eps, device=self._device)
         ranges = self._blocks(lanes)
         row = f + self._leg(f, g, 1, ranges)
         col = g + self._leg(f, g, 0, ranges)
@@ -285,7 +283,7 @@ class KeopsPack(Counted):
         """A lane's potentials in units of the cost, as they will be emitted."""
         lane, has = self._lanes[i], self._arrays
         f, g = has["f"][slice(*lane.rows)].cpu().numpy(), has["g"][slice(*lane.cols)].cpu().numpy()
-        return rounded(lane.problem, lane.problem.eps * f, lane.problem.eps * g)
+        return rounded(lane.instance, lane.instance.eps * f, lane.instance.eps * g)
 
     @memory_errors()
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
@@ -294,7 +292,7 @@ class KeopsPack(Counted):
             lane = self._lanes[i]
             if bool((self._arrays["owner"][slice(*lane.rows)] != lane.number).any()):
                 raise ContractError(f"backend 'keops': the rows of lane {i} do not hold the state of lane {i}")
-        return [emission(self._lanes[i].problem, self._rounded(i), self._lanes[i].support) for i in lanes]
+        return [emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes]
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """These lanes no longer change."""
@@ -302,7 +300,7 @@ class KeopsPack(Counted):
             self._lanes[i].frozen = True
 
     @memory_errors()
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these lanes, in this order, append the admitted, and give back the memory of the others."""
         state, spans = dict(vars(self)), [(lane, lane.rows, lane.cols) for lane in self._lanes]
         try:
@@ -313,10 +311,10 @@ class KeopsPack(Counted):
                 lane.rows, lane.cols = rows, cols
             raise
 
-    def _repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]]) -> None:
+    def _repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]]) -> None:
         """Put new arrays in the place of the old ones, which stay as they are, and measure the admitted."""
         arrays = dict[str, Any]()
-        opened = [self._opened(problem) for problem in admit]
+        opened = [self._opened(instance) for instance in admit]
         for side, span in zip(SIDES, ("rows", "cols"), strict=True):
             for name in VECTORS[side]:
                 kept = [self._arrays[name][slice(*getattr(self._lanes[i], span))] for i in keep]
@@ -327,7 +325,7 @@ class KeopsPack(Counted):
         self._lanes, self._arrays, self._along = lanes, arrays, [*along, *[0.0] * len(opened)]
         self._lengths = {}
         for span, side in (("rows", 0), ("cols", 1)):
-            lengths = [sizes(lane.inner)[side] for lane in lanes]
+            lengths = [lane.inner.shape[side] for lane in lanes]
             ends = np.cumsum([0, *lengths]).tolist()
             for lane, first, last in zip(lanes, ends, ends[1:], strict=False):
                 setattr(lane, span, (first, last))
@@ -350,16 +348,16 @@ class KeopsPack(Counted):
             self._lanes[i].broken = not finite or not math.isfinite(self._lanes[i].scores.largest)
         self._sample([i for i in fresh if not self._lanes[i].broken])
 
-    def _opened(self, problem: Problem[Any]) -> tuple[Lane, dict[str, Any]]:
+    def _opened(self, instance: Instance[Any]) -> tuple[Lane, dict[str, Any]]:
         """A lane and its arrays, potentials in nats."""
-        inner, support = restrict(problem)
-        (n, m), eps = sizes(inner), problem.eps
+        inner, support = restrict(instance)
+        (n, m), eps = inner.shape, instance.eps
         with np.errstate(all="ignore"):
             x, y, factor = _scaled(inner)
             f, g = (side / eps for side in start(inner))
         some = {side: samples(to_numpy(w), SAMPLES) for side, w in (("rows", inner.a), ("cols", inner.b))}
         momentum = Momentum() if self._momentum else None
-        lane = Lane(problem, next(_numbers), inner, support, scores(inner), momentum, some)
+        lane = Lane(instance, next(_numbers), inner, support, scores(inner), momentum, some)
         arrays = {
             "x": x, "y": y, "a": to_numpy(inner.a), "b": to_numpy(inner.b), "f": f, "g": g,
             "next": np.zeros(n), "before": f, "scale_x": np.full(n, factor), "scale_y": np.full(m, factor),
@@ -371,17 +369,16 @@ class KeopsPack(Counted):
         return lane, moved
 
 
-def _scaled(problem: Problem[Any]) -> tuple[Any, Any, float]:
+def _scaled(instance: Instance[Any]) -> tuple[Any, Any, float]:
     """Points whose named cost comes in units of eps, or as they are, with the factor that a Formula's cost takes."""
-    cost = problem.cost
-    assert isinstance(cost, Cost), "the backend takes no matrices"
-    ratio = cost.scale / problem.eps
-    x, y = (to_numpy(points).astype(np.float64) for points in (problem.x, problem.y))
-    if not isinstance(cost.kind, str):
+    form, ratio = instance.cost.kind.distances, instance.cost.scale / instance.eps
+    x, y = (to_numpy(points).astype(np.float64) for points in (instance.x, instance.y))
+    if form is None:
         return x, y, ratio
-    if cost.kind == "cosine":
-        x, y, ratio = unit_rows(x), unit_rows(y), ratio / 2
+    if form.directions:
+        x, y = unit_rows(x), unit_rows(y)
+    ratio *= form.factor
     # One vector for both clouds, so that differences stay what they are.
-    centre = (to_numpy(problem.a) @ x + to_numpy(problem.b) @ y) / 2
-    factor = ratio if cost.kind == "euclidean" else math.sqrt(ratio)
+    centre = (to_numpy(instance.a) @ x + to_numpy(instance.b) @ y) / 2
+    factor = ratio if form.root else math.sqrt(ratio)
     return factor * (x - centre), factor * (y - centre), 1.0

@@ -28,8 +28,8 @@ from drainsinkhorn.model.errors import ProblemError
 
 _log = logging.getLogger("drainsinkhorn")
 
-NAMED = {"sqeuclidean": "SqDist(x, y)", "cosine": "SqDist(x, y)", "euclidean": "Norm2(x - y)"}
-"""Formulas of the costs by name, over coordinates that are scaled so that costs come in units of eps."""
+SQUARES, DISTANCES = "SqDist(x, y)", "Norm2(x - y)"
+"""Formulas of costs by distances, over coordinates that are scaled so that costs come in units of eps."""
 
 
 SILENT = {"KEOPS_VERBOSE": "0", "PYKEOPS_VERBOSE": "0"}
@@ -109,7 +109,7 @@ def reduce(kind: Any, x: Any, y: Any, h: Any, s: Any, axis: int, ranges: tuple[A
     """The log-sum-exp of every row (axis 1) or column (axis 0) in float64; what no block covers is not to be read.
 
     Args:
-        kind: A name in NAMED, whose coordinates hold eps, or a Formula.
+        kind: A cost by distances, whose coordinates hold eps, or a Formula.
         x: Rows' points.
         y: Columns' points.
         h: Log weights and potentials of the side that is summed over, in nats.
@@ -119,9 +119,9 @@ def reduce(kind: Any, x: Any, y: Any, h: Any, s: Any, axis: int, ranges: tuple[A
     """
     dim, device = x.shape[1], x.device.type
     weights = [h.to(x.dtype)[:, None].contiguous(), *([] if s is None else [s.to(x.dtype)[:, None].contiguous()])]
-    if isinstance(kind, str):
+    if kind.distances is not None:
         # Costs by name are symmetric: columns are rows of the transposed problem, and one formula serves both.
-        reducer = _reducer(NAMED[kind], dim, 1, False, device, x.dtype)
+        reducer = _reducer(DISTANCES if kind.distances.root else SQUARES, dim, 1, False, device, x.dtype)
         if axis == 0:
             x, y, ranges = y, x, (*ranges[3:], *ranges[:3])
     else:

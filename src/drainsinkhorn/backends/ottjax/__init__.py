@@ -12,18 +12,19 @@ import jax
 import ott
 
 from drainsinkhorn.backends.couplings import BlockCouplings
-from drainsinkhorn.backends.door import caller_array, sizes
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.ottjax.kernels import How
 from drainsinkhorn.backends.ottjax.loading import filled_size
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
 from drainsinkhorn.backends.scores import scores
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.errors import BackendUnavailable, OptionsError, ProblemError
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import library
-from drainsinkhorn.numerics.costs import point_cost
+from drainsinkhorn.numerics.costs import require_form
 
+FORMS = ("distances", "cost_fn", "matrix")
+"""Forms of costs that it runs."""
 OLDEST = (0, 6)
 ROUNDING = 2.0**-23
 """What float32 costs a score, as part of it: products, norms and sums together."""
@@ -61,33 +62,33 @@ class OttBackend:
             if (value is not None or name != "batch_size") and (type(value) is not int or value < 1):
                 raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
 
-    def signature(self, problem: Problem[Any]) -> Hashable:
+    def signature(self, instance: Instance[Any]) -> Hashable:
         """Lanes of one size (filled up), cost and precision share packs."""
-        return self._how(problem), str(self._device(problem))
+        return self._how(instance), str(self._device(instance))
 
     def width_for(self, lanes: int) -> int:
         """The next power of two."""
         return rung(lanes)
 
-    def natural_width(self, problem: Problem[Any]) -> int:
+    def natural_width(self, instance: Instance[Any]) -> int:
         """Sixteen, fewer where their matrices would fill the memory; on a CPU, what its cache holds."""
-        (n, m), cpu = sizes(problem), self._device(problem).platform == "cpu"
+        (n, m), cpu = instance.shape, self._device(instance).platform == "cpu"
         return max(1, min(16, rung((2**18 if cpu else 2**28) // (n * m) or 1)))
 
-    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
         """A phase."""
         return self.stride
 
-    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+    def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Nothing: jax compiles a width when it meets it, and keeps it for the process."""
 
-    def pack(self, problems: Sequence[Problem[Any]]) -> OttPack:
+    def pack(self, instances: Sequence[Instance[Any]]) -> OttPack:
         """Stack the lanes on the device and measure their first f-leg."""
-        return OttPack(problems, self._how(problems[0]), self._device(problems[0]))
+        return OttPack(instances, self._how(instances[0]), self._device(instances[0]))
 
-    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
+    def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
         """Plans in plain NumPy, some rows at a time."""
-        return plain_couplings(problems, potentials)
+        return plain_couplings(instances, potentials)
 
     def using(self, acceleration: str) -> OttBackend:
         """Itself: plain Sinkhorn is all it has."""
@@ -104,31 +105,36 @@ class OttBackend:
     def release(self) -> None:
         """JAX keeps nothing that it would not use again by itself."""
 
-    def describe(self, problem: Problem[Any]) -> str:
+    def describe(self, instance: Instance[Any]) -> str:
         """Precision and representation."""
-        how = self._how(problem)
+        how = self._how(instance)
         kept = "kept costs" if how.kept else f"online costs, {how.batch} rows at a time"
         return f"{'float32' if how.single else 'float64'}, {kept}, phases of {how.stride}"
 
-    def _how(self, problem: Problem[Any]) -> How:
-        (n, m), cost = (filled_size(size) for size in sizes(problem)), problem.cost
-        kind = cost.kind if isinstance(cost, Cost) else "dense"
-        if not isinstance(kind, str) and not hasattr(kind, "fn"):
-            raise ProblemError(f"backend 'ott' cannot compute the cost {kind!r}; use backend=\"auto\"")
-        if isinstance(cost, Cost):
-            point_cost(cost)
-        kind = "sqeuclidean" if kind == "cosine" else kind
-        d = 0 if kind == "dense" else int(problem.x.shape[1])  # type: ignore[union-attr]
-        assert problem.tol is not None
+    def _how(self, instance: Instance[Any]) -> How:
+        require_form(instance, self.name, FORMS)
+        n, m = (filled_size(size) for size in instance.shape)
+        kind = _kernel_kind(instance)
+        d = 0 if kind == "dense" else instance.dim
         single = self.precision == "float32"
         if self.precision == "auto":
-            single = ROUNDING * scores(problem).typical <= problem.tol / 10
+            single = ROUNDING * scores(instance).typical <= instance.tol / 10
         online = kind != "dense" and (self.batch_size is not None or n * m > self.kept_pairs)
         batch = (self.batch_size or max(1, 2**23 // max(n, m))) if online else 0
         return How(kind, n, m, d, single, batch, self.stride)
 
-    def _device(self, problem: Problem[Any]) -> Any:
-        like = caller_array(problem)
+    def _device(self, instance: Instance[Any]) -> Any:
+        like = instance.like
         if self.device != "auto":
             return jax.devices(self.device)[0]
         return next(iter(like.devices())) if library(like) == "jax" else jax.devices()[0]
+
+
+def _kernel_kind(instance: Instance[Any]) -> Any:
+    """The kind of a How: the name of OTT's cost between points, "dense", or the caller's own CostFn."""
+    kind = None if instance.is_dense else instance.cost.kind
+    if kind is None or not ("cost_fn" in kind.forms or kind.distances is not None):
+        return "dense"
+    if kind.distances is None:
+        return kind
+    return "euclidean" if kind.distances.root else "sqeuclidean"

@@ -6,21 +6,24 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from ott.geometry import costs
 
 from drainsinkhorn.numerics.arrays import x64
+from drainsinkhorn.numerics.costs import PointCost
 
 
 @dataclass(frozen=True, slots=True)
-class OttCost:
+class OttCost(PointCost):
     """Any `CostFn` of OTT. Equal where type and parameters are, so that problems with equal costs share packs."""
 
     fn: Any = field(compare=False)
     key: Hashable
+    forms: ClassVar[tuple[str, ...]] = ("cost_fn",)
+    backend: ClassVar[str] = "ott"
 
     @classmethod
     def of(cls, fn: Any) -> OttCost:
@@ -30,12 +33,7 @@ class OttCost:
         values = tuple((np.shape(leaf), np.asarray(leaf).tobytes()) for leaf in leaves) if plain else id(fn)
         return cls(fn, (type(fn), str(tree), values))
 
-    @property
-    def backend(self) -> str:
-        """What computes it."""
-        return "ott"
-
-    def matrix(self, x: Any, y: Any) -> Any:
+    def pairwise(self, x: Any, y: Any) -> Any:
         """All costs in float64."""
         with x64(jax), jax.default_matmul_precision("highest"):
             return np.asarray(self.fn.all_pairs(jax.numpy.asarray(x), jax.numpy.asarray(y)), dtype=np.float64)

@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.door import sizes
 from drainsinkhorn.backends.ottjax.kernels import SAMPLES, UNIT, How
 from drainsinkhorn.backends.scores import middle, native, samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import unit_rows
+from drainsinkhorn.numerics.costs import cost_matrix, unit_rows
 
 Vector = NDArray[np.float64]
 _numbers = itertools.count()
@@ -37,7 +35,7 @@ class Loaded:
     """A lane on the host.
 
     Attributes:
-        problem: The admitted problem.
+        instance: The admitted problem.
         number: A number of its own, which is among its arrays and moves with them.
         arrays: What `Kernels.load` takes; empty once it is on the device.
         how: How it is computed.
@@ -51,7 +49,7 @@ class Loaded:
         frozen: Whether it changes no more.
     """
 
-    problem: Problem[Any]
+    instance: Instance[Any]
     number: int
     arrays: dict[str, Any]
     how: How
@@ -66,7 +64,7 @@ class Loaded:
 
     def emptied(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
         """From OTT's convention and the lane's sizes and unit to ours, on the support, in units of the cost."""
-        a, b = to_numpy(self.problem.a)[self.rows], to_numpy(self.problem.b)[self.cols]
+        a, b = to_numpy(self.instance.a)[self.rows], to_numpy(self.instance.b)[self.cols]
         return (
             self.unit * (f[self.rows] - self.eps * np.log(a)),
             self.unit * (g[self.cols] - self.eps * np.log(b)),
@@ -80,36 +78,37 @@ class Loaded:
 
 
 @np.errstate(all="ignore")
-def load(problem: Problem[Any], how: How) -> Loaded:
+def load(instance: Instance[Any], how: How) -> Loaded:
     """A lane's arrays."""
-    (n, m), cost = sizes(problem), problem.cost
-    a, b = to_numpy(problem.a), to_numpy(problem.b)
+    n, m = instance.shape
+    a, b = to_numpy(instance.a), to_numpy(instance.b)
     rows, cols = np.flatnonzero(a), np.flatnonzero(b)
-    support = Support(problem, rows, cols) if len(rows) < n or len(cols) < m else None
-    eps, unit, arrays = 1.0, problem.eps, dict[str, Any]()
-    if not isinstance(cost, Cost):
+    support = Support(instance, rows, cols) if len(rows) < n or len(cols) < m else None
+    eps, unit, arrays = 1.0, instance.eps, dict[str, Any]()
+    if how.kind == "dense":
         # In float64 whatever the caller's dtype: what is rounded here no check would find.
-        arrays["cost"] = _filled(np.divide(to_numpy(cost), problem.eps, dtype=np.float64), how.n, how.m)
+        arrays["cost"] = _filled(np.divide(cost_matrix(instance)[0], instance.eps, dtype=np.float64), how.n, how.m)
     else:
         # As they are, where jax knows their dtype, so that little travels.
-        x, y = (native(to_numpy(points)) for points in (problem.x, problem.y))
+        x, y = (native(to_numpy(points)) for points in (instance.x, instance.y))
         if support is not None:
             # Where points without mass lie must not matter, and may be so far away that costs are no numbers.
             x, y = x.copy(), y.copy()
             x[a == 0], y[b == 0] = x[rows[0]], y[cols[0]]
         if how.unit:
-            ratio = cost.scale / problem.eps
-            if cost.kind == "cosine":
-                x, y, ratio = unit_rows(x.astype(np.float64)), unit_rows(y.astype(np.float64)), ratio / 2
+            form = instance.cost.kind.distances
+            ratio = instance.cost.scale / instance.eps * form.factor
+            if form.directions:
+                x, y = unit_rows(x.astype(np.float64)), unit_rows(y.astype(np.float64))
             # The device takes all points there, in float64.
             arrays["centre"] = middle(a, b, x, y)
-            arrays["factor"] = np.float64(ratio if cost.kind == "euclidean" else math.sqrt(ratio))
+            arrays["factor"] = np.float64(ratio if form.root else math.sqrt(ratio))
         else:
-            eps, unit = problem.eps / cost.scale, cost.scale
+            eps, unit = instance.eps / instance.cost.scale, instance.cost.scale
         # Filled up with a point of the cloud itself, where any cost is defined.
         arrays |= {"x": _repeated(x, how.n), "y": _repeated(y, how.m)}
-    f, g = (side / unit for side in start(problem))
-    _, largest, rounding = scores(problem)
+    f, g = (side / unit for side in start(instance))
+    _, largest, rounding = scores(instance)
     rounding = 2 * (rounding + UNIT * (8 * largest + n + m))
     arrays |= {
         "a": _filled(a, how.n), "b": _filled(b, how.m), "f": _filled(f, how.n), "g": _filled(g, how.m),
@@ -118,7 +117,7 @@ def load(problem: Problem[Any], how: How) -> Loaded:
         "owner": np.int64(number := next(_numbers)),
         "broken": np.bool_(not math.isfinite(largest) or not math.isfinite(1 / eps)),
     }  # fmt: skip
-    return Loaded(problem, number, arrays, how, unit, eps, rows, cols, support)
+    return Loaded(instance, number, arrays, how, unit, eps, rows, cols, support)
 
 
 def _filled(array: Any, *shape: int) -> Any:

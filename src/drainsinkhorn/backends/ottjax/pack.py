@@ -19,7 +19,7 @@ from drainsinkhorn.backends.ottjax.kernels import STATE, How, Lane, kernels
 from drainsinkhorn.backends.ottjax.loading import Loaded, load
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.errors import ContractError
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.arrays import x64
 from drainsinkhorn.numerics.memory import memory_errors
@@ -43,12 +43,12 @@ class OttPack:
     """Lanes of one How.
 
     Args:
-        problems: What to open with.
+        instances: What to open with.
         how: How they are computed.
         device: Where.
     """
 
-    def __init__(self, problems: Sequence[Problem[Any]], how: How, device: Any) -> None:
+    def __init__(self, instances: Sequence[Instance[Any]], how: How, device: Any) -> None:
         self._how, self._device = how, device
         self._kernels = kernels(how)
         self._lanes: list[Loaded] = []
@@ -56,7 +56,7 @@ class OttPack:
         self._width = 0
         self._slots = 0
         self._legs = 0
-        self.repack([], problems)
+        self.repack([], instances)
 
     @property
     def width(self) -> int:
@@ -156,22 +156,22 @@ class OttPack:
         lane = self._lanes[i]
         if owners[i] != lane.number:
             raise ContractError(f"backend 'ott': place {i} of the stack does not hold the state of lane {i}")
-        return rounded(lane.problem, *lane.emptied(f, g))
+        return rounded(lane.instance, *lane.emptied(f, g))
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
         """Copies for the caller."""
-        return [emission(self._lanes[i].problem, self._rounded(i), self._lanes[i].support) for i in lanes]
+        return [emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes]
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """These lanes no longer change."""
         for i in lanes:
             self._lanes[i].frozen = True
 
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these lanes, in this order, append the admitted, and stand on the rung of so many."""
         with careful(self._device):
             # The device opens a lane while the host reads the next.
-            opened = [self._opened(problem) for problem in admit]
+            opened = [self._opened(instance) for instance in admit]
             lanes, stack = [*(self._lanes[i] for i in keep), *(lane for lane, _ in opened)], self._stack
             if lanes and not opened:
                 stack = self._kernels.take(self._stack, _padded(keep))
@@ -188,9 +188,9 @@ class OttPack:
         self._lanes, self._width = lanes, rung(len(lanes))
         self._legs += len(opened)
 
-    def _opened(self, problem: Problem[Any]) -> tuple[Loaded, Lane]:
+    def _opened(self, instance: Instance[Any]) -> tuple[Loaded, Lane]:
         """A lane, and its arrays on the device."""
-        lane = load(problem, self._how)
+        lane = load(instance, self._how)
         arrays, lane.arrays = lane.arrays, {}
         return lane, self._kernels.load(arrays)
 

@@ -13,18 +13,21 @@ from typing import Any, Literal
 import torch
 import triton  # noqa: F401  without it there are no kernels, and the loader says what to install
 
-from drainsinkhorn.backends.door import sizes
+from drainsinkhorn.backends.couplings import BlockCouplings
+from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.cycles import GLANCE
+from drainsinkhorn.backends.triton.lane import FORMS
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.tiles import tile
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import BackendUnavailable
-from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.numerics.costs import refuse_unknown_cost
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.numerics.costs import COSTS, require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
 
 DIRECT_DIM, PACKED = 4, 16
@@ -64,55 +67,60 @@ class TritonBackend:
         if self.device == "auto" and not there:
             raise BackendUnavailable("backend 'triton' needs a CUDA device, and torch sees none")
 
-    def signature(self, problem: Problem[Any]) -> Hashable:
+    def signature(self, instance: Instance[Any]) -> Hashable:
         """Lanes whose scores are computed alike share packs, whatever their sizes."""
-        refuse_unknown_cost(problem, self.name)
-        return self._how(problem)
+        require_form(instance, self.name, FORMS)
+        return self._how(instance)
 
     def width_for(self, lanes: int) -> int:
         """A pack is as wide as its lanes are many."""
         return lanes
 
-    def natural_width(self, problem: Problem[Any]) -> int:
+    def natural_width(self, instance: Instance[Any]) -> int:
         """Lanes that fill the device: many, if they are small."""
-        n, m = sizes(problem)
+        n, m = instance.shape
         return max(16, min(2048, 2**30 // (n * m)))
 
-    def natural_spacing(self, problem: Problem[Any], *, refills: bool, holds: bool) -> int:
+    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
         """Lanes hold themselves on the device, where waiting costs nothing; asking them makes the device wait."""
         if refills or not holds:
             return EVERY if refills else SPACING
-        n, m = sizes(problem)
-        return max(EVERY, min(HELD_SPACING, PATIENCE // (2 * n * m * self.natural_width(problem))))
+        n, m = instance.shape
+        return max(EVERY, min(HELD_SPACING, PATIENCE // (2 * n * m * self.natural_width(instance))))
 
     @memory_errors()
-    def prepare(self, problems: Sequence[Problem[Any]]) -> None:
+    def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Compile the kernels for such problems; Triton's interpreter compiles nothing."""
         if not interpreted():
-            _compile(self._how(problems[0]), self.acceleration == "momentum", self._device(), self.precision)
+            _compile(self._how(instances[0]), self.acceleration == "momentum", self._device(), self.precision)
 
     @memory_errors()
-    def pack(self, problems: Sequence[Problem[Any]]) -> TritonPack:
+    def pack(self, instances: Sequence[Instance[Any]]) -> TritonPack:
         """Lay the lanes out on the device and measure their first f-leg."""
-        for problem in problems:
-            refuse_unknown_cost(problem, self.name)
-        how, momentum = self._how(problems[0]), self.acceleration == "momentum"
+        for instance in instances:
+            require_form(instance, self.name, FORMS)
+        how, momentum = self._how(instances[0]), self.acceleration == "momentum"
         return TritonPack(
-            problems, how, self._device(), momentum=momentum, precision=self.precision, couple=self.couple
+            instances, how, self._device(), momentum=momentum, precision=self.precision, couple=self.couple
         )
 
     @memory_errors()
-    def couple(self, problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]) -> TritonCouplings:
+    def couple(
+        self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]
+    ) -> TritonCouplings | BlockCouplings:
         """Plans on the device: streamed, or with stored exponents where a pack would have them."""
-        return TritonCouplings(problems, potentials, self._how, self._device())
+        if all(instance.is_dense or instance.cost.kind.distances is not None for instance in instances):
+            return TritonCouplings(instances, potentials, self._how, self._device())
+        # A cost of the caller's own is evaluated on the host, some rows at a time.
+        return plain_couplings(instances, potentials)
 
     def using(self, acceleration: str) -> TritonBackend:
         """Plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)
 
-    def describe(self, problem: Problem[Any]) -> str:
+    def describe(self, instance: Instance[Any]) -> str:
         """Precision and representation."""
-        how = self._how(problem)
+        how = self._how(instance)
         kinds = {k.DIRECT.value: "packed products", k.ROOT.value: "direct differences"}
         kinds |= {k.PRODUCT.value: "split products", k.STORED.value: "stored scores"}
         precision = f"float32 {kinds[how.kind]}, float64 where needed" if self.precision == "auto" else "float64"
@@ -134,12 +142,12 @@ class TritonBackend:
         name = ("cpu" if interpreted() else "cuda") if self.device == "auto" else self.device
         return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
-    def _how(self, problem: Problem[Any]) -> How:
+    def _how(self, instance: Instance[Any]) -> How:
         """How its scores are computed."""
-        (n, m), cost = sizes(problem), problem.cost
-        if not isinstance(cost, Cost):
+        form = None if instance.is_dense else instance.cost.kind.distances
+        if form is None:
             return _made(k.STORED.value, 16, 1, True, False)
-        dim, rooted = int(problem.x.shape[1]), cost.kind == "euclidean"  # type: ignore[union-attr]
+        (n, m), dim, rooted = instance.shape, instance.dim, form.root
         if dim > STREAMED_DIM and n * m <= self.stored_pairs:
             return _made(k.STORED.value, 16, 1, False, rooted)
         if rooted:
@@ -178,11 +186,11 @@ def _compile(how: How, momentum: bool, device: Any, precision: str) -> None:
     size = 40
     weights = np.full(size, 1 / size)
     points = np.random.default_rng(0).normal(size=(size, dim))
-    cost: Any = np.ones((size, size)) if how.dense else Cost("euclidean" if how.rooted else "sqeuclidean")
-    x = None if how.dense else points
+    matrix, x = (np.ones((size, size)), None) if how.dense else (None, points)
+    cost = Cost(COSTS["euclidean" if how.rooted else "sqeuclidean"])
     for tol in (1.0, 1e-12):
-        problem = Problem(x=x, y=x, a=weights, b=weights, eps=1.0, tol=tol, cost=cost, init="zero")
-        pack = TritonPack([problem], how, device, momentum=momentum, precision=precision)
+        instance = Instance(x=x, y=x, a=weights, b=weights, eps=1.0, tol=tol, cost=cost, matrix=matrix)
+        pack = TritonPack([instance], how, device, momentum=momentum, precision=precision)
         for small in (True, False):
             pack.small = small
             pack.advance(GLANCE + 2, [-1.0])

@@ -26,21 +26,20 @@ from drainsinkhorn.backends.couplings import (
     checked_side,
     checked_values,
     costs,
-    pulled,
     uniforms,
 )
-from drainsinkhorn.backends.door import caller_array, normal, sizes
 from drainsinkhorn.backends.triton.arena import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
 from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
 from drainsinkhorn.backends.triton.tiles import STORED
-from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import TransportCost
 from drainsinkhorn.model.errors import ProblemError
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import is_single, library, to_caller, to_numpy
+from drainsinkhorn.numerics.costs import slope, slope_of_distances
 from drainsinkhorn.numerics.memory import memory_errors
 
 ACCURACY, PROBES = 1e-5, 32
@@ -53,13 +52,12 @@ class TritonCouplings:
 
     def __init__(
         self,
-        problems: Sequence[Problem[Any]],
+        instances: Sequence[Instance[Any]],
         potentials: Sequence[Potentials[Any]],
         how: Callable[[Any], Any],
         device: Any,
     ) -> None:
-        self._given, self._potentials, self._device = list(problems), list(potentials), device
-        self._problems = [normal(problem) for problem in problems]
+        self._instances, self._potentials, self._device = list(instances), list(potentials), device
         self._stacks: list[Stack] = []
         groups = [(lanes, kind, self._exact(lanes, kind)) for lanes, kind in self._alike(how)]
         pairs = [0 if exact or kind.kind != STORED else self._pairs(lanes) for lanes, kind, exact in groups]
@@ -68,8 +66,8 @@ class TritonCouplings:
             step = max(1, PART_PAIRS // each) if each else len(alike)
             for first in range(0, len(alike), step):
                 lanes = alike[first : first + step]
-                some = [self._problems[i] for i in lanes], [self._potentials[i] for i in lanes]
-                uniform = all(self._given[i].a is None and self._given[i].b is None for i in lanes)
+                some = [self._instances[i] for i in lanes], [self._potentials[i] for i in lanes]
+                uniform = all(self._instances[i].uniform for i in lanes)
                 self._stacks.append(stack_lanes(lanes, *some, kind, device, uniform=uniform, exact=exact, keep=keep))
         # What is known of the precision that lanes need, by side.
         self._sides: dict[int, list[Stack]] = {}
@@ -77,12 +75,12 @@ class TritonCouplings:
     def _alike(self, how: Callable[[Any], Any]) -> list[tuple[list[int], Any]]:
         """Lanes that are stacked: one kind of scores, one dimension, sizes within a factor of two."""
         found: dict[Any, tuple[list[int], Any]] = {}
-        for lane, problem in enumerate(self._problems):
-            n, m = sizes(problem)
-            if isinstance(problem.cost, Cost):
-                kind = how(problem)
+        for lane, instance in enumerate(self._instances):
+            n, m = instance.shape
+            if not instance.is_dense:
+                kind = how(instance)
                 size = tuple(max(ALIGN.bit_length(), side.bit_length()) for side in (n, m))
-                key = (kind, problem.cost.kind, problem.x.shape[1], size, is_single(problem.x))
+                key = (kind, instance.cost.kind, instance.x.shape[1], size, is_single(instance.x))
             else:
                 # The caller's own matrix is read where it lies.
                 kind, key = None, lane
@@ -91,11 +89,11 @@ class TritonCouplings:
 
     def _exact(self, lanes: Sequence[int], kind: Any) -> bool:
         """True for what is always consumed in float64: the caller's own matrices, and points in float64."""
-        return kind is None or not all(is_single(caller_array(self._problems[lane])) for lane in lanes)
+        return kind is None or not all(is_single(self._instances[lane].like) for lane in lanes)
 
     def _pairs(self, lanes: Sequence[int]) -> int:
         """Pairs that each of these lanes takes, if they are stacked."""
-        return math.prod(padded([sizes(self._problems[lane]) for lane in lanes]))
+        return math.prod(padded([self._instances[lane].shape for lane in lanes]))
 
     def _probe(self, stack: Stack, side: int) -> Any:
         """Lanes whose ratios, or means of random signs, are off in some rows: in the mean, or thrice that in one; (L,).
@@ -150,7 +148,7 @@ class TritonCouplings:
 
     def _return(self, lane: int, tensor: Any) -> Any:
         """In the caller's library and on the caller's device, in the dtype of the potentials; float32 at least."""
-        like, f = caller_array(self._problems[lane]), self._potentials[lane].f
+        like, f = self._instances[lane].like, self._potentials[lane].f
         if library(like) == "torch":
             # Points may be torch's and potentials NumPy's, as those that chains carry are.
             single = torch.float64 if to_numpy(f).dtype.itemsize > 4 else torch.float32
@@ -163,7 +161,7 @@ class TritonCouplings:
 
     def _handed(self, lanes: Sequence[int], places: Any) -> list[Any]:
         """Places (L, count) lane by lane as `_return` does; for torch they are moved once, and views of one tensor."""
-        likes = [caller_array(self._problems[lane]) for lane in lanes]
+        likes = [self._instances[lane].like for lane in lanes]
         devices = {like.device if library(like) == "torch" else None for like in likes}
         if len(devices) == 1 and None not in devices:
             return list(places.to(devices.pop()).unbind(0))
@@ -171,10 +169,10 @@ class TritonCouplings:
 
     def _collect(self, outcomes: list[tuple[Stack, Any]], side: int) -> list[Any]:
         """Rows of each lane, without padding, in the order of the problems."""
-        found: list[Any] = [None] * len(self._problems)
+        found: list[Any] = [None] * len(self._instances)
         for stack, outcome in outcomes:
             for k, lane in enumerate(stack.lanes):
-                found[lane] = outcome[k, : sizes(self._problems[lane])[side]]
+                found[lane] = outcome[k, : self._instances[lane].shape[side]]
         return found
 
     @memory_errors()
@@ -198,9 +196,9 @@ class TritonCouplings:
 
     def _means(self, values: Sequence[Any], side: int, *, weighted: bool) -> list[Any]:
         """Means of values, times the mass of the row if `weighted`; float64, flat channels."""
-        if len(values) != len(self._problems):
+        if len(values) != len(self._instances):
             raise ProblemError(f"there are {len(self._problems)} results and values for {len(values)}")
-        others = [sizes(problem)[1 - side] for problem in self._problems]
+        others = [instance.shape[1 - side] for instance in self._instances]
         flat = [checked_values(v, size).reshape(size, -1) for v, size in zip(values, others, strict=True)]
 
         def laid_out(stack: Stack) -> Any:
@@ -239,7 +237,7 @@ class TritonCouplings:
         return self.average(self._clouds(1 - _index(side)), side)
 
     def _clouds(self, side: int) -> list[Any]:
-        clouds = [(problem.x, problem.y)[side] for problem in self._problems]
+        clouds = [(instance.x, instance.y)[side] for instance in self._instances]
         if any(cloud is None for cloud in clouds):
             raise ProblemError("a dense cost has no points to average; use apply with your own values")
         return clouds
@@ -263,7 +261,7 @@ class TritonCouplings:
                 numbers.numpy()[:, lane] = uniforms(seed, count)
             sent.append(numbers.to(self._device, non_blocking=True))
 
-        found: list[Any] = [None] * len(self._problems)
+        found: list[Any] = [None] * len(self._instances)
         for stack, logs in self._ratios(0, choose):
             first, second = _of_lanes(stack, sent[0])
             inside = torch.arange(stack.pads[0], device=self._device)[None, :] < stack.sizes[:, :1]
@@ -280,7 +278,7 @@ class TritonCouplings:
     @memory_errors()
     def partners(self, rows: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
         """Columns by the laws of given rows."""
-        given = [checked_rows(some, sizes(problem)[0]) for some, problem in zip(rows, self._problems, strict=True)]
+        given = [checked_rows(some, instance.shape[0]) for some, instance in zip(rows, self._instances, strict=True)]
         numbers = [uniforms(seed, len(some))[1] for seed, some in zip(seeds, given, strict=True)]
         found: list[Any] = [None] * len(given)
         for stack, logs in self._ratios(0):
@@ -318,8 +316,8 @@ class TritonCouplings:
             for row, f, g, a, b in zip(rows, *potentials, *masses, strict=True)
         ]
         return [
-            costs(problem.eps, mass, *(LN2 * part for part in bits))
-            for problem, (mass, *bits) in zip(self._problems, torch.stack(sums).tolist(), strict=True)
+            costs(instance.eps, mass, *(LN2 * part for part in bits))
+            for instance, (mass, *bits) in zip(self._instances, torch.stack(sums).tolist(), strict=True)
         ]
 
     @memory_errors()
@@ -327,11 +325,11 @@ class TritonCouplings:
         """Through the means of the other cloud; the euclidean cost, whose terms may be large, in float64."""
         s = _index(side)
         points = [self._on(cloud) for cloud in self._clouds(s)]
-        kinds = [problem.cost.kind for problem in self._problems]
+        forms = [instance.cost.kind.distances for instance in self._instances]
         values: list[Any] = []
         for lane, cloud in enumerate(map(self._on, self._clouds(1 - s))):
             weight = torch.ones_like(cloud[:, 0]) if weights is None else self._on(weights[lane])
-            others = unit_rows(cloud[None])[0] if kinds[lane] == "cosine" else cloud
+            others = unit_rows(cloud[None])[0] if forms[lane].directions else cloud
             values.append(weight[:, None] * torch.cat([others, torch.ones_like(others[:, :1])], dim=1))
         means = self._means(values, s, weighted=False)
         logs = self._collect(self._ratios(s), s)
@@ -339,15 +337,14 @@ class TritonCouplings:
         near = [(stack, self._inverse(stack, values, s)) for stack in self._stacks if stack.rooted]
         over = self._collect(near, s)
         found: list[Any] = []
-        for lane, problem in enumerate(self._problems):
+        for lane, instance in enumerate(self._instances):
             mass = torch.where(masses[lane] > 0, masses[lane] * torch.exp2(logs[lane]), 0.0)
-            if kinds[lane] == "euclidean":
-                # Scores are distances times scale / (eps ln 2).
-                factor = problem.cost.scale**2 / (problem.eps * LN2)
-                slope = factor * mass[:, None] * (points[lane] * over[lane][:, -1:] - over[lane][:, :-1])
+            if forms[lane].root:
+                # Scaled costs are in bits.
+                value = slope_of_distances(instance.cost, instance.eps * LN2, points[lane], mass, over[lane])
             else:
-                slope = pulled(problem.cost, points[lane], mass, means[lane])
-            found.append(self._return(lane, slope))
+                value = slope(instance.cost, points[lane], mass, means[lane])
+            found.append(self._return(lane, value))
         return found
 
     def _inverse(self, stack: Stack, values: Sequence[Any], side: int) -> Any:
@@ -360,12 +357,12 @@ class TritonCouplings:
     @memory_errors()
     def plan(self, max_pairs: int) -> list[Any]:
         """Exponents coordinate by coordinate, in float64."""
-        check_pairs(self._problems, max_pairs)
-        return [self._return(lane, self._dense(lane)) for lane in range(len(self._problems))]
+        check_pairs(self._instances, max_pairs)
+        return [self._return(lane, self._dense(lane)) for lane in range(len(self._instances))]
 
     def _dense(self, lane: int) -> Any:
         stack = next(stack for stack in self._stacks if lane in stack.lanes)
-        k, (n, m) = stack.lanes.index(lane), sizes(self._problems[lane])
+        k, (n, m) = stack.lanes.index(lane), self._instances[lane].shape
         f, g = stack.potential(0)[k, :n], stack.potential(1)[k, :m]
         plan = torch.exp2(f[:, None] + g[None, :] - stack.scores(k, n, m))
         a, b = stack.mass(0)[k, :n], stack.mass(1)[k, :m]

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.emission import Rounded
 from drainsinkhorn.backends.emission import emissions as rounded_emissions
 from drainsinkhorn.core.protocol import Emission
@@ -26,7 +25,7 @@ def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:
     alike: dict[Any, list[int]] = {}
     by_host: dict[int, Rounded] = {}
     for number, lane in enumerate(lanes):
-        like = caller_array(lane.problem)
+        like = lane.instance.like
         kind = library(like)
         if lane.support is not None or kind == "jax":
             f, g = (part[0].cpu().numpy() for part in _both(given, [lane], torch.float64))
@@ -35,9 +34,9 @@ def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:
             where = like.device if kind == "torch" else None
             alike.setdefault((lane.group.size, where, lane.dtype), []).append(number)
     some = [lanes[number] for number in by_host]
-    problems, supports = [lane.problem for lane in some], [lane.support for lane in some]
+    instances, supports = [lane.instance for lane in some], [lane.support for lane in some]
     for number, one in zip(
-        by_host, rounded_emissions(problems, list(by_host.values()), supports, pack.couple), strict=True
+        by_host, rounded_emissions(instances, list(by_host.values()), supports, pack.couple), strict=True
     ):
         found[number] = one
     for (_, where, name), numbers in alike.items():
@@ -47,7 +46,7 @@ def emissions(pack: Any, lanes: Sequence[Any]) -> list[Emission]:
         both = [part.cpu().numpy() if where is None else part.to(where) for part in both]
         for number, f, g in zip(numbers, *both, strict=True):
             lane = lanes[number]
-            found[number] = Emission(Potentials(f, g), name != lane.own, lane.problem)
+            found[number] = Emission(Potentials(f, g), name != lane.own, lane.instance)
     return found
 
 

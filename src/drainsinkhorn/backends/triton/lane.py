@@ -8,11 +8,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from drainsinkhorn.backends.door import caller_array
 from drainsinkhorn.backends.emission import CHOICES, budget
 from drainsinkhorn.backends.support import restrict
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import float_name, to_numpy
+from drainsinkhorn.numerics.costs import with_matrix
+
+FORMS = ("distances", "matrix")
+"""Forms of costs that it has kernels for."""
 
 LIGHTEST = 2.0**-90
 """Smallest weight of a lane in float32: sums keep it, with room for the factors that potentials put on it, and a ratio
@@ -23,17 +26,18 @@ class Lane:
     """A problem, and the place of its numbers in the table."""
 
     __slots__ = (
-        "broken", "budget", "depth", "dtype", "folded", "frozen", "group", "inner", "light", "own", "place", "problem",
+        "broken", "budget", "depth", "dtype", "folded", "frozen", "group", "inner", "instance", "light", "own", "place",
         "row", "support", "unit", "wide",
     )  # fmt: skip
 
-    def __init__(self, problem: Problem[Any], full: dict[int, bool], least: dict[int, float]) -> None:
-        self.problem = problem
-        self.inner, self.support = restrict(problem, full)
-        self.unit = problem.eps * math.log(2)
+    def __init__(self, instance: Instance[Any], full: dict[int, bool], least: dict[int, float]) -> None:
+        self.instance = instance
+        inner, self.support = restrict(instance, full)
+        self.inner = with_matrix(inner, FORMS)
+        self.unit = instance.eps * math.log(2)
         # By how much rounding to the caller's dtype may move potentials; those of float64 and integers are not rounded.
-        self.own = float_name(caller_array(problem))
-        self.budget = budget(problem.eps, float(problem.tol or 0)) if self.own in CHOICES else -1.0
+        self.own = float_name(instance.like)
+        self.budget = budget(instance.eps, instance.tol) if self.own in CHOICES else -1.0
         self.dtype = "float64"
         self.broken = self.frozen = self.wide = self.folded = False
         # Lighter weights are lost in float32, and what they carry to the other side with them.

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.door import sizes, uniform
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena, aligned
 from drainsinkhorn.backends.triton.launching import upload
@@ -30,8 +29,9 @@ from drainsinkhorn.backends.triton.layout import (
     unit_rows,
 )
 from drainsinkhorn.backends.triton.tiles import LARGEST, options, splits
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.numerics.weights import uniform
 
 NARROW = {k.DIRECT.value: 16, k.ROOT.value: 16, k.PRODUCT.value: 32, k.STORED.value: 32, k.PACK.value: 32}
 """Columns of a tile where the largest term is taken out: few, so that registers stay free, by kind of scores."""
@@ -174,11 +174,10 @@ def same_shape(lanes: Sequence[Any]) -> list[list[Any]]:
     """Lanes grouped by shape, dimension, cost and kind of start, in the order of their first."""
     found: dict[Any, list[Any]] = {}
     for lane in lanes:
-        problem = lane.inner
-        cost = problem.cost
-        kind = (cost.kind, problem.x.shape[1], str(problem.x.dtype)) if isinstance(cost, Cost) else "dense"
-        start = "given" if isinstance(problem.init, Potentials) else problem.init
-        found.setdefault((sizes(problem), kind, start), []).append(lane)
+        instance = lane.inner
+        kind = "dense" if instance.is_dense else (instance.cost.kind, instance.dim, str(instance.like.dtype))
+        start = "given" if isinstance(instance.init, Potentials) else instance.init
+        found.setdefault((instance.shape, kind, start), []).append(lane)
     return list(found.values())
 
 
@@ -209,10 +208,10 @@ def _fields(how: How, n: int, m: int, dim: int) -> dict[str, list[tuple[str, int
     }
 
 
-def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Arena], device: Any) -> Loaded:
+def load_group(instances: Sequence[Instance[Any]], how: How, arenas: dict[str, Arena], device: Any) -> Loaded:
     """Take memory for lanes of one shape, fill it, and say where everything is."""
-    lanes, (n, m) = len(problems), sizes(problems[0])
-    dim = 0 if how.dense else int(problems[0].x.shape[1])
+    lanes, (n, m) = len(instances), instances[0].shape
+    dim = 0 if how.dense else int(instances[0].x.shape[1])
     views, shares = Views(arenas, lanes), how.shares((n, m))
     pieces: dict[str, tuple[int, int]] = {}
     # The table's row of the first lane, and what each lane after it adds.
@@ -228,12 +227,12 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
             views.place(name, arena, start, size)
             start += aligned(size) * lanes
     table = np.array(first, dtype=np.int64) + np.multiply.outer(np.arange(lanes), np.array(step, dtype=np.int64))
-    _fill_masses(problems, views, device)
-    far = (_fill_dense if how.dense else _fill_points)(problems, how, views, device)
+    _fill_masses(instances, views, device)
+    far = (_fill_dense if how.dense else _fill_points)(instances, how, views, device)
     found = extents(far, dim, views, rooted=how.rooted or how.dense)
-    if isinstance(problems[0].cost, Cost) and problems[0].cost.kind == "cosine":
+    if not how.dense and instances[0].cost.kind.distances.directions:
         # Rounding of unit vectors does not shrink with their distance.
-        noise = _directions(problems, dim, far)
+        noise = _directions(instances, dim, far)
         found[0] += noise
         views["NOISE0"][:] += noise[:, None]
     programs = (-(-n // how.bm) * shares[0], -(-m // how.bm) * shares[1])
@@ -241,19 +240,19 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     if how.slot or how.leads:
         table[:, k.FOLDED.value], led = _room(how, (n, m), dim, *loaded.extents[1:])
         # A start that is given may be near the end, from where blurred scores would lead away.
-        if not isinstance(problems[0].init, Potentials):
+        if not isinstance(instances[0].init, Potentials):
             loaded.blur = led.tolist()
     return loaded
 
 
-def _directions(problems: Sequence[Problem[Any]], dim: int, far: Any) -> Any:
+def _directions(instances: Sequence[Instance[Any]], dim: int, far: Any) -> Any:
     """Rounding that unit vectors add to scores, in nats, twice for safety.
 
     With s^2 bits for a squared distance of one, vectors off by e = (dim + 3) u move a score `s^2 r^2` by
     `4 e s (s r) + 4 e^2 s^2`; `far` bounds s r.
     """
-    halves = [p.cost.scale / (2 * p.eps * math.log(2)) for p in problems]  # type: ignore[union-attr]
-    scale = torch.sqrt(upload(halves, torch.float64, far.device))
+    factors = [p.cost.scale * p.cost.kind.distances.factor / (p.eps * math.log(2)) for p in instances]
+    scale = torch.sqrt(upload(factors, torch.float64, far.device))
     error = (dim + 3) * 2.0**-53 * scale
     return 2 * math.log(2) * (4 * error * far + 4 * error * error)
 
@@ -276,64 +275,63 @@ def _matrix(rows: int, cols: int) -> int:
     return -(-rows // LARGEST) * LARGEST * aligned(cols) + LARGEST
 
 
-def _fill_masses(problems: Sequence[Problem[Any]], views: Views, device: Any) -> None:
+def _fill_masses(instances: Sequence[Instance[Any]], views: Views, device: Any) -> None:
     """Write weights; those that are uniform are one number, which needs no copy."""
-    equal = [uniform(size) for size in sizes(problems[0])]
-    if equal[0] is equal[1] and all(p.a is equal[0] and p.b is equal[0] for p in problems):
+    equal = [uniform(size) for size in instances[0].shape]
+    if equal[0] is equal[1] and all(p.a is equal[0] and p.b is equal[0] for p in instances):
         views["MASS"].fill_(float(equal[0][0]))
         return
-    for side, weights in enumerate(([p.a for p in problems], [p.b for p in problems])):
+    for side, weights in enumerate(([p.a for p in instances], [p.b for p in instances])):
         if all(own is equal[side] for own in weights):
             views[f"MASS{side}"].fill_(float(equal[side][0]))
         else:
             views[f"MASS{side}"][:] = stack(weights, device)
 
 
-def _bits(problems: Sequence[Problem[Any]], device: Any) -> Any:
+def _bits(instances: Sequence[Instance[Any]], device: Any) -> Any:
     """What turns costs and potentials of each lane into bits."""
-    return upload([1 / (p.eps * math.log(2)) for p in problems], torch.float64, device)
+    return upload([1 / (p.eps * math.log(2)) for p in instances], torch.float64, device)
 
 
-def _starts(problems: Sequence[Problem[Any]], views: Views, device: Any) -> bool:
+def _starts(instances: Sequence[Instance[Any]], views: Views, device: Any) -> bool:
     """Write given starts; True if there were any."""
-    if not isinstance(problems[0].init, Potentials):
+    if not isinstance(instances[0].init, Potentials):
         return False
-    bits = _bits(problems, device)
+    bits = _bits(instances, device)
     for side in (0, 1):
-        values = stack([p.init[side] for p in problems if isinstance(p.init, Potentials)], device)
+        values = stack([p.init[side] for p in instances if isinstance(p.init, Potentials)], device)
         views[f"POTENTIAL{side}"][:] = values.double() * bits[:, None]
     views["BEFORE0"][:] = views["POTENTIAL0"]
     return True
 
 
-def _fill_dense(problems: Sequence[Problem[Any]], how: How, views: Views, device: Any) -> Any:
-    n, m = sizes(problems[0])
-    scores = stack([p.cost for p in problems], device).double() * _bits(problems, device)[:, None, None]
-    views["EXACT0"][:] = scores.reshape(len(problems), n * m)
-    _starts(problems, views, device)
+def _fill_dense(instances: Sequence[Instance[Any]], how: How, views: Views, device: Any) -> Any:
+    n, m = instances[0].shape
+    scores = stack([p.matrix for p in instances], device).double() * _bits(instances, device)[:, None, None]
+    views["EXACT0"][:] = scores.reshape(len(instances), n * m)
+    _starts(instances, views, device)
     views["NORM1"][:] = views["POTENTIAL1"]
     absorbed(scores.contiguous(), views, slice(None))
     return scores.abs().amax((1, 2))
 
 
-def _fill_points(problems: Sequence[Problem[Any]], how: How, views: Views, device: Any) -> Any:
+def _fill_points(instances: Sequence[Instance[Any]], how: How, views: Views, device: Any) -> Any:
     """Coordinates centred and scaled so that minus their squared distance (or its root) is the score in bits.
 
     Returns the diagonal of the box around both clouds of each lane.
     """
-    cost = problems[0].cost
-    assert isinstance(cost, Cost)
-    x, y = clouds([p.x for p in problems], [p.y for p in problems], device)
-    factor = np.array([p.cost.scale / (p.eps * math.log(2)) for p in problems])  # type: ignore[union-attr]
-    if cost.kind == "cosine":
-        x, y, factor = unit_rows(x), unit_rows(y), factor / 2
+    form = instances[0].cost.kind.distances
+    x, y = clouds([p.x for p in instances], [p.y for p in instances], device)
+    factor = np.array([p.cost.scale / (p.eps * math.log(2)) for p in instances]) * form.factor
+    if form.directions:
+        x, y = unit_rows(x), unit_rows(y)
     # Rows of one array, each beginning well.
-    both = np.zeros((2, aligned(len(problems))))
-    both[:, : len(problems)] = factor, factor if how.rooted else np.sqrt(factor)
-    factors, scales = upload(both, torch.float64, device)[:, : len(problems)].unbind()
+    both = np.zeros((2, aligned(len(instances))))
+    both[:, : len(instances)] = factor, factor if how.rooted else np.sqrt(factor)
+    factors, scales = upload(both, torch.float64, device)[:, : len(instances)].unbind()
     middles, far = framed(x, y, scales)
-    if not _starts(problems, views, device) and problems[0].init != "zero":
-        always = problems[0].init != "auto"
+    if not _starts(instances, views, device) and instances[0].init != "zero":
+        always = instances[0].init != "auto"
         gaussian(x, y, views["MASS0"], views["MASS1"], middles, factors, views["POTENTIAL1"], always=always)
     scaled, norms = placed(x, y, middles, scales, how, views)
     if how.kind == k.STORED.value:

@@ -24,7 +24,7 @@ from drainsinkhorn.backends.triton.launches import FINDINGS, SAMPLES, WIDE_WARPS
 from drainsinkhorn.backends.triton.launching import Download, Launch, upload
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.protocol import Emission, Progress
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.memory import memory_errors
 
@@ -68,7 +68,7 @@ class TritonPack(Cycles, Counted):
     """Lanes of one kind of scores on one device. Narrower means: the table of live lanes is shorter."""
 
     def __init__(
-        self, problems: Sequence[Problem[Any]], how: How, device: Any, *, momentum: bool, precision: str,
+        self, instances: Sequence[Instance[Any]], how: How, device: Any, *, momentum: bool, precision: str,
         couple: Couple | None = None,
     ) -> None:  # fmt: skip
         self.how, self.device, self.couple = how, device, couple
@@ -91,13 +91,13 @@ class TritonPack(Cycles, Counted):
         self._given: Any = None
         self._fresh: set[Lane] = set()
         self._everyone = self._crew = Crew([], None, {})
-        self.repack([], problems)
+        self.repack([], instances)
 
     @memory_errors()
-    def repack(self, keep: Sequence[int], admit: Sequence[Problem[Any]] = ()) -> None:
+    def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted; only the table of live lanes changes."""
         kept, full, least = [self._lanes[i] for i in keep], dict[int, bool](), dict[int, float]()
-        admitted = [Lane(problem, full, least) for problem in admit]
+        admitted = [Lane(instance, full, least) for instance in admit]
         left, marks = set(self._lanes) - set(kept), {name: arena.mark() for name, arena in self._arenas.items()}
         self._seated.clear()
         try:
@@ -186,7 +186,7 @@ class TritonPack(Cycles, Counted):
     def _leading(self, lane: Lane) -> float:
         """The residual above which leading halves make its scores; zero if they never do."""
         times = GIVE_WAY if self._momentum else GIVE_WAY_PLAIN
-        return 0.0 if math.isnan(lane.blur) else times * max(float(lane.problem.tol or 0), lane.blur)
+        return 0.0 if math.isnan(lane.blur) else times * max(float(lane.instance.tol or 0), lane.blur)
 
     def _measure_first(self, lanes: list[Lane]) -> None:
         """The first f-leg of new lanes, in the fastest arithmetic that is honest enough for tol.
@@ -208,7 +208,7 @@ class TritonPack(Cycles, Counted):
             self._run(self._stage_of(live, some, wide, vectors, slot=self.how.slot, state=True))
             self._leg(live, some, 0, k.KEPT)
             off = k.SAFETY.value * np.maximum(self._rounding(live, some, folded=folded), k.SINGLE.value)
-            fine = off <= np.array([float(lane.problem.tol or 0) / 2 for lane in some])
+            fine = off <= np.array([float(lane.instance.tol or 0) / 2 for lane in some])
             done = {lane for lane, enough in zip(some, fine.tolist(), strict=True) if enough}
             left = [lane for lane in left if lane not in done]
             for lane in left:

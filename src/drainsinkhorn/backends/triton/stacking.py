@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from drainsinkhorn.backends.door import sizes
-from drainsinkhorn.backends.door import uniform as uniform_weights
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import stacking_kernels as s
 from drainsinkhorn.backends.triton.launching import upload
@@ -22,8 +20,9 @@ from drainsinkhorn.backends.triton.layout import on_device, unit_rows
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.matrices import Matrices
 from drainsinkhorn.backends.triton.stacks import Stack, folded
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.numerics.weights import uniform as uniform_weights
 
 PAD = 128
 """Sides are padded to multiples of the largest tile, so that tiles are read whole."""
@@ -57,17 +56,17 @@ def padded(shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 def stack_lanes(
-    lanes: list[int], problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]], how: How | None,
+    lanes: list[int], instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]], how: How | None,
     device: Any, *, uniform: bool, exact: bool, keep: bool = True,
 ) -> Stack:  # fmt: skip
     """Lay finished problems of one kind out on the device; stored exponents are made when used, and kept if `keep`."""
-    shapes = [sizes(problem) for problem in problems]
+    shapes = [instance.shape for instance in instances]
     pads = padded(shapes)
     true = upload(shapes, torch.int32, device)
-    units = [problem.eps * math.log(2) for problem in problems]
-    factors = [_factor(problem) / unit for problem, unit in zip(problems, units, strict=True)]
-    weights = None if uniform else [stacked([(p.a, p.b)[side] for p in problems], device) for side in (0, 1)]
-    clouds, rooted = _clouds(problems, true, device), how is not None and how.rooted
+    units = [instance.eps * math.log(2) for instance in instances]
+    factors = [_factor(instance) / unit for instance, unit in zip(instances, units, strict=True)]
+    weights = None if uniform else [stacked([(p.a, p.b)[side] for p in instances], device) for side in (0, 1)]
+    clouds, rooted = _clouds(instances, true, device), how is not None and how.rooted
     # Nobody asks for float32 coordinates of what is consumed in float64.
     laid = None if exact else how
     # Coordinates times these have squared distances, or distances, that are scores in bits.
@@ -98,22 +97,18 @@ def stack_lanes(
     )  # fmt: skip
 
 
-def _factor(problem: Problem[Any]) -> float:
+def _factor(instance: Instance[Any]) -> float:
     """From squared distances, distances, or entries of a matrix, to costs."""
-    if not isinstance(problem.cost, Cost):
-        return 1.0
-    # Of unit vectors, half the squared distance is one minus the cosine.
-    return problem.cost.scale / 2 if problem.cost.kind == "cosine" else problem.cost.scale
+    return 1.0 if instance.is_dense else instance.cost.scale * instance.cost.kind.distances.factor
 
 
-def _clouds(problems: Sequence[Problem[Any]], true: Any, device: Any) -> tuple[Any, Any]:
+def _clouds(instances: Sequence[Instance[Any]], true: Any, device: Any) -> tuple[Any, Any]:
     """The points of both sides, (L, size, dim); of a dense cost the caller's matrix, read where it lies."""
-    cost = problems[0].cost
-    if not isinstance(cost, Cost):
-        matrix = on_device(cost, device)[None]
+    if instances[0].is_dense:
+        matrix = on_device(instances[0].matrix, device)[None]
         return matrix, matrix
-    clouds = [stacked([(p.x, p.y)[side] for p in problems], device) for side in (0, 1)]
-    if cost.kind == "cosine":
+    clouds = [stacked([(p.x, p.y)[side] for p in instances], device) for side in (0, 1)]
+    if instances[0].cost.kind.distances.directions:
         clouds = [torch.where(_inside(cloud, true, side), unit_rows(cloud), 0.0)
                   for side, cloud in enumerate(clouds)]  # fmt: skip
     return clouds[0], clouds[1]

@@ -13,14 +13,16 @@ import numpy as np
 import torch
 import triton
 
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.backends.triton import TritonBackend
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED, Tile, made
+from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import BackendUnavailable
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.numerics.costs import COSTS
+from drainsinkhorn.numerics.weights import uniform
 
 SHAPES: dict[tuple[int, int], tuple[int, int, int]] = {
     (DIRECT, 2): (8192, 2, 8),
@@ -75,20 +77,20 @@ def trials(kinds: list[tuple[int, int]] | None = None) -> Iterator[Trial]:
     """Run every candidate of every kind; one that does not fit the GPU is left out."""
     for kind, dp in kinds or list(SHAPES):
         n, d, width = SHAPES[kind, dp]
-        problems = clouds(n, d, width)
-        how = TritonBackend()._how(problems[0])
+        instances = clouds(n, d, width)
+        how = TritonBackend()._how(instances[0])
         for numbers in CANDIDATES[kind, dp]:
             tile = made(*numbers)
             try:
-                together, alone = measure(replace(how, **tile), problems)
+                together, alone = measure(replace(how, **tile), instances)
             except triton.runtime.errors.OutOfResources:
                 continue
             yield Trial(kind, dp, tile, together, alone)
 
 
-def measure(how: How, problems: list[Problem[Any]]) -> tuple[float, float]:
+def measure(how: How, instances: list[Instance[Any]]) -> tuple[float, float]:
     """Microseconds per lane and leg, the mean of both sides: all lanes, and one alone."""
-    pack = TritonPack(problems, how, torch.device("cuda"), momentum=False, precision="auto")
+    pack = TritonPack(instances, how, torch.device("cuda"), momentum=False, precision="auto")
     pack.advance(2, [-1.0] * pack.width)
     found = []
     for lanes in (range(pack.width), [0]):
@@ -108,7 +110,7 @@ def clouds(n: int, d: int, width: int) -> list[Any]:
     """Admitted problems on the device."""
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(width, n, d)).astype(np.float32) for _ in range(2))
-    return [
-        admit(Problem(x=torch.tensor(p).cuda(), y=torch.tensor(q).cuda(), eps=0.2 * d), 1e-3)
-        for p, q in zip(x, y, strict=True)
-    ]
+    cost, weights = Cost(COSTS["sqeuclidean"]), uniform(n)
+    sides = ({"x": torch.tensor(p).cuda(), "y": torch.tensor(q).cuda()} for p, q in zip(x, y, strict=True))
+    shared = {"a": weights, "b": weights, "eps": 0.2 * d, "tol": 1e-3, "cost": cost, "init": "auto", "uniform": True}
+    return [Instance(**side, **shared) for side in sides]

@@ -15,6 +15,7 @@ from drainsinkhorn.campaign.windows import scan_pairs
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.run.couple import couple
 
 EPS, WIDTH, CLIPS = 0.01, 8, 3
 
@@ -22,7 +23,7 @@ EPS, WIDTH, CLIPS = 0.01, 8, 3
 def flow(work: Work, backend: Backend[Any], answers: Mapping[int, Potentials[Any]]) -> dict[str, Any]:
     """The consumer: where every point of a scan goes on average."""
     places = sorted(answers)
-    images = backend.couple([work.problems[k] for k in places], [answers[k] for k in places]).barycentric_map()
+    images = couple(backend, [work.problems[k] for k in places], [answers[k] for k in places]).barycentric_map()
     moved = [to_numpy(image - work.problems[k].x) for k, image in zip(places, images, strict=True)]
     return {"displacement": [float((step**2).sum(1).mean() ** 0.5) for step in moved]}
 

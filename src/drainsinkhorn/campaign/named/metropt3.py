@@ -13,6 +13,7 @@ from drainsinkhorn.campaign.plan import Campaign, Loaded, Unit, Work
 from drainsinkhorn.campaign.windows import sensor_windows
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.run.couple import couple
 
 EPS, WIDTH, PLANS = 0.1, 16, 3
 
@@ -20,7 +21,7 @@ EPS, WIDTH, PLANS = 0.1, 16, 3
 def score(work: Work, backend: Backend[Any], answers: Mapping[int, Potentials[Any]]) -> dict[str, Any]:
     """The consumer: the entropic cost of every window against the reference window, which is its drift."""
     places = sorted(answers)
-    costs = backend.couple([work.problems[k] for k in places], [answers[k] for k in places]).transport_cost()
+    costs = couple(backend, [work.problems[k] for k in places], [answers[k] for k in places]).transport_cost()
     return {"drift": [cost.dual for cost in costs]}
 
 

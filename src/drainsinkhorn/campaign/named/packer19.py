@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.door import admit
 from drainsinkhorn.campaign import loaders, peers
 from drainsinkhorn.campaign.arms import backend_of, default, described, free, ours, public, public_of, versus
 from drainsinkhorn.campaign.gate import residual
@@ -21,6 +20,7 @@ from drainsinkhorn.campaign.transitions import Transitions, consume, deviation, 
 from drainsinkhorn.campaign.windows import cell_pairs, cell_windows
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.run.validate import validate
 
 EPS, WIDTH = 0.1, 8
 THRESHOLDS = tuple(row[0] for row in NATIVE)
@@ -36,7 +36,7 @@ def replayed(problem: Problem[Any], place: Place) -> dict[float, State]:
     wide = replace(
         problem, x=to_numpy(problem.x).astype(np.float64), y=to_numpy(problem.y).astype(np.float64), init="zero"
     )
-    pack = backend_of(place.device).using("none").pack([admit(wide, 1e-8)])
+    pack = backend_of(place.device).using("none").pack([validate(wide, 1e-8)])
     open_, found, before = sorted(THRESHOLDS, reverse=True), dict[float, State](), None
     begun = place.clock()
     for cycles in range(CHECK, CAP + 1, CHECK):

@@ -1,4 +1,4 @@
-"""The door: every problem is judged here once, and inner code trusts what passed.
+"""Validation: every problem is checked here once and becomes an Instance, which inner code trusts.
 
 A message says what is wrong with the value shown, and what to do.
 """
@@ -9,7 +9,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,43 +17,51 @@ from drainsinkhorn.backends.gauge import usable_start
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import ROUNDOFF, SMALLEST, Array, float_name, is_array, library, to_numpy
-from drainsinkhorn.numerics.costs import COSTS, as_cost, point_cost
+from drainsinkhorn.numerics.costs import COSTS, as_cost, is_squares, resolve_cost
+from drainsinkhorn.numerics.weights import uniform, unit_mass
 
 UNEQUAL_MASS = 1e-5
 """Relative difference of total masses above which a problem is unbalanced, if rounding of the weights is less."""
 TOGETHER = 2**24
 """Entries on a device that are laid side by side, to be looked at by one call: 64 MB of float32."""
 EPS_HINT = "it is in units of the cost, for example 0.05 times the median cost"
+DENSE = Cost(COSTS["sqeuclidean"])
+"""The cost of an instance with a matrix, where it has no meaning."""
 TOL_HINT = "it bounds the L1 residual, for example 1e-3"
 
 
 @np.errstate(all="ignore")
-def admit(problem: Any, tol: float, margin: float = 1.0, init: str = "auto", *, finite: bool = False) -> Problem[Any]:
-    """Validate a problem whatever NumPy's settings for floating-point errors are; see `validate`."""
-    return validate(problem, tol, margin, init, finite=finite)
-
-
 def validate(
     problem: Any, tol: float, margin: float = 1.0, init: str = "auto", *, finite: bool = False
-) -> Problem[Any]:
+) -> Instance[Any]:
+    """The problem in normal form, whatever NumPy's settings for floating-point errors are; see `make_instance`."""
+    return make_instance(problem, tol, margin, init, finite=finite)
+
+
+def make_instance(problem: Any, tol: float, margin: float, init: str, *, finite: bool = False) -> Instance[Any]:
     """The problem in normal form, or ProblemError; whatever else an odd object raises becomes a ProblemError too.
 
-    Normal form: eps is a float; tol is the stop, `margin` times what was asked for; cost is a Cost or a matrix; a and b
-    are float64 NumPy vectors of mass 1; init is Potentials, "gaussian", "zero" or, for sqeuclidean, "auto"; x, y and a
-    dense cost are the caller's own arrays, or NumPy's where they were none. `finite` says that those on a device are
-    known to be finite. NumPy must ignore floating-point errors here, as it does in a run.
+    NumPy must ignore floating-point errors here, as it does in a run.
+
+    Args:
+        problem: What the caller gave.
+        tol: For a problem that brings none of its own.
+        margin: The part of tol at which a lane may leave.
+        init: Where a problem starts that brings no start of its own.
+        finite: Whether arrays on a device are known to be finite.
     """
     try:
-        return _admit(problem, tol, margin, init, finite)
+        return _make_instance(problem, tol, margin, init, finite)
     except ProblemError:
         raise
     except Exception as error:  # One odd object must not harm the batch.
         raise ProblemError(f"the problem cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _admit(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> Problem[Any]:
+def _make_instance(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> Instance[Any]:
     if not isinstance(problem, Problem):
         raise ProblemError(f"expected a Problem, got {_shown(problem)}; build one with Problem(x=, y=, eps=)")
     eps = _positive("eps", problem.eps, EPS_HINT)
@@ -67,16 +74,19 @@ def _admit(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> 
     if isinstance(init, Potentials):
         init = usable_start(init, eps, margin * tol, a, b)
     _chain(problem.chain)
-    return Problem(
+    is_dense = not isinstance(cost, Cost)
+    return Instance(
         eps=eps,
+        tol=margin * tol,
+        a=a if problem.a is None else unit_mass(a),
+        b=b if problem.b is None else unit_mass(b),
+        cost=DENSE if is_dense else cost,
         x=_array(problem.x),
         y=_array(problem.y),
-        a=a if problem.a is None else _unit_mass(a),
-        b=b if problem.b is None else _unit_mass(b),
-        tol=margin * tol,
+        matrix=_array(cost) if is_dense else None,
         init=init,
-        cost=_array(cost),
         chain=problem.chain,
+        uniform=problem.a is None and problem.b is None,
     )
 
 
@@ -109,45 +119,6 @@ def check_arguments(*, eps: Any, tol: Any, cost: Any, init: str | None, **arrays
         weights = arrays[name]
         if weights is not None and size is not None and weights.shape[-1] != size:
             raise ProblemError(f"{name} must have one weight for each of {size} points, got {weights.shape[-1]}")
-
-
-def normal(problem: Problem[Any]) -> Problem[Any]:
-    """The normal form of a problem that has passed the door before: nothing is looked at again."""
-    x, y, cost = _array(problem.x), _array(problem.y), _array(as_cost(problem.cost))
-    if isinstance(cost, Cost) and type(cost.scale) is not float:
-        cost = replace(cost, scale=float(cost.scale))
-    if isinstance(cost, Cost):
-        point_cost(cost)
-    n, m = (x.shape[0], y.shape[0]) if isinstance(cost, Cost) else cost.shape
-    a, b = _normalised(problem.a, n), _normalised(problem.b, m)
-    return replace(problem, x=x, y=y, eps=float(problem.eps), cost=cost, a=a, b=b)
-
-
-def _normalised(weights: Any, size: int) -> Array:
-    if weights is None:
-        return uniform(size)
-    weights = to_numpy(weights).astype(np.float64)
-    return weights / weights.sum()
-
-
-@lru_cache(maxsize=16)
-def uniform(size: int) -> Array:
-    """Shared by many problems; nobody writes to weights in normal form. As given ones they are divided by their sum."""
-    weights = np.full(size, 1.0 / size)
-    return weights / weights.sum()
-
-
-def sizes(problem: Problem[Any]) -> tuple[int, int]:
-    """(n, m) of an admitted problem."""
-    cost: Any = problem.cost
-    if isinstance(cost, Cost):
-        return problem.x.shape[0], problem.y.shape[0]  # type: ignore[union-attr]
-    return cost.shape
-
-
-def caller_array(problem: Problem[Any]) -> Any:
-    """The array whose library, device and dtype an admitted problem's answer takes."""
-    return problem.x if isinstance(problem.cost, Cost) else problem.cost
 
 
 def _array(value: Any) -> Any:
@@ -290,15 +261,11 @@ def _survives_float64(array: Array) -> bool:
 
 
 def _cost(given: Any) -> Cost | Any:
+    """The cost between points with a PointCost as its kind and a float as its scale; a matrix as it is."""
     cost = as_cost(given)
     if not isinstance(cost, Cost):
         return cost
-    known = cost.kind in COSTS if isinstance(cost.kind, str) else hasattr(cost.kind, "matrix")
-    if not known:
-        raise ProblemError(
-            f"cost {cost.kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix, "
-            "or for a cost of your own a Formula or a CostFn of OTT"
-        )
+    cost = resolve_cost(cost)
     scale = _positive("the scale of the cost", cost.scale, "1.0 is the default")
     return cost if scale is cost.scale else replace(cost, scale=scale)
 
@@ -318,11 +285,8 @@ def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, 
     _same_space(x, y)
     if library(problem.x) != library(problem.y):
         raise ProblemError(f"x is a {library(problem.x)} array and y a {library(problem.y)} array; use one library")
-    if cost.kind == "cosine":
-        for name, points in (("x", x), ("y", y)):
-            zero = np.flatnonzero(~to_numpy(points).any(axis=1))
-            if zero.size:
-                raise ProblemError(f"{name}[{zero[0]}] is the zero vector, which has no direction for the cosine cost")
+    cost.kind.check("x", x)
+    cost.kind.check("y", y)
     return x.shape[0], y.shape[0]
 
 
@@ -349,12 +313,6 @@ def _weights(name: str, value: Any, size: int) -> Array:
     return weights
 
 
-def _unit_mass(weights: Array) -> Array:
-    """Weights of mass 1. Denormal ones become the smallest normal number, since some libraries read them as zero."""
-    weights = weights / weights.sum()
-    return np.where(weights > 0, np.maximum(weights, np.finfo(np.float64).tiny), 0.0)
-
-
 def _same_mass(problem: Problem[Any], a: Array, b: Array) -> None:
     if problem.a is None or problem.b is None:
         return
@@ -379,7 +337,7 @@ def _mass_rounding(weights: Any, mass: float, size: int) -> float:
 
 def _init(init: Any, cost: Any, n: int, m: int) -> Potentials[Any] | str:
     """The start in normal form: Potentials, "gaussian", "zero", or "auto" where there is a choice."""
-    squares = isinstance(cost, Cost) and cost.kind == "sqeuclidean"
+    squares = isinstance(cost, Cost) and is_squares(cost)
     if isinstance(init, str):
         if init not in STARTS:
             raise ProblemError(f"init {init!r} is unknown; use one of {list(STARTS)} or a pair (f, g) of potentials")

@@ -1,0 +1,77 @@
+"""A problem in normal form: what backends compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.marginal import BALANCED, Marginals
+from drainsinkhorn.model.problem import A, Potentials, Problem, WeaklyReferable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Instance(WeaklyReferable, Generic[A]):
+    """A validated problem, with every default resolved. `run.validate` is the only place that makes one from a Problem.
+
+    Attributes:
+        eps: Strength of the entropic term, in units of the cost.
+        tol: The residual at which a lane may leave: the tol that was asked for, times the margin of the audit.
+        a: Source weights, a NumPy vector (n,) in float64. Nobody writes to it: instances share uniform weights.
+        b: Target weights, (m,), likewise.
+        cost: The cost between points; `Cost()` with a dense matrix, where it has no meaning.
+        x: Source points, (n, d), as the caller gave them, or as a NumPy array if they were none. None with a matrix.
+        y: Target points, (m, d), likewise.
+        matrix: A dense cost, (n, m), as the caller gave it; None with points.
+        init: Where to start: Potentials, "gaussian", "zero", or "auto" where a backend chooses between these two.
+        chain: Instances with equal keys run in order, each from its predecessor's potentials.
+        marginals: The constraints on both marginals.
+        uniform: True if the caller gave no weights, so that those of each side are equal.
+        masses: Total weights of both sides: 1, where both marginals are hard.
+    """
+
+    eps: float
+    tol: float
+    a: Any
+    b: Any
+    cost: Cost
+    x: A | None = None
+    y: A | None = None
+    matrix: A | None = None
+    init: Potentials[A] | str = "zero"
+    chain: Hashable = None
+    marginals: Marginals = BALANCED
+    uniform: bool = False
+    masses: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Points on each side, (n, m)."""
+        return len(self.a), len(self.b)
+
+    @property
+    def is_dense(self) -> bool:
+        """True if costs are given as a matrix, False if they are between points."""
+        return self.matrix is not None
+
+    @property
+    def points(self) -> tuple[Any, Any]:
+        """Both clouds; (None, None) with a matrix."""
+        return self.x, self.y
+
+    @property
+    def dim(self) -> int:
+        """Coordinates of a point; 0 with a matrix."""
+        return 0 if self.x is None else int(self.x.shape[1])  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+
+    def as_problem(self) -> Problem[A]:
+        """A problem with this normal form, as far as it can be given back: weights stay normalised."""
+        sides = {"x": self.x, "y": self.y, "a": self.a, "b": self.b}
+        cost: Any = self.cost if self.matrix is None else self.matrix
+        return Problem(**sides, eps=self.eps, tol=self.tol, init=self.init, cost=cost, chain=self.chain)
+
+    @property
+    def like(self) -> Any:
+        """The caller's array whose library, device and dtype the answer takes."""
+        return self.x if self.matrix is None else self.matrix

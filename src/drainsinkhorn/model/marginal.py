@@ -1,0 +1,40 @@
+"""Constraints on the marginals of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Marginal:
+    """How strictly one marginal of a plan must equal its weights.
+
+    A marginal may differ from its weights at the price `KL(P 1 | a) / kappa`; at kappa = 0 the price is infinite, and
+    the marginal is hard. Backends solve problems with two hard marginals.
+
+    Attributes:
+        kappa: The reciprocal of the price of a nat, in units of one over the cost.
+    """
+
+    kappa: float = 0.0
+
+    @property
+    def is_hard(self) -> bool:
+        """True if the marginal must equal its weights."""
+        return self.kappa == 0.0
+
+    def damping(self, eps: float) -> float:
+        """The factor of a leg, `lambda = 1 / (1 + eps kappa)`: 1 where the marginal is hard."""
+        return 1.0 / (1.0 + eps * self.kappa)
+
+
+class Marginals(NamedTuple):
+    """The constraints on both marginals of a plan."""
+
+    row: Marginal
+    col: Marginal
+
+
+BALANCED = Marginals(Marginal(), Marginal())
+"""Both marginals are hard."""

@@ -1,0 +1,23 @@
+"""Weights of points in normal form: float64 vectors of mass 1."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+
+@lru_cache(maxsize=16)
+def uniform(size: int) -> Vector:
+    """Equal weights, shared by many instances; nobody writes to them. Like given ones they are divided by their sum."""
+    weights = np.full(size, 1.0 / size)
+    return weights / weights.sum()
+
+
+def unit_mass(weights: Vector) -> Vector:
+    """Weights of mass 1. Denormal ones become the smallest normal number, since some libraries read them as zero."""
+    weights = weights / weights.sum()
+    return np.where(weights > 0, np.maximum(weights, np.finfo(np.float64).tiny), 0.0)

@@ -1,0 +1,17 @@
+"""Finished plans of problems as they were given, for those who have potentials and no Result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from drainsinkhorn.model.couplings import Coupler, Couplings
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.run.validate import validate
+
+
+def couple(
+    backend: Coupler[Any], problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]
+) -> Couplings[Any]:
+    """The finished plans of valid problems with these potentials; arrays on a device are not read to check them."""
+    return backend.couple([validate(problem, tol=1.0, finite=True) for problem in problems], potentials)

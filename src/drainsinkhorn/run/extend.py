@@ -1,0 +1,65 @@
+"""Starts from the potentials of another problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from drainsinkhorn.backends import choose
+from drainsinkhorn.backends.support import c_transforms
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import to_caller, to_numpy
+from drainsinkhorn.numerics.costs import turned
+from drainsinkhorn.run.validate import validate
+
+
+@np.errstate(all="ignore")
+def extend(
+    known: Problem[Any], potentials: Potentials[Any], problem: Problem[Any], backend: Backend[Any] | None = None
+) -> Potentials[Any]:
+    """Potentials for a problem from those of another one, over other points or weights: the paper's proposals.
+
+    Where the points are the same they are taken over; a new point gets its soft c-transform against the other side of
+    the known problem, `f(x) = -eps log sum_j b_j exp((g_j - C(x, y_j)) / eps)`.
+
+    Args:
+        known: The problem whose potentials are known, as given.
+        potentials: Its potentials.
+        problem: The problem to start, as given.
+        backend: Who computes c-transforms; by default the one that "auto" would take for the problem.
+
+    Returns:
+        A start to pass as `Problem(init=...)`.
+
+    Raises:
+        ProblemError: If one of them is a dense cost of another shape, or they live in different dimensions.
+    """
+    old, new = validate(known, tol=1.0), validate(problem, tol=1.0)
+    return extend_instance(old, potentials, new, choose(problem)[0] if backend is None else backend)
+
+
+@np.errstate(all="ignore")
+def extend_instance(
+    old: Instance[Any], potentials: Potentials[Any], new: Instance[Any], backend: Backend[Any]
+) -> Potentials[Any]:
+    """`extend` for problems in normal form."""
+    if old.is_dense or new.is_dense:
+        if old.shape != new.shape:
+            raise ProblemError(f"potentials of a {old.shape} cost matrix cannot start one of shape {new.shape}")
+        return potentials
+    if old.cost.kind != new.cost.kind or old.dim != new.dim:
+        raise ProblemError("potentials can be extended only within one cost and one dimension")
+    f, g = (to_numpy(p).astype(np.float64) for p in potentials)
+    there, back = replace(old, x=new.x, cost=new.cost), replace(old, x=new.y, y=old.x, b=old.a, cost=turned(new.cost))
+    fresh_f = f if _same(old.x, new.x) else c_transforms([there], [g], backend.couple)[0]
+    fresh_g = g if _same(old.y, new.y) else c_transforms([back], [f], backend.couple)[0]
+    return Potentials(to_caller(fresh_f, new.like), to_caller(fresh_g, new.like))
+
+
+def _same(p: Any, q: Any) -> bool:
+    return p is q or np.array_equal(to_numpy(p), to_numpy(q))
