@@ -31,6 +31,8 @@ class Scope:
         arrays: Array library and dtype of the points.
         depths: Depth limits.
         batch: Problems of one solve.
+        eps: The smallest eps of problems that are not drawn.
+        few: Most problems of a case that solves them several times.
         device: Where torch tensors lie.
     """
 
@@ -40,6 +42,8 @@ class Scope:
     arrays: tuple[str, ...] = ("numpy float32", "numpy float64", "torch float32", "numpy float16", "torch float64")
     depths: tuple[int, ...] = (3, 60, 300)
     batch: int = 6
+    eps: float = 0.4
+    few: int = 9
     device: str = "cpu"
 
 
@@ -50,7 +54,7 @@ SCOPES: dict[str, Scope] = {
         costs=(*Scope().costs, ds.Cost("euclidean", 7.0), ds.Cost("cosine", 2.0)),
     ),
     # Triton's interpreter takes milliseconds for a tile.
-    "triton": Scope(sizes=(1, 5, 12, 20), dims=(1, 3, 5, 20, 40, 70), depths=(2, 6, 12), batch=4),
+    "triton": Scope(sizes=(1, 5, 12, 20), dims=(1, 3, 5, 20, 40, 70), depths=(2, 6, 12), batch=4, eps=3.0, few=2),
     "triton on cuda": Scope(depths=(3, 60, 300)),
     # JAX compiles for every size, KeOps for every number of coordinates.
     "ott": Scope(sizes=(7, 16), dims=(3,), depths=(20, 60), arrays=("numpy float32", "jax float32", "numpy float64")),

@@ -77,8 +77,10 @@ class State:
         return f"the process of {self._name} ended with code {self._process.wait()}; its messages are above"
 
 
-def ask_both(states: Sequence[State], request: dict[str, Any]) -> list[Any]:
-    """Let both states answer at the same time."""
+def ask_both(states: Sequence[State], request: dict[str, Any], *, together: bool = True) -> list[Any]:
+    """The answers of all states, which work at the same time or one after the other."""
+    if not together:
+        return [state.ask(request) for state in states]
     for state in states:
         state.send(request)
     return [state.receive() for state in states]
