@@ -43,7 +43,8 @@ class Run:
         if self.backend == "ott":
             n, m = 16, 16
         rng = self.draw.rng
-        return tuple(rng.normal(size=(count, size, d)).astype(np.float32) for size in (n, m))  # type: ignore[return-value]
+        x, y = (rng.normal(size=(count, size, d)).astype(np.float32) for size in (n, m))
+        return x, y
 
     def few(self, count: int) -> int:
         """The count, or as many problems as the backend can solve many times."""

@@ -19,6 +19,8 @@ COUNTED = (
     *("repacks", "refills", "frozen", "narrowed", "static_slots", "widths"),
 )
 """Fields of a ledger that are compared beside depths, choices and the account of the rescue."""
+ABSENT = "(not in this state)"
+"""What is recorded of a field that a state does not have."""
 RTOL = 1e-5
 """Largest difference of potentials of a backend that is compared to rounding, relative to the largest entry."""
 
@@ -53,14 +55,14 @@ def record(value: Any) -> Any:
 
 def record_result(result: Any) -> dict[str, Any]:
     fields = ("ticket", "status", "message", "depth", "arithmetic", "acceleration", "rescued", "widened", "streamed")
-    row = {name: record(getattr(result, name)) for name in fields}
+    row = {name: record(getattr(result, name, ABSENT)) for name in fields}
     row["residual"] = {name: record(float(getattr(result.residual, name))) for name in ("row", "col", "band")}
     f, g = (None, None) if result.emitted is None else result.emitted
     return row | {"backend": result.backend.name, "f": record(f), "g": record(g)}
 
 
 def record_ledger(ledger: Any) -> dict[str, Any]:
-    row = {name: record(getattr(ledger, name)) for name in COUNTED}
+    row = {name: record(getattr(ledger, name, ABSENT)) for name in COUNTED}
     row["depths"] = [list(pair) for pair in ledger.depths.items()]
     row["choices"] = [[choice.what, choice.picked, choice.reason] for choice in ledger.choices]
     return row | {"rescue": record(ledger.rescue)}
@@ -149,7 +151,7 @@ def dict_differences(old: dict[str, Any], new: dict[str, Any], stride: int, path
         for key in [*old, *(key for key in new if key not in old)]:
             where = f"{path}.{key}".lstrip(".")
             if key not in old or key not in new:
-                yield f"{where}: {'only new' if key in new else 'only old'}"
+                yield f"{where}: {'only new' if key in new else 'only old'}, {shown(new.get(key, old.get(key)))}"
             else:
                 yield from differences(old[key], new[key], stride, where)
 
