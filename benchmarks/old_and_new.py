@@ -7,11 +7,14 @@
     python benchmarks/old_and_new.py --old ../old/src --device cuda --cells wide small scores plain "gpu/*"
 
 A process keeps its memory layout and often its core, and so its speed, for its life: every cell is timed by several
-pairs of processes, one pair after the other. A pair solves the cell before anything is timed. Then both take laps in
-turns, and each lap begins with the other state. A ratio is new over old: of each pair the median over laps, of all
-pairs the geometric mean. Its interval is a bootstrap over pairs and over laps within them. Wall time suffers from other
-work on the machine; processor time, of all threads, suffers less. Results are compared first: converged problems,
-depths, and the largest difference of potentials over eps. `same_bits.py` compares results thoroughly.
+pairs of processes, one pair after the other. A pair solves the cell before anything is timed. Then it runs rounds of
+two laps, old, new and new, old: a state that ran last finds its caches warm, and over a round each state does so once.
+Every second pair has the states exchanged. A ratio is new over old: of a round the geometric mean of its laps, of a
+pair the median over rounds, of all pairs the geometric mean. Its interval is a bootstrap over pairs and over rounds
+within them. The verdict is that of processor time, of all threads, on the CPU, where wall time suffers from other
+work on the machine, and that of wall time on a CUDA device. To see what the machine can resolve, compare a state with
+itself. Results are compared first: converged problems, depths, and the largest difference of potentials over eps.
+`same_bits.py` compares results thoroughly.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from states import State, ask_both, serve
+from states import State, serve
 
 LAP = 0.1
 """Seconds that a lap takes at least: short solves are repeated."""
@@ -77,22 +80,29 @@ def outcome(solution: Any) -> dict[str, Any]:
     return {"depths": [result.depth for result in solution], "converged": converged, "nats": nats}
 
 
-def laps_of_pair(cell: str, asked: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Laps (laps, 2) of one pair of processes by measure, columns old and new; and how their results compare."""
+def rounds_of_pair(cell: str, swapped: bool, asked: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Seconds (rounds, 2, 2) of one pair of processes by measure, and how their results compare.
+
+    The second axis is the lap of a round, the third old and new. `swapped` starts the new state first, and begins each
+    round with it.
+    """
     arguments = ["--serve", "--device", asked.device, *([] if asked.data is None else ["--data", asked.data])]
-    states = [State(__file__, source, arguments) for source in (asked.old, asked.new)]
-    first = ask_both(states, {"cell": cell, "repeats": 1, "check": True}, together=False)
-    seconds = [state.ask({"cell": cell, "repeats": 1})["wall"] for state in states]
+    order = (1, 0) if swapped else (0, 1)
+    states = {side: State(__file__, (asked.old, asked.new)[side], arguments) for side in order}
+    check = {side: states[side].ask({"cell": cell, "repeats": 1, "check": True}) for side in order}
+    seconds = [states[side].ask({"cell": cell, "repeats": 1})["wall"] for side in order]
     request = {"cell": cell, "repeats": max(1, math.ceil(LAP / max(seconds)))}
-    rows: list[list[dict[str, float]]] = []
-    for lap in range(asked.laps):
-        order = (0, 1) if lap % 2 else (1, 0)
-        row = {side: states[side].ask(request) for side in order}
-        rows.append([row[0], row[1]])
-    for state in states:
+    rounds: list[list[dict[int, Any]]] = []
+    for _ in range(asked.rounds):
+        laps = [{side: states[side].ask(request) for side in turn} for turn in (order, order[::-1])]
+        rounds.append(laps)
+    for state in states.values():
         state.close()
-    measures = {name: np.array([[side[name] for side in row] for row in rows]) for name in ("wall", "processor")}
-    return measures, compared(*first)
+    measures = {
+        name: np.array([[[lap[side][name] for side in (0, 1)] for lap in laps] for laps in rounds])
+        for name in ("wall", "processor")
+    }
+    return measures, compared(check[0], check[1])
 
 
 def compared(old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -124,8 +134,8 @@ class Ratio(NamedTuple):
 
 
 def ratio_of(pairs: list[Any]) -> Ratio:
-    """The ratio of laps (laps, 2) of several pairs of processes."""
-    ratios = [np.log(laps[:, 1] / laps[:, 0]) for laps in pairs]
+    """The ratio of rounds (rounds, 2, 2) of several pairs of processes."""
+    ratios = [np.log(rounds[..., 1] / rounds[..., 0]).mean(axis=1) for rounds in pairs]
     rng = np.random.default_rng(0)
 
     def resampled() -> float:
@@ -134,24 +144,23 @@ def ratio_of(pairs: list[Any]) -> Ratio:
 
     value = math.exp(np.mean([np.median(each) for each in ratios]))
     low, high = np.exp(np.quantile([resampled() for _ in range(DRAWS)], [0.025, 0.975]))
-    old, new = np.median(np.concatenate(pairs), axis=0)
+    old, new = np.median(np.concatenate(pairs), axis=(0, 1))
     return Ratio(value, float(low), float(high), float(old), float(new))
 
 
 def time_cell(cell: str, asked: argparse.Namespace) -> bool:
-    """Print the table of a cell and its verdict; True unless it is slower."""
+    """Print the rows of a cell and its verdict; True unless it is slower."""
     pairs, results = [], ""
-    for _ in range(asked.processes):
-        laps, results = laps_of_pair(cell, asked)
-        pairs.append(laps)
-    ratios = {name: ratio_of([laps[name] for laps in pairs]) for name in ("wall", "processor")}
+    for pair in range(asked.processes):
+        rounds, results = rounds_of_pair(cell, bool(pair % 2), asked)
+        pairs.append(rounds)
+    ratios = {name: ratio_of([rounds[name] for rounds in pairs]) for name in ("wall", "processor")}
     for name, ratio in ratios.items():
         times = f"{1e3 * ratio.old:.2f} | {1e3 * ratio.new:.2f}"
         interval = f"{ratio.value:.3f} | [{ratio.low:.3f}, {ratio.high:.3f}]"
         print(f"| {cell} | {name} | {times} | {interval} | {ratio.verdict} |", flush=True)
-    # While a device works, the host may wait or spin: processor time says nothing then.
-    narrowest = min(ratios.values(), key=lambda ratio: ratio.high - ratio.low)
-    decisive = ratios["wall"] if asked.device == "cuda" else narrowest
+    # On a CUDA device the host waits or spins while kernels run, so its processor time says little.
+    decisive = ratios["wall" if asked.device == "cuda" else "processor"]
     print(f"{cell}: {decisive.verdict} ({results})", flush=True)
     return decisive.verdict != "slower"
 
@@ -180,8 +189,8 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", help="names of cells, * and ? as in a shell")
     parser.add_argument("--host", action="store_true", help="cells of 10,000 tiny problems, as a list and as arrays")
     parser.add_argument("--data", help="folder with the .npz files of real points")
-    parser.add_argument("--laps", type=int, default=21, help="laps of each process")
-    parser.add_argument("--processes", type=int, default=3, help="pairs of processes, one after the other")
+    parser.add_argument("--rounds", type=int, default=11, help="rounds of two laps of each pair of processes")
+    parser.add_argument("--processes", type=int, default=4, help="pairs of processes, one after the other")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
