@@ -63,8 +63,25 @@ def coverage(backend: Any, count: int, seed: int, device: str) -> None:
         print(f"| {name} | {len(values)} | {covered} | {np.median(values):.2g} | {values.max():.2g} |")
 
 
+def streaming_pack(backend: Any, device: str, n: int, d: int, lanes: int) -> Any:
+    """Lanes of one shape in float64, after two cycles; streaming, since a cached leg computes no costs."""
+    from dataclasses import replace
+
+    rng, problems = np.random.default_rng(0), []
+    for _ in range(lanes):
+        x, y = (on(device, rng.normal(size=(n, d))) for _ in range(2))
+        # A tolerance that only float64 can verify.
+        problems.append(validate(ds.Problem(x=x, y=y, eps=0.2 * d, tol=1e-11, init="zero"), 1e-11))
+    precise = backend.precise().using("none")
+    if hasattr(precise, "representation"):
+        precise = replace(precise, representation="streaming")
+    pack = precise.pack(problems)
+    pack.advance(2, [-np.inf] * lanes)
+    return pack
+
+
 def prices(backend: Any, device: str, laps: int) -> None:
-    """A certificate in float64 legs, of the same backend in float64."""
+    """Certificates of 1, 16 and 64 lanes in one call, in float64 legs of the same lanes by the same backend."""
     import sys
 
     def lap(run: Any) -> float:
@@ -74,26 +91,19 @@ def prices(backend: Any, device: str, laps: int) -> None:
             sys.modules["torch"].cuda.synchronize()
         return time.perf_counter() - start
 
-    print("| n = m | d | float64 leg, ms | certificate, ms | legs |\n| --- | --- | --- | --- | --- |")
+    print("| n = m | d | lanes | float64 leg per lane, ms | certificate per lane, ms | legs |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for n, d in ((64, 2), (256, 3), (512, 16), (1024, 3), (1024, 50), (1024, 500), (4096, 3), (4096, 50)):
-        rng = np.random.default_rng(0)
-        x, y = (on(device, rng.normal(size=(n, d))) for _ in range(2))
-        # A tolerance that only float64 can verify; streaming, since a cached leg computes no costs.
-        given = validate(ds.Problem(x=x, y=y, eps=0.2 * d, tol=1e-11, init="zero"), 1e-11)
-        precise = backend.precise().using("none")
-        if hasattr(precise, "representation"):
-            from dataclasses import replace
-
-            precise = replace(precise, representation="streaming")
-        pack = precise.pack([given])
-        pack.advance(2, [-np.inf])
-        pack.verify([0], exact=True)
-        legs, certificates = [], []
-        for _ in range(laps):
-            legs.append(lap(lambda pack=pack: pack.advance(4, [-np.inf])) / 8)
-            certificates.append(lap(lambda pack=pack: pack.verify([0], exact=True)))
-        leg, certificate = min(legs), min(certificates)
-        print(f"| {n} | {d} | {1e3 * leg:.3f} | {1e3 * certificate:.3f} | {certificate / leg:.2f} |", flush=True)
+        for lanes in (1, 16, 64):
+            pack, numbers, never = streaming_pack(backend, device, n, d, lanes), list(range(lanes)), [-np.inf] * lanes
+            pack.verify(numbers, exact=True)
+            legs, certificates = [], []
+            for _ in range(laps):
+                legs.append(lap(lambda pack=pack, never=never: pack.advance(4, never)) / 8)
+                certificates.append(lap(lambda pack=pack, numbers=numbers: pack.verify(numbers, exact=True)))
+            leg, certificate = min(legs) / lanes, min(certificates) / lanes
+            row = f"| {n} | {d} | {lanes} | {1e3 * leg:.4f} | {1e3 * certificate:.4f} | {certificate / leg:.2f} |"
+            print(row, flush=True)
 
 
 def main() -> None:

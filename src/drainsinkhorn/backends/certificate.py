@@ -19,10 +19,12 @@ As long as every E_ij is below 0.1, an entry is off by at most 1.06 E_ij P_ij, s
 of which the last term covers exponentials, sums and the normalisation of the weights. The sums over P_ij need only the
 two marginals of P and `sum_ij P_ij C_ij`. Where some E_ij is not below 0.1 the bound is infinite. A cost of the
 caller's own (a Formula, a CostFn) is taken for what it evaluates to in float64.
+
+Arrays on the host are certified here, one lane at a time; lanes on a CUDA device in `backends.certificate_batch`, all
+lanes of a call together.
 """
 
 # pyright: basic
-# NumPy and torch arrays go through the same expressions.
 
 from __future__ import annotations
 
@@ -34,19 +36,22 @@ from typing import Any
 
 import numpy as np
 
+from drainsinkhorn.backends.certificate_batch import certify_batches
+from drainsinkhorn.backends.certificate_bound import (
+    BLOCK_PAIRS,
+    PRODUCT_DIM,
+    CostBound,
+    PlanSums,
+    bound_costs,
+    bounded_residual,
+    product_error,
+)
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import library, to_numpy
-from drainsinkhorn.numerics.costs import SMALLEST, UNIT
-
-BLOCK_PAIRS = {"numpy": 2**16, "torch": 2**24}
-"""Entries of the plan computed at once: what stays in a core's cache, or what fills a device."""
-PRODUCT_DIM = {"numpy": 128, "torch": 12}
-"""Coordinates from which squared distances come from inner products."""
-FIRST_ORDER = 0.1
-"""Largest error of an exponent for which `exp(E) - 1 <= 1.06 E`."""
+from drainsinkhorn.numerics.costs import UNIT
 
 
 @dataclass
@@ -54,24 +59,23 @@ class Costs:
     """Costs between the points that carry weight: a matrix, or `factor` times squared distances of points.
 
     Attributes:
+        bound: How far rounding can carry them.
         matrix: (n, m); None where points are given.
         x: (n, d), of length one for the cosine.
         y: (m, d).
-        factor: What a squared distance is multiplied with; a distance if `root`.
         root: The cost is a distance.
-        relative: Error of a cost over the cost.
-        constant: Absolute error of every cost.
-        largest: A bound on the absolute values of costs.
     """
 
+    bound: CostBound
     matrix: Any = None
     x: Any = None
     y: Any = None
-    factor: float = 1.0
     root: bool = False
-    relative: float = 0.0
-    constant: float = 0.0
-    largest: Any = math.inf
+
+    @property
+    def factor(self) -> float:
+        """What a squared distance is multiplied with; a distance if `root`."""
+        return self.bound.factor
 
 
 @dataclass
@@ -98,50 +102,50 @@ def certify(instance: Instance[Any], potentials: Potentials[Any], sweep: Sweep |
         potentials: Potentials as they are emitted, over all points.
         sweep: A compiled sweep for arrays on the CPU; by default NumPy sweeps.
     """
-    xp, bring = _namespace(instance)
+    if on_device(instance.like):
+        return certify_batches([(instance, potentials)])[0]
+    return _certify_on_host(instance, potentials, sweep)
+
+
+def certificates(emissions: Sequence[Emission], broken: Sequence[bool], sweep: Sweep | None = None) -> list[Residual]:
+    """Certify what lanes emit; the residual of a broken lane, whose state is not finite, is unknown.
+
+    Lanes whose arrays lie on a CUDA device are certified together, and read back once.
+    """
+    residuals, together = [UNKNOWN] * len(emissions), list[int]()
+    for lane, (emission, is_broken) in enumerate(zip(emissions, broken, strict=True)):
+        if is_broken:
+            continue
+        if on_device(emission.instance.like):
+            together.append(lane)
+        else:
+            residuals[lane] = _certify_on_host(emission.instance, emission.potentials, sweep)
+    batch = [(emissions[lane].instance, emissions[lane].potentials) for lane in together]
+    for lane, residual in zip(together, certify_batches(batch), strict=True):
+        residuals[lane] = residual
+    return residuals
+
+
+def _certify_on_host(instance: Instance[Any], potentials: Potentials[Any], sweep: Sweep | None) -> Residual:
     with np.errstate(all="ignore"):
-        places = [_support(weights) for weights in (instance.a, instance.b)]
-        a, f = (bring(values, places[0]) for values in (instance.a, potentials.f))
-        b, g = (bring(values, places[1]) for values in (instance.b, potentials.g))
-        eps, costs = instance.eps, _costs(xp, bring, instance, *places)
-        log_a, log_b = xp.log(a), xp.log(b)
+        rows, cols = (_support(weights) for weights in (instance.a, instance.b))
+        a, f = (_read(values, rows) for values in (instance.a, potentials.f))
+        b, g = (_read(values, cols) for values in (instance.b, potentials.g))
+        eps, costs = instance.eps, _costs(instance, rows, cols)
+        log_a, log_b = np.log(a), np.log(b)
         own, other = f / eps + log_a, g / eps + log_b
-        if xp is np and sweep is not None and not _by_products(xp, costs):
+        if sweep is not None and not _by_products(costs):
             swept = _Swept(*sweep(costs, eps, own, other))
         else:
-            swept = _swept(xp, costs, eps, own, other)
+            swept = _sweep(costs, eps, own, other)
         size_a, size_b = abs(f) / eps + abs(log_a), abs(g) / eps + abs(log_b)
-        found = (
-            abs(swept.rows - a).sum(), abs(swept.cols - b).sum(), swept.rows.sum(), size_a.max(), size_b.max(),
-            (swept.rows * size_a).sum(), (swept.cols * size_b).sum(), swept.transport, costs.largest, swept.added,
-            swept.added_most,
+        mean = float((swept.rows * size_a).sum()) + float((swept.cols * size_b).sum())
+        sums = PlanSums(
+            eps, len(a) + len(b), float(abs(swept.rows - a).sum()), float(abs(swept.cols - b).sum()),
+            float(swept.rows.sum()), 4 * UNIT * mean, 4 * UNIT * (float(size_a.max()) + float(size_b.max())),
+            float(swept.transport), costs.bound, costs.matrix is not None, float(swept.added), float(swept.added_most),
         )  # fmt: skip
-    return _bounded(instance.eps, len(a) + len(b), costs, *_numbers(xp, found))
-
-
-def _bounded(
-    eps: float, points: int, costs: Costs, row: float, col: float, mass: float, size_a: float, size_b: float,
-    mean_a: float, mean_b: float, transport: float, largest: float, added: float, added_most: float,
-) -> Residual:  # fmt: skip
-    """The residual with its bound; sizes, costs and additions are the largest ones or means over the plan."""
-    if math.isnan(row) or math.isnan(col):
-        return UNKNOWN
-    by_cost = 4 * UNIT + costs.relative
-    worst = 4 * UNIT * (size_a + size_b) + (by_cost * largest + costs.constant + added_most) / eps
-    if not worst < FIRST_ORDER:
-        return Residual(row, col, math.inf)
-    # Dense costs may be negative, so that the transport cost says nothing of their size.
-    size = abs(transport) if costs.matrix is None else largest * mass
-    mean = 4 * UNIT * (mean_a + mean_b) + (by_cost * size + costs.constant * mass + added) / eps
-    return Residual(row, col, 1.06 * mean + (2 * points + 32) * UNIT * (1 + mass))
-
-
-def _numbers(xp: Any, values: Sequence[Any]) -> list[float]:
-    """Read numbers back from where they are, all at once."""
-    if xp is np:
-        return [float(value) for value in values]
-    like = values[0]
-    return xp.stack([xp.as_tensor(value, dtype=like.dtype, device=like.device) for value in values]).tolist()
+    return bounded_residual(sums)
 
 
 def _support(weights: Any) -> Any:
@@ -150,30 +154,15 @@ def _support(weights: Any) -> Any:
     return None if weights.all() else np.flatnonzero(weights)
 
 
-def certificates(emissions: Sequence[Emission], broken: Sequence[bool], sweep: Sweep | None = None) -> list[Residual]:
-    """Certify what lanes emit; the residual of a broken lane, whose state is not finite, is unknown."""
-    return [
-        UNKNOWN if is_broken else certify(emission.instance, emission.potentials, sweep)
-        for emission, is_broken in zip(emissions, broken, strict=True)
-    ]
+def _read(values: Any, places: Any = None) -> Any:
+    """Return an array of the caller, or those places of it, as a NumPy array in float64."""
+    values = to_numpy(values)
+    return (values if places is None else values[places]).astype(np.float64)
 
 
 def on_device(array: Any) -> bool:
     """Whether an array is torch's and lies on a CUDA device, where it is certified."""
     return library(array) == "torch" and array.is_cuda
-
-
-def _namespace(instance: Instance[Any]) -> tuple[Any, Any]:
-    """Return NumPy or torch, by where the problem's arrays lie, and a function that brings arrays there in float64."""
-    like = instance.like
-    if not on_device(like):
-
-        def read(values: Any, places: Any = None) -> Any:
-            values = to_numpy(values)
-            return (values if places is None else values[places]).astype(np.float64)
-
-        return np, read
-    return sys.modules["torch"], device_loader(like)
 
 
 def device_loader(like: Any) -> Callable[..., Any]:
@@ -188,49 +177,34 @@ def device_loader(like: Any) -> Callable[..., Any]:
     return bring
 
 
-def _costs(xp: Any, bring: Any, instance: Instance[Any], rows: Any, cols: Any) -> Costs:
+def _costs(instance: Instance[Any], rows: Any, cols: Any) -> Costs:
     """Return the costs between points that carry weight."""
     if instance.is_dense:
-        return _matrix(bring(instance.matrix, rows), cols)
-    scale, kind, dim = instance.cost.scale, instance.cost.kind, instance.dim
-    form = kind.distances
-    if form is None:
+        return _matrix(_read(instance.matrix, rows), cols)
+    cost, kind, dim = instance.cost, instance.cost.kind, instance.dim
+    if kind.distances is None:
         x, y = (to_numpy(points).astype(np.float64) for points in (instance.x, instance.y))
-        found = _matrix(bring(scale * kind.pairwise(x, y), rows), cols)
-        found.relative = float(kind.rounding(dim, 1.0))
-        return found
-    x, y = bring(instance.x, rows), bring(instance.y, cols)
-    if form.directions:
-        # The rounding of unit vectors themselves is the constant.
-        x, y = unit_vectors(xp, x), unit_vectors(xp, y)
-        largest = form.factor * float((_box(xp, x, y) ** 2).sum())
-        constant = scale * (float(kind.rounding(dim, largest)) + dim * SMALLEST)
-        return Costs(None, x, y, scale * form.factor, False, (dim + 4) * UNIT, constant, scale * largest)
-    box = _box(xp, x, y)
-    if form.root:
+        return _matrix(_read(cost.scale * kind.pairwise(x, y), rows), cols, float(kind.rounding(dim, 1.0)))
+    x, y = _read(instance.x, rows), _read(instance.y, cols)
+    if kind.distances.directions:
+        x, y = unit_vectors(np, x), unit_vectors(np, y)
+    box = _box(x, y)
+    if kind.distances.root:
         # By a power of two, so that squares neither overflow nor vanish.
         unit = 2.0 ** math.frexp(float(box.max()))[1] if 0 < float(box.max()) < math.inf else 1.0
         x, y, box = x / unit, y / unit, box / unit
-        far, lost = (box * box).sum() ** 0.5, math.sqrt(dim * SMALLEST)
-        factor = scale * form.factor * unit
-        return Costs(None, x, y, factor, True, (dim + 6) * UNIT, factor * lost, factor * far)
-    factor = scale * form.factor
-    return Costs(None, x, y, factor, False, (dim + 4) * UNIT, factor * dim * SMALLEST, factor * (box * box).sum())
+        return Costs(bound_costs(cost, dim, float((box * box).sum() ** 0.5), unit), x=x, y=y, root=True)
+    return Costs(bound_costs(cost, dim, float((box * box).sum())), x=x, y=y)
 
 
-def _matrix(matrix: Any, cols: Any) -> Costs:
+def _matrix(matrix: Any, cols: Any, relative: float = 0.0) -> Costs:
     matrix = matrix if cols is None else matrix[:, cols]
-    return Costs(matrix, largest=abs(matrix).max())
+    return Costs(CostBound(1.0, relative, 0.0, float(abs(matrix).max())), matrix)
 
 
-def _box(xp: Any, x: Any, y: Any) -> Any:
+def _box(x: Any, y: Any) -> Any:
     """Return the extents of the box around both clouds."""
-    low, high = xp.minimum(_least(x), _least(y)), xp.maximum(-_least(-x), -_least(-y))
-    return high - low
-
-
-def _least(points: Any) -> Any:
-    return points.min(axis=0) if isinstance(points, np.ndarray) else points.amin(0)
+    return np.maximum(x.max(axis=0), y.max(axis=0)) - np.minimum(x.min(axis=0), y.min(axis=0))
 
 
 def unit_vectors(xp: Any, points: Any) -> Any:
@@ -242,30 +216,28 @@ def unit_vectors(xp: Any, points: Any) -> Any:
     return points / xp.sqrt(xp.einsum("ij,ij->i", points, points))[:, None]
 
 
-def _by_products(xp: Any, costs: Costs) -> bool:
+def _by_products(costs: Costs) -> bool:
     """Whether coordinates are so many that inner products are faster than differences."""
-    least = PRODUCT_DIM["numpy" if xp is np else "torch"]
-    return costs.matrix is None and not costs.root and costs.x.shape[1] >= least
+    return costs.matrix is None and not costs.root and costs.x.shape[1] >= PRODUCT_DIM["numpy"]
 
 
-def _swept(xp: Any, costs: Costs, eps: float, own: Any, other: Any) -> _Swept:
+def _sweep(costs: Costs, eps: float, own: Any, other: Any) -> _Swept:
     """Sweep over the plan, some rows at a time."""
-    name = "numpy" if xp is np else "torch"
-    rows, cols, transport = xp.zeros_like(own), xp.zeros_like(other), 0.0
-    products = _by_products(xp, costs)
-    block: Any = _Products(xp, costs) if products else _Differences(xp, costs)
-    step = max(1, BLOCK_PAIRS[name] // len(other))
+    rows, cols, transport = np.zeros_like(own), np.zeros_like(other), 0.0
+    products = _by_products(costs)
+    block: Any = _Products(costs) if products else _Differences(costs)
+    step = max(1, BLOCK_PAIRS["numpy"] // len(other))
     for first in range(0, len(own), step):
         cost = block(first, first + step)
-        plan = xp.exp((own[first : first + step, None] + other[None, :]) - cost / eps)
+        plan = np.exp((own[first : first + step, None] + other[None, :]) - cost / eps)
         rows[first : first + step] = plan.sum(1)
         cols += plan.sum(0)
         plan *= cost
         transport = transport + plan.sum()
     swept = _Swept(rows, cols, transport)
     if products:
-        dim, norms_x, norms_y = costs.x.shape[1], *block.norms
-        by_norm = costs.factor * (2 * dim + 16) * UNIT
+        norms_x, norms_y = block.norms
+        by_norm = costs.factor * product_error(costs.x.shape[1])
         swept.added = by_norm * ((rows * norms_x).sum() + (cols * norms_y).sum())
         swept.added_most = by_norm * (norms_x.max() + norms_y.max())
     return swept
@@ -274,10 +246,10 @@ def _swept(xp: Any, costs: Costs, eps: float, own: Any, other: Any) -> _Swept:
 class _Products:
     """Squared distances by inner products of centred points."""
 
-    def __init__(self, xp: Any, costs: Costs) -> None:
+    def __init__(self, costs: Costs) -> None:
         middle = costs.x.mean(0)
         self._x, y = costs.x - middle, costs.y - middle
-        self._factor, self._y = costs.factor, y.T if xp is np else y.T.contiguous()
+        self._factor, self._y = costs.factor, y.T
         self.norms = (self._x * self._x).sum(1), (y * y).sum(1)
 
     def __call__(self, first: int, last: int) -> Any:
@@ -292,8 +264,8 @@ class _Products:
 class _Differences:
     """Costs by direct differences, one coordinate at a time, or rows of a matrix."""
 
-    def __init__(self, xp: Any, costs: Costs) -> None:
-        self._xp, self._costs = xp, costs
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
 
     def __call__(self, first: int, last: int) -> Any:
         costs = self._costs
@@ -307,4 +279,4 @@ class _Differences:
                 total = apart
             else:
                 total += apart
-        return costs.factor * (self._xp.sqrt(total) if costs.root else total)
+        return costs.factor * (np.sqrt(total) if costs.root else total)
