@@ -1,4 +1,4 @@
-"""A certificate: both marginal residuals of emitted potentials, with a rounding bound that holds.
+"""A certificate: both marginal residuals of emitted potentials, with a rigorous rounding bound.
 
 Everything is computed in float64 from the caller's own arrays, by code that no pack uses. With
 
@@ -12,13 +12,13 @@ Rounding, with u = 2^-53. Write P for the computed plan and E_ij for a bound on 
 
 where e_ij bounds the error of the cost: (d + 4) u C_ij by differences, (2 d + 16) u (|x_i|^2 + |y_j|^2) by inner
 products of centred points (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), 0 for a dense matrix.
-As long as every E_ij is below 0.1, an entry is off by at most 1.06 E_ij P_ij, so a residual is off by at most
+If every E_ij is below 0.1, the error of an entry is at most 1.06 E_ij P_ij, so that of a residual is at most
 
     1.06 sum_ij P_ij E_ij + (2 (n + m) + 32) u (1 + sum_ij P_ij)
 
-of which the last term covers exponentials, sums and the normalisation of the weights. The sums over P_ij need only the
-two marginals of P and `sum_ij P_ij C_ij`. Where some E_ij is not below 0.1 the bound is infinite. A cost of the
-caller's own (a Formula, a CostFn) is taken for what it evaluates to in float64.
+where the last term covers exponentials, sums and the normalisation of the weights. The sums over P_ij need only the
+two marginals of P and `sum_ij P_ij C_ij`. If some E_ij is not below 0.1, the bound is infinite. The float64
+value of a cost of the caller's own (a Formula, a CostFn) counts as exact.
 """
 
 # pyright: basic
@@ -42,9 +42,9 @@ from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.core.result import UNKNOWN, Residual
 
 BLOCK_PAIRS = {"numpy": 2**16, "torch": 2**24}
-"""Entries of the plan computed at once: what stays in a core's cache, or what fills a device."""
+"""Entries of the plan computed at once: few enough for a core's cache, or enough to occupy a GPU."""
 PRODUCT_DIM = {"numpy": 128, "torch": 12}
-"""Coordinates from which squared distances come from inner products."""
+"""From this number of coordinates on, squared distances are computed by inner products."""
 FIRST_ORDER = 0.1
 """Largest error of an exponent for which `exp(E) - 1 <= 1.06 E`."""
 
@@ -57,10 +57,10 @@ class Costs:
         matrix: (n, m); None where points are given.
         x: (n, d), of length one for the cosine.
         y: (m, d).
-        factor: What a squared distance is multiplied with; a distance if `root`.
-        root: The cost is a distance.
-        relative: Error of a cost over the cost.
-        constant: Absolute error of every cost.
+        factor: Factor on the squared distance, or on the distance if `root`.
+        root: Whether the cost is a distance rather than a squared distance.
+        relative: Bound on the relative error of a cost.
+        constant: Bound on the absolute error of a cost that is added to the relative one.
         largest: A bound on the absolute values of costs.
     """
 
@@ -123,21 +123,21 @@ def _bounded(
     eps: float, points: int, costs: Costs, row: float, col: float, mass: float, size_a: float, size_b: float,
     mean_a: float, mean_b: float, transport: float, largest: float, added: float, added_most: float,
 ) -> Residual:  # fmt: skip
-    """The residual with its bound; sizes, costs and additions are the largest ones or means over the plan."""
+    """Return the residual with its bound, from the largest exponents, costs and added errors, and their plan means."""
     if math.isnan(row) or math.isnan(col):
         return UNKNOWN
     by_cost = 4 * UNIT + costs.relative
     worst = 4 * UNIT * (size_a + size_b) + (by_cost * largest + costs.constant + added_most) / eps
     if not worst < FIRST_ORDER:
         return Residual(row, col, math.inf)
-    # Dense costs may be negative, so that the transport cost says nothing of their size.
+    # Dense costs may be negative, so the transport cost does not bound their absolute values.
     size = abs(transport) if costs.matrix is None else largest * mass
     mean = 4 * UNIT * (mean_a + mean_b) + (by_cost * size + costs.constant * mass + added) / eps
     return Residual(row, col, 1.06 * mean + (2 * points + 32) * UNIT * (1 + mass))
 
 
 def _numbers(xp: Any, values: Sequence[Any]) -> list[float]:
-    """Read numbers back from where they are, all at once."""
+    """Copy scalars to the host, in one transfer."""
     if xp is np:
         return [float(value) for value in values]
     like = values[0]
@@ -145,13 +145,13 @@ def _numbers(xp: Any, values: Sequence[Any]) -> list[float]:
 
 
 def _support(weights: Any) -> Any:
-    """Places of positive weights; None if all are."""
+    """Return indices of positive weights; None if all are positive."""
     weights = to_numpy(weights)
     return None if weights.all() else np.flatnonzero(weights)
 
 
 def certificates(emissions: Sequence[Emission], broken: Sequence[bool], sweep: Sweep | None = None) -> list[Residual]:
-    """Certify what lanes emit; the residual of a broken lane, whose state is not finite, is unknown."""
+    """Certify the emissions of lanes; a broken lane, whose state is not finite, has NaN residuals."""
     return [
         UNKNOWN if is_broken else certify(emission.problem, emission.potentials, sweep)
         for emission, is_broken in zip(emissions, broken, strict=True)
@@ -159,12 +159,12 @@ def certificates(emissions: Sequence[Emission], broken: Sequence[bool], sweep: S
 
 
 def on_device(array: Any) -> bool:
-    """Whether an array is torch's and lies on a CUDA device, where it is certified."""
+    """Whether an array is a torch tensor on a CUDA device; its problem is certified there."""
     return library(array) == "torch" and array.is_cuda
 
 
 def _namespace(problem: Problem[Any]) -> tuple[Any, Any]:
-    """Return NumPy or torch, by where the problem's arrays lie, and a function that brings arrays there in float64."""
+    """Return NumPy or torch, by the problem's device, and a function that copies arrays there in float64."""
     like = caller_array(problem)
     if not on_device(like):
 
@@ -177,7 +177,7 @@ def _namespace(problem: Problem[Any]) -> tuple[Any, Any]:
 
 
 def device_loader(like: Any) -> Callable[..., Any]:
-    """Return a function that brings arrays, or those places of them, to the device of a tensor, in float64."""
+    """Return a function that copies arrays, or the given rows of them, to the device of a tensor, in float64."""
     torch = sys.modules["torch"]
 
     def bring(values: Any, places: Any = None) -> Any:
@@ -208,7 +208,7 @@ def _costs(xp: Any, bring: Any, problem: Problem[Any], rows: Any, cols: Any) -> 
         return Costs(None, x, y, scale / 2, False, (dim + 4) * UNIT, constant, scale * largest)
     box = _box(xp, x, y)
     if cost.kind == "euclidean":
-        # By a power of two, so that squares neither overflow nor vanish.
+        # Scaled by a power of two, so that squares neither overflow nor underflow.
         unit = 2.0 ** math.frexp(float(box.max()))[1] if 0 < float(box.max()) < math.inf else 1.0
         x, y, box = x / unit, y / unit, box / unit
         far, lost = (box * box).sum() ** 0.5, math.sqrt(dim * SMALLEST)
@@ -242,13 +242,13 @@ def unit_vectors(xp: Any, points: Any) -> Any:
 
 
 def _by_products(xp: Any, costs: Costs) -> bool:
-    """Whether coordinates are so many that inner products are faster than differences."""
+    """Whether points have so many coordinates that inner products are faster than differences."""
     least = PRODUCT_DIM["numpy" if xp is np else "torch"]
     return costs.matrix is None and not costs.root and costs.x.shape[1] >= least
 
 
 def _swept(xp: Any, costs: Costs, eps: float, own: Any, other: Any) -> _Swept:
-    """Sweep over the plan, some rows at a time."""
+    """Sweep over the plan in blocks of rows."""
     name = "numpy" if xp is np else "torch"
     rows, cols, transport = xp.zeros_like(own), xp.zeros_like(other), 0.0
     products = _by_products(xp, costs)

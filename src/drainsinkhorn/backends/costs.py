@@ -166,9 +166,9 @@ def turned(cost: Cost) -> Cost:
 
 
 def point_cost(cost: Cost) -> PointCost:
-    """What is known of a cost between points; a caller's own is taken for what its float64 evaluation gives.
+    """Return the bounds known of a cost between points; the float64 value of a caller's own cost counts as exact.
 
-    Raises ProblemError for a name that is none in COSTS.
+    Raises ProblemError for a name that is not in COSTS.
     """
     if isinstance(cost.kind, str):
         if cost.kind not in COSTS:
@@ -178,7 +178,7 @@ def point_cost(cost: Cost) -> PointCost:
 
 
 def refuse_unknown_cost(problem: Problem[Any], backend: str) -> None:
-    """Raise ProblemError for a cost that backends cannot compute whose kernels know costs by name: any not in COSTS."""
+    """Raise ProblemError for a cost not in COSTS, on behalf of a backend whose kernels know costs by name only."""
     kind = problem.cost.kind if isinstance(problem.cost, Cost) else None
     if kind is None or (isinstance(kind, str) and kind in COSTS):
         return

@@ -37,7 +37,7 @@ class Loaded:
 
     Attributes:
         problem: The admitted problem.
-        number: A number of its own, which is among its arrays and moves with them.
+        number: A number unique to the lane; it is stored with the lane's arrays and moves with them.
         arrays: What `Kernels.load` takes; empty once it is on the device.
         how: How it is computed.
         unit: One unit of the lane's potentials in units of the cost.

@@ -231,7 +231,7 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
     far = (_fill_dense if how.dense else _fill_points)(problems, how, views, device)
     found = extents(far, dim, views, rooted=how.rooted or how.dense)
     if isinstance(problems[0].cost, Cost) and problems[0].cost.kind == "cosine":
-        # Rounding of unit vectors does not shrink with their distance.
+        # The rounding error of unit vectors does not decrease with their distance.
         noise = _directions(problems, dim, far)
         found[0] += noise
         views["NOISE0"][:] += noise[:, None]
@@ -246,10 +246,10 @@ def load_group(problems: Sequence[Problem[Any]], how: How, arenas: dict[str, Are
 
 
 def _directions(problems: Sequence[Problem[Any]], dim: int, far: Any) -> Any:
-    """Rounding that unit vectors add to scores, in nats, twice for safety.
+    """Bound the error of scores, in nats, due to the rounding of unit vectors; doubled for safety.
 
-    With s^2 bits for a squared distance of one, vectors off by e = (dim + 3) u move a score `s^2 r^2` by
-    `4 e s (s r) + 4 e^2 s^2`; `far` bounds s r.
+    Let a squared distance of one be s^2 bits. If each vector has an error of e = (dim + 3) u, a score `s^2 r^2` changes
+    by at most `4 e s (s r) + 4 e^2 s^2`; `far` bounds s r.
     """
     halves = [p.cost.scale / (2 * p.eps * math.log(2)) for p in problems]  # type: ignore[union-attr]
     scale = torch.sqrt(upload(halves, torch.float64, far.device))
