@@ -126,7 +126,7 @@ def _values(pairs: Sequence[Problem[Any]], solution: Solution[Any], within: Sequ
 
 
 def duals(solution: Sequence[Result[Any]]) -> list[float]:
-    """Dual values of results; NaN for one that has no potentials. Who solved them has warned of those unconverged."""
+    """Return dual values of results; NaN without potentials. The solve has already warned of unconverged problems."""
     some = [k for k, result in enumerate(solution) if result.emitted is not None]
     found = [float("nan")] * len(solution)
     for k, cost in zip(some, transport_cost([replace(solution[k], warns=False) for k in some]), strict=True):

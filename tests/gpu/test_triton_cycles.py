@@ -24,11 +24,15 @@ INTERPRETED = ((3, "momentum", "auto"), (10, "none", "auto"), (70, "momentum", "
 
 
 def clouds(dim: int, eps: float) -> list[Any]:
+    return [validate(problem, 1e-3) for problem in given_clouds(dim, eps)]
+
+
+def given_clouds(dim: int, eps: float) -> list[Any]:
     rng = np.random.default_rng([5, dim])
     found = []
     for n, m in SIZES:
         x, y = (torch.as_tensor(rng.normal(size=(size, dim)), dtype=torch.float32).to(DEVICE) for size in (n, m))
-        found.append(validate(ds.Problem(x=x, y=y + 0.3, eps=eps), 1e-3, init="zero"))
+        found.append(ds.Problem(x=x, y=y + 0.3, eps=eps, init="zero"))
     return found
 
 
@@ -201,14 +205,14 @@ def test_audits_are_far_apart_where_lanes_rest() -> None:
     }
     assert spacing[False, True] == HELD_SPACING
     assert spacing[True, True] == spacing[True, False] < spacing[False, False] < HELD_SPACING
-    found = ds.solve(clouds(3, 1.0), tol=1e-3, backend=backend, mode="compact")
+    found = ds.solve(given_clouds(3, 1.0), tol=1e-3, backend=backend, mode="compact")
     assert found.ledger.audits == 1
 
 
 def test_audits_of_large_problems_are_never_far_apart_in_time() -> None:
     spacing = []
     for n in (1 << 10, 1 << 14, 1 << 16, 1 << 20):
-        points = torch.empty((1, 3)).expand(n, 3)
-        problem = ds.Problem(x=points, y=points, eps=1.0, cost=ds.Cost())
+        points = torch.zeros((1, 3)).expand(n, 3)
+        problem = validate(ds.Problem(x=points, y=points, eps=1.0), 1e-3)
         spacing.append(TritonBackend().natural_spacing(problem, refills=False, holds=True))
     assert spacing == [HELD_SPACING, 512, 32, 8]

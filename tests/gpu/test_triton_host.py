@@ -106,14 +106,14 @@ def masses(a: list[Any], b: list[Any]) -> list[Any]:
     views = Views({"wide": arena}, len(a))
     for name, weights in (("MASS0", a), ("MASS1", b)):
         views.place(name, "wide", arena.take(len(a) * aligned(len(weights[0]))), len(weights[0]))
-    problems = [ds.Problem(cost=np.zeros((len(p), len(q))), eps=1.0, a=p, b=q) for p, q in zip(a, b, strict=True)]
-    _fill_masses(problems, views, DEVICE)
+    instances = [ds.Instance(eps=1.0, tol=1e-3, a=p, b=q, cost=ds.Cost()) for p, q in zip(a, b, strict=True)]
+    _fill_masses(instances, views, DEVICE)
     return [views["MASS0"].cpu().numpy(), views["MASS1"].cpu().numpy()]
 
 
 @pytest.mark.parametrize("size", [1, 3, 41])
 @pytest.mark.parametrize("other_size", [3, 7])
-def test_uniform_weights_are_written_as_the_door_made_them(size: int, other_size: int) -> None:
+def test_uniform_weights_are_written_as_validation_makes_them(size: int, other_size: int) -> None:
     a, b = uniform(size), uniform(other_size)
     wanted = [np.stack([a, a]), np.stack([b, b])]
     for found in (masses([a, a], [b, b]), masses([a, a.copy()], [b, b]), masses([a, a], [b, b.copy()])):

@@ -23,7 +23,7 @@ from drainsinkhorn.run.solve import solve
 
 Array = NDArray[Any]
 MISSING = ("", "nan", "NaN", "NaT", "None", "<NA>")
-"""Texts of labels of cells without a time, in NumPy and in pandas."""
+"""Labels, as texts, with which NumPy and pandas mark cells without a time."""
 NO_TIME = frozenset({"mixed", "mixture", "pooled", "unknown", "unassigned", "undefined", "undetermined", "na", "none"})
 """Words that mark cells of no single time; a label that contains one is never a time point."""
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
@@ -358,7 +358,7 @@ def _in_category_order(present: list[Any], categories: list[Any]) -> list[Any]:
 
 
 def _in_number_order(present: list[Any]) -> list[Any]:
-    """Texts in the order of the numbers they end in, which a warning states; ProblemError where that is no order."""
+    """Sort texts by the numbers they end in and state the order in a warning; ProblemError if they cannot be sorted."""
     numbers = _numbers(present)
     if numbers is None or len(set(numbers)) < len(numbers):
         raise ProblemError(
@@ -371,7 +371,7 @@ def _in_number_order(present: list[Any]) -> list[Any]:
 
 
 def _numbers(names: list[Any]) -> list[float] | None:
-    """Numbers that texts are or, after one common prefix, end in; None where that is not so for all of them."""
+    """Return the number that each text is, or ends in after a prefix common to all; None if some text has none."""
     if not all(isinstance(name, str) for name in names):
         return None
     if all(NUMBER.fullmatch(name.strip()) for name in names):

@@ -53,8 +53,8 @@ def solve(
             a leading axis, as `jax.vmap` makes it.
         solver: Its threshold, inner and max iterations and initializer are used. None: OTT's defaults.
         backend: Precision and device; the solver's `inner_iterations` and a cloud's `batch_size` take precedence.
-        **settings: Fields of Options: mode, width, rescue and so on. By default nothing is rescued, and no
-            warning issued, as by OTT.
+        **settings: Fields of Options: mode, width, rescue and so on. As in OTT, by default no problem is rescued and no
+            warning is issued.
 
     Returns:
         One SinkhornOutput for each problem. `converged` says that both marginals were verified; `errors` are ours, with

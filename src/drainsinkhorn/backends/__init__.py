@@ -51,7 +51,7 @@ def load(name: str) -> Backend[Any]:
 
 
 def _imported(module: str) -> Any:
-    """The module; what libraries warn of while they are imported must not keep a backend from its caller."""
+    """Import a module with warnings ignored: under `-W error` a library's warning would disable its backend."""
     if module in sys.modules:
         return sys.modules[module]
     with warnings.catch_warnings():

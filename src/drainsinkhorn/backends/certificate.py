@@ -1,4 +1,4 @@
-"""A certificate: both marginal residuals of emitted potentials, with a rounding bound that holds.
+"""A certificate: both marginal residuals of emitted potentials, with a rigorous rounding bound.
 
 Everything is computed in float64 from the caller's own arrays, by code that no pack uses. With
 
@@ -12,7 +12,7 @@ Rounding, with u = 2^-53. Write P for the computed plan and E_ij for a bound on 
 
 where e_ij bounds the error of the cost: (d + 4) u C_ij by differences, (2 d + 16) u (|x_i|^2 + |y_j|^2) by inner
 products of centred points (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), 0 for a dense matrix.
-As long as every E_ij is below 0.1, an entry is off by at most 1.06 E_ij P_ij, so a residual is off by at most
+If every E_ij is below 0.1, the error of an entry is at most 1.06 E_ij P_ij, so that of a residual is at most
 
     1.06 sum_ij P_ij E_ij + (2 (n + m) + 32) u (1 + sum_ij P_ij)
 
@@ -149,7 +149,7 @@ def _certify_on_host(instance: Instance[Any], potentials: Potentials[Any], sweep
 
 
 def _support(weights: Any) -> Any:
-    """Places of positive weights; None if all are."""
+    """Return indices of positive weights; None if all are positive."""
     weights = to_numpy(weights)
     return None if weights.all() else np.flatnonzero(weights)
 
@@ -161,12 +161,12 @@ def _read(values: Any, places: Any = None) -> Any:
 
 
 def on_device(array: Any) -> bool:
-    """Whether an array is torch's and lies on a CUDA device, where it is certified."""
+    """Whether an array is a torch tensor on a CUDA device; its problem is certified there."""
     return library(array) == "torch" and array.is_cuda
 
 
 def device_loader(like: Any) -> Callable[..., Any]:
-    """Return a function that brings arrays, or those places of them, to the device of a tensor, in float64."""
+    """Return a function that copies arrays, or the given rows of them, to the device of a tensor, in float64."""
     torch = sys.modules["torch"]
 
     def bring(values: Any, places: Any = None) -> Any:

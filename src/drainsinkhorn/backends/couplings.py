@@ -227,9 +227,9 @@ class BlockCouplings:
         self._each(take, len(pieces))
 
     def _return(self, lane: int, array: NDArray[Any]) -> Any:
-        """In the dtype of the potentials, which is wider than the caller's where that cannot hold tol.
+        """Return an array in the dtype of the potentials, which may be wider than the caller's; float32 at least.
 
-        In float32 at least: entries of a plan of many points are below the range of float16.
+        Entries of a plan between many points are below the range of float16.
         """
         dtype = np.result_type(to_numpy(self._potentials[lane].f).dtype, np.float32)
         with np.errstate(over="ignore"):

@@ -105,7 +105,7 @@ class Geometry(AllRows):
         self.rounding = rounding / self.eps + UNIT * float(np.abs(self.scores).max())
         # Reductions of n or m terms, in whatever order NumPy adds them.
         self.rounding += UNIT * sum(self.scores.shape)
-        # Logarithms of weights join the exponents.
+        # Logarithms of weights are added to the exponents.
         self.rounding += 4 * UNIT * (float(np.abs(self.log_a).max()) + float(np.abs(self.log_b).max()))
 
     def log_row_ratio(self, f: Vector, g: Vector) -> Vector:

@@ -1,4 +1,4 @@
-"""How potentials reach the caller: in the caller's dtype while that costs less than a tenth of tol, else in a wider."""
+"""Emit potentials in the caller's dtype if its rounding changes a residual by under a tenth of tol, else in a wider."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CHOICES: dict[str | None, tuple[str, ...]] = {
     "bfloat16": ("bfloat16", "float32"),
     "float32": ("float32",),
 }
-"""Dtypes below float64 that are tried for callers of each dtype, in this order. Others' potentials are float64."""
+"""Dtypes narrower than float64 to try, in this order, by the caller's dtype. For other dtypes float64 is used."""
 SHORT = ("float16", "bfloat16", "float32")
-"""All of them, in an order that suits every caller."""
+"""All these dtypes, in an order that agrees with every entry of CHOICES."""
 
 
 class Rounded(NamedTuple):
@@ -35,7 +35,7 @@ class Rounded(NamedTuple):
 
 
 def budget(eps: Any, tol: Any) -> Any:
-    """How far rounding may move potentials: by what changes a residual by about a tenth of tol."""
+    """Bound on the change of potentials by rounding: it changes a residual by about a tenth of tol."""
     return eps * tol / 10
 
 
@@ -45,7 +45,7 @@ def rounded(instance: Instance[Any], f: Vector, g: Vector) -> Rounded:
         short_f, short_g = round_to(f, name).astype(np.float64), round_to(g, name).astype(np.float64)
         with np.errstate(invalid="ignore"):
             moved = float(np.abs(short_f - f).max()) + float(np.abs(short_g - g).max())
-        # Written so that what overflowed, and is NaN or inf here, needs a wider dtype.
+        # Written so that NaN and inf, which overflow gives, lead to a wider dtype.
         if moved <= budget(instance.eps, instance.tol):
             return Rounded(short_f, short_g, name)
     return Rounded(f, g, "float64")
@@ -115,11 +115,11 @@ class States:
                 self._round(np.array([dtype == "float64" and own in callers for own, dtype in pairs]), name)
 
     def _round(self, wanted: NDArray[np.bool_], name: str) -> None:
-        """Round those of the wanted lanes to a dtype whose potentials it holds."""
+        """Round the potentials of those wanted lanes for which the dtype is accurate enough."""
         f, f_at, g, g_at = self.f, self.f_at, self.g, self.g_at
         with np.errstate(invalid="ignore"):
             moved = _moved(f, f_at, name) + _moved(g, g_at, name)
-        # Written so that what overflowed, and is NaN or inf here, needs a wider dtype.
+        # Written so that NaN and inf, which overflow gives, lead to a wider dtype.
         fits = wanted & (moved <= budget(self.eps, np.array([instance.tol for instance in self.instances])))
         for vector, at in ((f, f_at), (g, g_at)):
             short = np.repeat(fits, np.diff(at))
@@ -147,5 +147,5 @@ class States:
 
 
 def _moved(vector: Vector, at: NDArray[np.int64], name: str) -> Vector:
-    """How far rounding to a dtype would move each lane's potentials at most."""
+    """Return the largest change of each lane's potentials by rounding to a dtype."""
     return np.maximum.reduceat(np.abs(round_to(vector, name) - vector), at[:-1])

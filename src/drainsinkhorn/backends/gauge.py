@@ -1,4 +1,4 @@
-"""The gauge of potentials: `(f + c, g - c)` is the plan of `(f, g)`, but float64 rounds f and g by their own size."""
+"""The gauge of potentials: `(f + c, g - c)` is the same plan as `(f, g)`, but large potentials have large roundoff."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ SINGLE = 2.0**-24
 """Unit roundoff of float32, in which some backends compute."""
 
 DOMINANT = 16.0
-"""A shift along the gauge is removed only from potentials that exceed what is left of them this many times."""
+"""A shift along the gauge is removed only if the potentials are this many times larger than without it ..."""
 HEADROOM = 64.0
-"""... and whose rounding in float32, this many times, exceeds tol: bounds of backends are at most a few dozen units."""
+"""... and if this multiple of their float32 roundoff exceeds eps tol: backends bound rounding by a few dozen units."""
 
 
 def usable_start(
     start: Potentials[Any], eps: float, tol: float, a: NDArray[np.float64], b: NDArray[np.float64]
 ) -> Potentials[Any] | str:
-    """The start, recentred along the gauge where its size costs digits that tol needs; "zero" if it has none left.
+    """Return the start, recentred along the gauge if its size costs digits that tol needs, or "zero" if it is unusable.
 
-    Both marginals are fixed, so a constant can move from f to g without a change of the plan. A start is returned as it
-    is unless that shift matters. A start whose potentials, recentred, are so large that float64 cannot resolve one eps
-    says nothing about the plan; then "zero" is the better start.
+    Adding a constant to f and subtracting it from g does not change the plan. The start is returned unchanged unless
+    such a shift costs accuracy. If float64 cannot resolve eps in the potentials even after recentring, the start
+    contains no information about the plan, and "zero" is returned.
 
     Args:
         start: Finite potentials, (n,) and (m,).
         eps: Strength of the entropic term.
         tol: Bound on the residual.
-        a: Source weights, (n,). Potentials of points without weight are not looked at.
+        a: Source weights, (n,). Potentials of points without weight are ignored.
         b: Target weights, (m,).
     """
     f, g = to_numpy(start[0]), to_numpy(start[1])
-    # Norms bound sizes and cost the least. Those of floats overflow to infinity, which decides nothing.
+    # A cheap test first: Euclidean norms bound the largest potential. If one overflows to inf, the test fails.
     floats = f.dtype.kind == g.dtype.kind == "f"
     if floats and HEADROOM * SINGLE * math.sqrt(float(f.dot(f)) + float(g.dot(g))) <= eps * min(tol, 1.0):
         return start

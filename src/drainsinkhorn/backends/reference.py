@@ -93,11 +93,11 @@ class ReferenceBackend:
         return self
 
     def frugal(self) -> ReferenceBackend:
-        """Itself: it knows nothing but dense matrices."""
+        """Return itself: it has no representation but dense matrices."""
         return self
 
     def release(self) -> None:
-        """It keeps no memory."""
+        """Do nothing: it caches no memory."""
 
     def using(self, acceleration: str) -> ReferenceBackend:
         """Plain Sinkhorn, or with momentum."""

@@ -1,23 +1,22 @@
 """Attacks on a run while it runs, on fleets of one and two workers: does anything wrong get out unnoticed?
 
-An attack corrupts what a backend says or holds, the problems, or the processes. For each it is written down beforehand
-who must stop it:
+An attack corrupts what a backend reports, its state, the problems, or the processes. ATTACKS states in advance which
+guard must stop each attack:
 
-- "door": the problem is INVALID and never runs;
-- "verify": the screen lies, verify decides, and every answer is right;
+- "door": validation makes the problem INVALID, and it never runs;
+- "verify": the screen is wrong, verify decides, and every answer is right;
 - "healed": the state is damaged, the iteration repairs it, and every answer is right;
 - "rescue": the lane is given up, run again alone by the sound backend, and right;
 - "requeued": a worker dies, its problems run again, and every answer is right;
-- "identity": a lane leaves with a state that is not its own, the executor refuses it, and the worker stops; its
-  problems run again, or come back as not solved where it had one left;
+- "identity": a lane is emitted with another lane's state, the executor rejects it, and the worker stops; its problems
+  run again, or a last single one comes back QUARANTINED;
 - "recheck": verify passed a wrong answer, the recheck from the caller's own arrays withholds it, and the worker stops;
-  its problems run again, or come back as not solved where it had one left;
-- "quarantine": the worker stops by itself, and the problem comes back as not solved;
-- "nobody": the library lets a wrong answer out, and only the float64 audit of a campaign, which looks at every answer
-  from outside, sees it.
+  its problems run again, or a last single one comes back QUARANTINED;
+- "quarantine": the worker stops by itself, and the problem comes back QUARANTINED;
+- "nobody": the library returns a wrong answer, and only the campaign's own float64 audit of every answer detects it.
 
-An attack counts as caught where the library itself stopped it: no wrong answer got out, all neighbours are right and
-the attacked lanes end as written. One that does not bite is not caught, nor is one that nobody stops.
+An attack counts as caught if the library itself stopped it: no wrong answer was returned, all other lanes are right,
+and the attacked lanes end as stated. An attack without effect is not caught, nor is one of guard "nobody".
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ VERIFIES: dict[str, tuple[float, Callable[[Residual], Residual]]] = {
 }
 
 LATE = {"a later premature pass": "sampled", "a later premature pass, all rechecked": "all"}
-"""A premature pass once other lanes have left, and which results are rechecked: the first of a run always is."""
+"""Attacks that pass a lane too early after other lanes have left, and the `recheck` mode of each."""
 
 ATTACKS: dict[str, str] = {
     **dict.fromkeys(SCREENS, "verify"),
@@ -194,15 +193,15 @@ ATTACKS: dict[str, str] = {
 }
 """Every attack, and who must stop it."""
 FEW = {"quarantine": 2, "recheck": 2, "identity": 8, "a later premature pass, all rechecked": 4}
-"""Problems of attacks, by guard or name, under which workers stop by themselves, and are replaced again and again."""
+"""Number of problems, by guard or attack, where workers stop repeatedly and have to be replaced each time."""
 ATTEMPTS = 4
-"""Times that an attack is tried until it ends as written; one that lets a wrong answer out is not tried again."""
+"""Times that an attack is tried until it ends as stated; one that lets a wrong answer out is not tried again."""
 SAID = {
     "identity": "but emit returned",
     "recheck": "recomputed from its own arrays",
     "quarantine": "moved no live lane",
 }
-"""What the error of each guard says that stops a worker."""
+"""Part of the error message with which each guard stops a worker."""
 
 
 @dataclass(frozen=True)
@@ -255,8 +254,8 @@ class Ended(NamedTuple):
 
     Attributes:
         as_foretold: True if it ended as ATTACKS says.
-        caught: True if moreover the library itself stopped it.
-        how: What happened, in words.
+        caught: True if, in addition, the library itself stopped it.
+        how: Description of what happened.
         let_out: Wrong answers that the library reported as CONVERGED.
     """
 
@@ -338,7 +337,7 @@ def attacks(workers: int, sound: Backend[Any], lanes: Backend[Any]) -> Iterator[
         for attack in ATTACKS:
             backend = lanes if attack in STATES else sound
             ended = strike(fleet, attack, backend)
-            # Which lanes share a pack depends on how quick the workers are, so that an attack on them may not bite.
+            # Which lanes share a pack depends on the speed of the workers, so an attack may have no effect.
             for _ in range(ATTEMPTS - 1):
                 if ended.as_foretold or ended.let_out:
                     break

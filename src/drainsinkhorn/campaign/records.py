@@ -28,7 +28,7 @@ from drainsinkhorn.model.errors import FileError
 Record = dict[str, Any]
 MANIFEST, RAW = "manifest.json", "raw.jsonl"
 FORMAT = 1
-"""Version of both files, told by the manifest. A manifest that does not say its format has this one."""
+"""Version of both files, stated in the manifest. A manifest that does not state its format has this one."""
 
 
 def line(record: Record) -> str:

@@ -258,7 +258,7 @@ class _Attempt:
             return
         outcome, note = self._run(arm)
         if outcome is not None and outcome.extrapolated:
-            # The first run compiles, so that it may have had time for fewer problems than those that are timed.
+            # The first run also compiles, so it may have solved fewer problems in its time limit than timed runs do.
             outcome, note = self._run(arm)
         passed, residual = False, None
         if outcome is not None:

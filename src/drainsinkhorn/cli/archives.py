@@ -28,7 +28,7 @@ HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def available_memory() -> int:
-    """Bytes of memory that this process may take: what is free, at most what its container and its ulimit allow."""
+    """Return the bytes that this process can allocate: free memory, limited by its container and its ulimit."""
     bounds: list[int] = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -80,7 +80,7 @@ def read_arrays(path: Path, limit: int | None = None) -> dict[str, Array]:
         raise
     except MemoryError:
         raise FileError(f"{path} does not fit into memory") from None
-    # Damaged archives make zipfile raise NotImplementedError, RuntimeError and what it reads with as well.
+    # For damaged archives zipfile also raises NotImplementedError, RuntimeError and errors of its decompressors.
     except (
         OSError,
         ValueError,
@@ -97,9 +97,9 @@ def read_arrays(path: Path, limit: int | None = None) -> dict[str, Array]:
 
 
 def _unpacked_size(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
-    """Bytes that a member takes, from its header alone; raises FileError where the header promises too much.
+    """Return the unpacked size of a member in bytes, from its header alone; raises FileError for an invalid header.
 
-    Dimensions of length 0 count as 1: an array of shape (10**12, 0) has no bytes, but what is made for its rows has.
+    Dimensions of length 0 count as 1: an array of shape (10**12, 0) has no bytes, but objects made for its rows do.
     """
     with archive.open(member) as stream:
         try:

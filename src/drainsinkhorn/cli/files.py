@@ -25,7 +25,7 @@ from drainsinkhorn.run.stack import problems
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 FORMAT = 1
-"""Version of the keys of both kinds of files. A file that does not say its format has this one."""
+"""Version of the keys of both kinds of files. A file that does not state its format has this one."""
 KEYS = ("x", "y", "a", "b", "eps", "tol", "f", "g", "cost", "scale", "x_sizes", "y_sizes", "format")
 STACKED = {"x": 3, "y": 3, "a": 2, "b": 2, "eps": 1, "tol": 1, "f": 2, "g": 2, "cost": 3, "x_sizes": 1, "y_sizes": 1}
 """Number of dimensions with which an array has one entry for each problem."""

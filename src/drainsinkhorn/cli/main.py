@@ -68,9 +68,9 @@ def _fail(error: Exception | str) -> NoReturn:
 
 
 def _writable(path: Path | None, **used: Sequence[Path]) -> None:
-    """Refuse an output that could not be written, or would be written over a file in use, before any work is done.
+    """Before any work is done, reject an output path that cannot be written or that would overwrite a file in use.
 
-    `used` has the files that the command reads or writes otherwise, by what they hold.
+    `used` holds the other files that the command reads or writes, by the name of their contents.
     """
     if path is None:
         return

@@ -1,4 +1,4 @@
-"""Files that a command writes: made whole beside their place, and never over what it reads or keeps."""
+"""Write output files completely under another name before renaming, and never over a file that the command uses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import IO
 
 JOURNAL_SUFFIXES = ("", "-wal", "-shm", "-journal", ".damaged", ".damaged-wal", ".damaged-shm")
-"""Ends of the names of all files that a journal consists of or leaves: SQLite's, and what salvage moves away."""
+"""Suffixes of all files that belong to a journal: those of SQLite, and those of a damaged journal put aside."""
 
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` once it is written, so that no half file is ever seen.
+    """Open a new file that replaces `path` once it is written, so that no partial file is ever visible.
 
     It is made in the same folder under a random name. Exclusive creation fails where the name exists, and does not
     follow a symbolic link. After an error nothing is left of it, and what was at `path` is untouched.

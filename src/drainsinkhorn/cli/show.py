@@ -20,7 +20,7 @@ COLOURS = {"CONVERGED": "green", "DEPTH_LIMIT": "yellow", "NONFINITE": "red", "I
 
 
 def escape(text: object) -> str:
-    """A text with control characters written as escapes, so that none of a file or its name reaches the terminal."""
+    """Return a text with control characters escaped, so that none from a file or its name reaches the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 

@@ -27,9 +27,9 @@ EARLY = 1.1
 """A lane that is not held is verified from this multiple of its stop on. Screen and verify each add a band of at most a
 tenth of tol (beyond it precision climbs), so that what a screen turns down no verify would have passed."""
 ESCALATE = 0.1
-"""Share of a stop above which a rounding estimate that alone keeps a lane from passing is replaced by a certificate. To
-run on, the lane must bring its residual down by that share, which takes a slow lane tens of cycles; a certificate costs
-as much as a few float64 legs."""
+"""Share of a stop. If only the rounding estimate keeps a lane from passing, and the estimate exceeds this share, a
+certificate replaces it. Without one the lane would have to reduce its residual by that share, which may take tens of
+cycles; docs/benchmarks/rounding.md has the cost of a certificate."""
 BACK_OFF = 0.95
 """A rejected lane is held again at this fraction of its last hold at the latest: what verify found may pass."""
 
@@ -140,23 +140,25 @@ def judge(
 ) -> tuple[dict[int, Verdict], Counts]:
     """Screen the lanes that are due, verify the candidates, and return those that are decided and may leave.
 
-    Only verify can pass a lane. A lane that is verified and not decided was rejected, and goes on; if it had been held,
-    it is held again only when its screen has fallen by as much as verify found missing, or a little.
+    Only verify can pass a lane. A lane that is verified but not decided is rejected and continues. If it had been held,
+    its hold is lowered: to the stop less the difference between verify and screen, but to no less than BACK_OFF times
+    the old hold.
 
-    Where only the rounding estimate of a verify keeps a lane from passing, a certificate decides: for a lane at its
-    last state always, for another if the estimate is more than ESCALATE of its stop. Both depend on the state alone.
+    A certificate decides where the rounding estimate alone does: for a lane at its last state, if the stop lies within
+    the estimate of the measured residual; for any other lane, if the measured residual is within the stop and the
+    estimate exceeds ESCALATE times the stop. Both rules depend on the state alone.
 
     Args:
         pack: The pack.
-        progress: What the last advance said, by lane.
-        due: Lanes whose audit it is.
+        progress: Result of the last advance, by lane.
+        due: Lanes to audit now.
         final: Lanes at their depth limit or deadline; verified whatever the screen says: it is their last state.
         stops: What the residual must not exceed, by lane.
         holds: What the screen must not exceed, by lane; -inf where lanes are not held.
         audit: The rules.
-        exact: Ask verify for its most careful arithmetic.
-        quorum: Fewer candidates are not verified, fewer decided lanes do not leave: the number of live lanes where all
-            lanes leave together, else 0.
+        exact: Certify every candidate.
+        quorum: With fewer candidates none is verified, and with fewer decided lanes none leaves: the number of live
+            lanes if all lanes leave together, else 0.
     """
     if audit.screen == "none":
         candidates = list(due)
@@ -176,14 +178,14 @@ def judge(
         return [pack.verify([lane], exact=exact)[0] for lane in lanes]
 
     def undecided(lane: int, residual: Residual) -> bool:
-        """Whether the rounding estimate straddles the stop, and a certificate is worth its price."""
+        """Whether a certificate must decide: see the rules above."""
         measured, stop = max(residual.row, residual.col), stops[lane]
         if lane in final:
             return measured - residual.band <= stop < measured + residual.band
         return measured <= stop < measured + residual.band and ESCALATE * stop < residual.band < math.inf
 
     def certified(lanes: Sequence[int], residuals: list[Residual]) -> list[Residual]:
-        """The residuals, with certificates in place of those that leave a lane undecided."""
+        """Return the residuals, those of undecided lanes replaced by certificates."""
         doubtful = [] if exact else [k for k, lane in enumerate(lanes) if undecided(lane, residuals[k])]
         if doubtful:
             for k, certificate in zip(doubtful, pack.verify([lanes[k] for k in doubtful], exact=True), strict=True):

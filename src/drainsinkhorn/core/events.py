@@ -93,7 +93,7 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """Memory did not suffice; from now on packs hold at most `capacity` lanes, and the problems `again` start anew."""
+    """Memory ran out; from now on packs hold at most `capacity` lanes, and the problems `again` run again."""
 
     capacity: int
     again: Sequence[int] = ()
@@ -171,10 +171,10 @@ def ignore(event: Event) -> None:
 
 
 class Watch:
-    """The caller's observer. An exception of its own ends its watch, never the run.
+    """The caller's observer. After it has raised an exception it is not called again; the run continues.
 
     Attributes:
-        error: What the observer raised; None as long as it is told events.
+        error: The exception that the observer raised; None before that.
     """
 
     def __init__(self, observe: Observer) -> None:
@@ -182,19 +182,19 @@ class Watch:
         self.error: Exception | None = None
 
     def __call__(self, event: Event) -> None:
-        """Tell the observer, unless it has raised before."""
+        """Call the observer with an event, unless it has raised before."""
         if self.error is not None:
             return
         try:
             self._observe(event)
         except Exception as error:  # noqa: BLE001  the caller's own code: finished results must not be lost to it
             self.error = error
-            _log.warning("the observer %r raised and is told no more; the run goes on", self._observe, exc_info=error)
+            _log.warning("observer %r raised and gets no more events; the run goes on", self._observe, exc_info=error)
 
     def warn(self, solution: object = None) -> None:
-        """Warn if the observer raised, with what it raised as the cause."""
+        """Issue an ObserverWarning if the observer raised, with its exception as the cause."""
         if self.error is not None:
-            text = f"the observer raised {type(self.error).__name__} ({self.error}) and was told no more of the run"
+            text = f"the observer raised {type(self.error).__name__} ({self.error}) and received no further events"
             warning = ObserverWarning(f"{text}; results are complete", solution)
             warning.__cause__ = self.error
             warn(warning)

@@ -1,4 +1,4 @@
-"""Windows one after another, and what happens when memory runs out. The loop of a window is in `core/window.py`."""
+"""Run windows one after another, and handle a lack of memory. The loop of one window is in `core/window.py`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from drainsinkhorn.model.errors import ProblemError
 def execute(backend: Backend[Any], source: Source, plan: Plan, observe: Observer) -> Iterator[Retired]:
     """Run every problem of a source, window after window, and yield each lane as it retires.
 
-    When memory runs out, lanes that were live run again from their own starts, in windows half as wide: which window a
-    lane runs in changes no result. A lane for which memory does not suffice alone is run once more after idle memory
-    was freed, then as `Backend.frugal` runs it, and is refused if there is no memory for that either.
+    If memory runs out, the live lanes run again from their own starts, in windows half as wide; the window in which a
+    lane runs changes no result. If memory does not suffice for one lane alone, it runs once more after idle memory was
+    freed, then on `Backend.frugal`; if memory does not suffice for that either, it is rejected.
     """
     while opening := source.take(plan.width):
         plan, shortage = yield from _run_window(backend, source, plan, observe, opening)
@@ -40,12 +40,12 @@ def execute(backend: Backend[Any], source: Source, plan: Plan, observe: Observer
 
 
 def _run_alone(backend: Backend[Any], lane: Admission, plan: Plan, observe: Observer) -> Iterator[Retired]:
-    """Run a lane for which there was no memory once more, then with the least memory it can do with, or refuse it."""
-    # What is left of the pack that was given up may wait for the garbage collector.
+    """Run a lane that ran out of memory once more, then in its most frugal representation; else reject it."""
+    # Arrays of the discarded pack may be in reference cycles.
     gc.collect()
     backend.release()
     frugal, ways, reason = backend.frugal(), {backend.describe(lane.instance): backend}, ""
-    # It may not know this problem's cost.
+    # The frugal backend may not support this problem's cost.
     with suppress(ProblemError):
         frugal.signature(lane.instance)
         ways.setdefault(frugal.describe(lane.instance), frugal)

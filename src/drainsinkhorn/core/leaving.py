@@ -1,4 +1,4 @@
-"""Lanes that leave: their potentials are copied out, and each must be the state of its own problem."""
+"""Emit lanes that leave, and check that each emitted state belongs to the lane's own problem."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def retire(
     Args:
         pack: The pack.
         lanes: Its live lanes, by lane number.
-        decided: Those that leave, and how they were judged.
-        progress: Where each lane stands.
-        streamed: Whether memory alone made these lanes stream.
+        decided: Lanes that leave, each with its verdict.
+        progress: Depth and screen of each lane.
+        streamed: Whether these lanes stream only for lack of memory.
 
     Returns:
-        The lanes that left, by lane number, and which lane was emitted with a state that is not its own ("": none).
-        Such a lane is not among those that left.
+        The lanes that left, by lane number, and a message that names the first lane emitted with another lane's state
+        (empty if there is none). Such a lane is not among those that left.
     """
     emitted, retired, stray = pack.emit(list(decided)), dict[int, Retired](), ""
     if len(emitted) != len(decided):
@@ -46,6 +46,6 @@ def retire(
 
 
 def _whose(owner: Instance[Any], lanes: Mapping[int, Admission]) -> str:
-    """In words, whose state was emitted in place of a lane's own."""
+    """Describe the owner of the state that was emitted in place of a lane's own."""
     tickets = [ticket for ticket, instance in lanes.values() if instance is owner]
     return f"the state of problem {tickets[0]}" if tickets else "the state of a lane that has left, or was never there"

@@ -118,7 +118,7 @@ class Ledger:
                 self.frozen += lanes
             case Narrowed(_, again):
                 self.narrowed += 1
-                # What starts anew is admitted once more; slots and legs it has spent so far stay spent.
+                # Problems that run again are admitted once more; the slots and legs they have spent remain counted.
                 if self._queues:
                     self._queues[-1][2][:] = [ticket for ticket in self._queues[-1][2] if ticket not in again]
             case Chosen():

@@ -158,9 +158,9 @@ class Options:
         width: Lanes of a pack; None: what suits the backend and the size of the problems.
         mode: "auto", a name in MODES, or a Mode.
         audit: When and how lanes are checked.
-        certify: "always" computes every residual in float64 from the caller's own arrays, with a rounding bound that
-            holds; docs/benchmarks/rounding.md has its price. "auto" verifies with a calibrated estimate of rounding,
-            and certifies only where that estimate alone would decide.
+        certify: "always" computes every residual in float64 from the caller's own arrays, with a rigorous rounding
+            bound; docs/benchmarks/rounding.md has its cost. "auto" verifies with a calibrated estimate of rounding, and
+            certifies a lane only if that estimate alone would decide.
         accelerate: "auto" takes what the backend offers; "none" is plain Sinkhorn; a name it lacks raises.
         init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
         rescue: Rerun an unconverged problem at width one in float64 before reporting it.
@@ -169,12 +169,12 @@ class Options:
         profile: What is known of the problems, for mode "auto"; None: nothing.
         order: "given", or by predicted depth among what may be read ahead: "grouped" runs deep problems first, with
             others of their depth; "mixed" gives every window some of each. It changes no result.
-        recheck: Which CONVERGED results are recomputed from your own arrays before they are released: "sampled" (some
-            rows and columns of the first and of some later ones, for less than 1 % of the time), "all" (all rows and
-            columns of every one, which may take longer than the solve) or "none". One that does not hold is a
+        recheck: Which CONVERGED results are recomputed from your own arrays before they are returned: "sampled" (some
+            rows and columns of the first result and of some later ones, in about 1 % of the time), "all" (all rows and
+            columns of every result, which may take longer than the solve) or "none". A refuted result raises
             ContractError.
-        warn: Issue a ConvergenceWarning, once, when the run ends with problems that did not converge, and whenever a
-            plan is taken from one of them.
+        warn: Issue one ConvergenceWarning if the run ends with unconverged problems, and one whenever a plan is taken
+            from such a problem.
     """
 
     tol: float = 1e-3

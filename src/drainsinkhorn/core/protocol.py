@@ -58,9 +58,9 @@ class Emission(NamedTuple):
 class Pack(Protocol[A]):
     """Live state of some lanes. Owns every array; speaks in lane numbers and Python floats.
 
-    Every verb may run out of memory, for which it raises MemoryError and never an error of its library. `repack` then
-    leaves the pack as it was. After any other verb the pack is given up, and its live lanes run again from their starts
-    in a narrower one; so a pack may allocate the buffers of a verb, those of `verify` too, when the verb is called.
+    If a method runs out of memory it raises MemoryError, never an error of its library. After `repack` the pack must
+    be as it was before. After any other method the pack is discarded, and its live lanes run again from their starts in
+    a narrower one; so a pack may allocate the buffers of a method, those of `verify` too, when the method is called.
     """
 
     @property
@@ -91,13 +91,13 @@ class Pack(Protocol[A]):
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Sequence[Residual]:
         """Both marginals, recomputed from the potentials exactly as `emit` would return them; two legs per lane.
 
-        With `exact` the residual is a certificate: float64 from the caller's own arrays, with a rounding bound that
-        holds (`backends.certificate`). It may allocate a block of the plan.
+        With `exact` the residual is a certificate: float64 from the caller's own arrays, with a rigorous rounding bound
+        (`backends.certificate`). It may allocate a block of the plan.
         """
         ...
 
     def emit(self, lanes: Sequence[int]) -> Sequence[Emission]:
-        """Copies of the last finite potentials, in the caller's library, device and dtype, and whose they are."""
+        """Return the last finite potentials, copied to the caller's library, device and dtype, with their problem."""
         ...
 
     def freeze(self, lanes: Sequence[int]) -> None:
@@ -179,11 +179,11 @@ class Backend(Protocol[A]):
     def frugal(self) -> Backend[A]:
         """The same backend with every lane in the representation that needs least memory: streaming, where it can.
 
-        A lane for which memory does not suffice alone runs there, and its result says so (`Result.streamed`). Where
-        `describe` says the same of both, there is nothing to save.
+        A lane for which memory does not suffice alone runs on it, and `Result.streamed` is true. If `describe` returns
+        the same text for both backends, the frugal one needs no less memory.
         """
         ...
 
     def release(self) -> None:
-        """Free memory that is kept for reuse and holds no lane. Called when memory has run out."""
+        """Free memory that is cached for reuse. Called when memory has run out."""
         ...

@@ -1,4 +1,4 @@
-"""Memory that runs out under a pack: what has to run again, and how a window is told."""
+"""A lack of memory in a method of a pack: how a window learns of it, and which lanes have to run again."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Shortage(NamedTuple):
 
 
 class Exhausted(Exception):
-    """A verb of a pack ran out of memory; the pack cannot be used any more."""
+    """A method of a pack ran out of memory; the pack must be discarded."""
 
 
 def call(verb: Callable[..., T], *args: Any, **keywords: Any) -> T:
-    """Call a verb of a pack, or a function that calls its verbs; where memory runs out, Exhausted is raised."""
+    """Call a method of a pack, or a function that calls such methods; a MemoryError becomes Exhausted."""
     try:
         return verb(*args, **keywords)
     except MemoryError as error:

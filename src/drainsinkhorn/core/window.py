@@ -36,7 +36,7 @@ class Window:
         observe(Opened([lane.ticket for lane in opening], plan.width, backend.width_for, self._newly_spent()))
 
     def run(self, source: Source) -> Generator[Retired, None, Shortage | None]:
-        """Yield each lane as it retires; returns what has to run again, if memory runs out."""
+        """Yield each lane as it retires; if memory runs out, return the lanes that have to run again."""
         try:
             while self.live:
                 self._advance()
@@ -91,7 +91,7 @@ class Window:
         return retired, stray
 
     def _repack(self, source: Source, left: Collection[int]) -> None:
-        """Fill or close the vacancies, or freeze what stays in the kernel."""
+        """Refill vacancies, or compact the pack, or freeze the lanes that have left."""
         mode, live, vacancies = self.plan.mode, len(self.live), self.plan.width - len(self.live)
         due = mode.refill is not None and vacancies >= mode.refill and self.on_grid
         new = source.take(vacancies) if due else ()
@@ -114,7 +114,7 @@ class Window:
         return None
 
     def _reseat(self, new: Sequence[Admission]) -> None:
-        """Note that the pack has kept its live lanes and admitted these."""
+        """Renumber the lanes after a repack that kept the live lanes and admitted new ones."""
         keep, lanes = list(self.live), [*self.live.values(), *new]
         self._seat(lanes, [self.progress[number] for number in keep], [self.holds[number] for number in keep])
         self.observe(Repacked(len(keep), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))

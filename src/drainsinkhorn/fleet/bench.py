@@ -32,8 +32,9 @@ PATIENCE = 0.5
 class Message(NamedTuple):
     """What a worker says.
 
-    Kinds: ready, and in which format it speaks; results (facts of each, and the bytes of all); report, where it
-    stands; account, at the end; failed, and why; refused, a bad problem under `strict`; and died, which is said of it.
+    Kinds: ready, with its message format; results (facts of each, and the bytes of all); report, its progress;
+    account, its ledger at the end; failed, with the reason; refused, an invalid problem under `strict`; and died, which
+    the fleet adds for a worker that ended.
     """
 
     kind: str

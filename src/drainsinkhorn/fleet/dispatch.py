@@ -44,7 +44,7 @@ LARGEST_WINDOW = 4096
 SMALL_PAIRS, SMALL_DEPTH = 2**21, 16
 """Problems of fewer pairs are taken to be so deep: a window has many, and a look at each would cost too much."""
 START_SECONDS = 120.0
-"""A worker that is not ready after so long, and after `hang`, will never be: the most that a start may take."""
+"""Longest time for the start of a worker in seconds, unless `hang` is longer."""
 FALSE_STARTS = 9
 """How often in a row a worker may be killed before it is ready: what hits workers can hit them then, too."""
 POLL = 0.01
@@ -97,8 +97,8 @@ class Dispatch:
         options: As for `stream`.
         observe: As for `stream`; told `Reported`, `Lost` and `Finished`.
         journal: As for `stream`; kept here, not by workers.
-        hang: Seconds of silence after which a worker that has work, or starts, is given up.
-        strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
+        hang: Seconds without a message after which a worker that has work, or is starting, is replaced.
+        strikes: Number of workers lost while they had a problem alone, at which the problem is quarantined.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Dispatch:
         self.ledger = Ledger()
         self.feed = given.claim() if isinstance(given, Tap) else None
         self._crew, self._options, self._hang, self._allowed = crew, options, hang, strikes
-        # Seconds that a start may take. Each start that is given up doubles them: perhaps only the machine is slow.
+        # Seconds that a start may take. They double with every start that times out, since the machine may be slow.
         self._start_limit = hang
         self._tell = observe if observe is ignore else Watch(observe)
         self._observe = fan_out(self.ledger, self._tell)

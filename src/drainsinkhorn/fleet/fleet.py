@@ -26,8 +26,8 @@ class Fleet:
 
     Args:
         crew: The workers.
-        hang: Seconds of silence after which a worker that has work, or starts, is given up.
-        strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
+        hang: Seconds without a message after which a worker that has work, or is starting, is replaced.
+        strikes: Number of workers lost while they had a problem alone, at which the problem is quarantined.
     """
 
     def __init__(self, crew: Crew, *, hang: float, strikes: int) -> None:

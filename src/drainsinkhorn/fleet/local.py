@@ -43,8 +43,8 @@ class LocalFleet(Fleet):
         workers: How many; None: as many groups of `cores` as there are cores, or one per device.
         cores: Threads of each worker.
         devices: GPUs, one per worker, by number or as CUDA names them.
-        hang: Seconds of silence after which a worker that has work, or starts, is given up.
-        strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
+        hang: Seconds without a message after which a worker that has work, or is starting, is replaced.
+        strikes: Number of workers lost while they had a problem alone, at which the problem is quarantined.
 
     Examples:
         >>> import numpy as np

@@ -34,8 +34,8 @@ class RayFleet(Fleet):
         workers: How many; None: as many as the cluster has room for.
         cores: Cores of each worker.
         gpus: GPUs of each worker; 0: none.
-        hang: Seconds of silence after which a worker that has work, or starts, is given up.
-        strikes: Workers that may be lost while they have a problem alone, before it is quarantined.
+        hang: Seconds without a message after which a worker that has work, or is starting, is replaced.
+        strikes: Number of workers lost while they had a problem alone, at which the problem is quarantined.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Actor:
         return os.getpid()
 
     def begin(self, version: int, assignment: Assignment) -> Iterator[Message]:
-        """Run what is pushed, and say what comes of it. Both ends say their format once; neither changes it."""
+        """Run the windows that are pushed, and yield messages. Both ends state their message format once, here."""
         if version != wire.FORMAT:
             yield Message("failed", wire.other_format(version))
             return

@@ -197,28 +197,28 @@ class RowShardedPack(LanePack[ReferenceLane]):
             super().repack(keep, admit)
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
-        """One cycle after the other, in step with the other ranks."""
+        """Run cycles one after another, in step with the other ranks."""
         with self._in_step():
             return super().advance(cycles, stops, lockstep=lockstep)
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
-        """The row residual in a pass of its own, in step with the other ranks."""
+        """Return row residuals from a pass of their own, in step with the other ranks."""
         with self._in_step():
             return super().screen(lanes)
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
-        """Both sides of the states as they will be emitted, in step with the other ranks."""
+        """Return both residuals of the states as they will be emitted, in step with the other ranks."""
         with self._in_step():
             return super().verify(lanes, exact=exact)
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
-        """Copies for the caller, in step with the other ranks."""
+        """Return copies for the caller, in step with the other ranks."""
         with self._in_step():
             return super().emit(lanes)
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """What all ranks compute together. A rank that runs out of memory here cannot tell the others, and ends."""
+        """A context for collective operations. A rank that runs out of memory in it raises FleetError and ends."""
         try:
             with memory_errors():
                 yield
@@ -312,11 +312,11 @@ class RowShardedBackend:
         return self
 
     def frugal(self) -> RowShardedBackend:
-        """The same with `kernels="streaming"`."""
+        """Return the same backend with `kernels="streaming"`."""
         return replace(self, kernels="streaming")
 
     def release(self) -> None:
-        """What torch keeps of a CUDA device."""
+        """Free the CUDA memory that torch caches."""
         empty_torch_cache()
 
     def using(self, acceleration: str) -> RowShardedBackend:

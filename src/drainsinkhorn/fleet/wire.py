@@ -23,8 +23,8 @@ from drainsinkhorn.numerics.costs import Formula, as_cost
 from drainsinkhorn.run.solution import Record
 
 FORMAT = 2
-"""Version of all that travels between a fleet and its workers. Raise it with every change that the other end must know
-of. Format 1 did not say its version."""
+"""Version of all messages between a fleet and its workers. Increase it with every change that the other end must know.
+Format 1 did not state its version."""
 Array = NDArray[Any]
 ALIGNMENT = 64
 PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
@@ -35,7 +35,7 @@ GAP = np.zeros(ALIGNMENT, np.uint8)
 
 
 def other_format(version: object) -> str:
-    """Why an end that speaks this format cannot understand one that speaks that version."""
+    """Return the error message for a message whose format is not FORMAT."""
     return (
         f"messages have format {version} at one end and {FORMAT} at the other: the fleet and its worker run different "
         "versions of drainsinkhorn; install the same one for both and start the program again"

@@ -229,7 +229,7 @@ class _Potentials(torch.autograd.Function):
             for k, (tensor, needed) in enumerate(zip(tensors, ctx.needs_input_grad[1:], strict=True))
         ]
         for places, plans in ctx.plans:
-            # What is pulled back has float32 at least; gradients are returned in the dtype of what they belong to.
+            # Cotangents are computed in float32 at least; a gradient is returned in the dtype of its input.
             wide = [c.to(torch.promote_types(c.dtype, torch.float32)) for c in cotangents]
             u, v = [wide[k] for k in places], [wide[count + k] for k in places]
             instances = [_on(ctx.instances[k], u[0]) for k in places]

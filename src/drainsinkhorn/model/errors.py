@@ -27,7 +27,7 @@ class ContractError(DrainError, AssertionError):
     """A backend broke a promise of the pack contract.
 
     Attributes:
-        results: Raised by `solve`: every Result that was finished before, by ticket.
+        results: If `solve` raised it: every Result finished before, by ticket.
     """
 
     def __init__(self, message: str) -> None:
@@ -44,10 +44,10 @@ class FileError(DrainError, ValueError):
 
 
 class OutOfMemory(DrainError, MemoryError):
-    """Memory ran out where no lane can be blamed: while problems were sorted, or what had ended was recorded.
+    """Memory ran out outside of any lane: while problems were sorted, or results were recorded.
 
     Attributes:
-        results: What was finished and not yet handed out, a Result by ticket.
+        results: Finished results that were not yet returned, by ticket.
         ledger: The account of the run.
     """
 
@@ -86,12 +86,12 @@ class DrainWarning(RuntimeWarning):
 
 
 class ConvergenceWarning(DrainWarning):
-    """Some problems did not converge, or could not be solved as given; the text counts them and says what to do.
+    """Some problems did not converge, or were invalid; the text counts them and says what to do.
 
-    Where warnings are errors nothing is lost: `solution` is what `solve` would have returned.
+    If warnings are turned into errors no result of `solve` is lost: `solution` is what it would have returned.
 
     Attributes:
-        solution: The Solution, where `solve` warns; None where a stream ends, and where a plan is taken.
+        solution: The Solution if `solve` warns; None if a stream or taking a plan does.
     """
 
     def __init__(self, message: str, solution: object = None) -> None:
@@ -100,7 +100,7 @@ class ConvergenceWarning(DrainWarning):
 
 
 class ObserverWarning(DrainWarning):
-    """An observer raised and was told no more; the run went on without it.
+    """An observer raised, and received no further events; the run continued without it.
 
     Attributes:
         solution: As for ConvergenceWarning.
@@ -113,7 +113,7 @@ class ObserverWarning(DrainWarning):
 
 
 def warn(warning: DrainWarning) -> None:
-    """Issue a warning at the line outside of this package that called into it."""
+    """Issue a warning that points to the caller's line outside of this package."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]:
         frame, level = frame.f_back, level + 1
@@ -121,4 +121,4 @@ def warn(warning: DrainWarning) -> None:
 
 
 class KernelCacheWarning(UserWarning):
-    """Compiled kernels cannot be kept on disk, so that every process compiles them anew; the text says what to set."""
+    """Compiled kernels cannot be saved on disk, so every process compiles its own; the text says what to set."""

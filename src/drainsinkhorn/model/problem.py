@@ -29,7 +29,7 @@ class WeaklyReferable:
 class Problem(WeaklyReferable, Generic[A]):
     """Couple the cloud `x` with weights `a` to the cloud `y` with weights `b`.
 
-    Building a Problem checks nothing: `solve` judges, so that one bad problem costs its neighbours nothing. Nothing is
+    Building a Problem checks nothing: `solve` validates, so that one bad problem does not affect the others. Nothing is
     copied either: do not write to the arrays as long as you use the problem or its Result.
 
     Attributes:

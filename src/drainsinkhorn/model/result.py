@@ -18,13 +18,13 @@ MAX_PAIRS = 2**26
 
 
 class Residual(NamedTuple):
-    """L1 errors of both marginals of a state, and how far rounding may have moved that measurement.
+    """L1 errors of both marginals of a state, and the rounding error of that measurement.
 
     Attributes:
         row: `sum_i |(P 1)_i - a_i|`.
         col: `sum_j |(P^T 1)_j - b_j|`.
-        band: Rounding error of both. After `certify="always"` it is a bound that holds; otherwise it is a calibrated
-            estimate (see docs/how-it-works.md, "Rounding").
+        band: Rounding error of both. With `certify="always"` it is a rigorous bound, otherwise a calibrated estimate
+            (see docs/how-it-works.md, "Rounding").
     """
 
     row: float
@@ -54,19 +54,20 @@ class Result(Generic[A]):
             if INVALID or QUARANTINED.
         residual: Residual of exactly those potentials.
         status: How it ended.
-        depth: Cycles of the run that gave the answer: the rescue if `rescued`, else the first. At most `max_depth`,
+        depth: Cycles of the run that gave the result: the rescue if `rescued`, else the first. At most `max_depth`,
             rounded up to the backend's stride. The ledger has both (`ledger.depths`, `ledger.rescue.depths`).
         backend: The backend that ran it.
         arithmetic: Precision and representation in which it ran.
         acceleration: What was used to need fewer cycles; "none" for plain Sinkhorn.
-        rescued: True if the rescue (a second run, alone in float64) helped, and this is its answer: it converged, or
-            came nearer to tol than the first run. A rescue that did not help is named in `detail`.
-        widened: True if potentials came back in a wider dtype: the caller's cannot hold tol, or holds integers.
+        rescued: True if this is the result of the rescue (a second run, alone in float64): it converged, or came nearer
+            to tol than the first run. `detail` mentions a rescue that did not help.
+        widened: True if potentials have a wider dtype than the points: that of the points is not accurate enough for
+            tol, or is an integer dtype.
         detail: Why, where the status alone does not say it.
-        streamed: True if memory alone forced this lane to stream, where the problem and the options say cached. It is
-            verified like any other, and exempt from bitwise equality with a run that had the memory; so are problems
-            that start from its potentials in a chain.
-        warns: Whether a plan that is taken from it warns unless it converged (`Options.warn`).
+        streamed: True if this lane streamed only because memory ran out, although the problem and the options say
+            cached. It is verified like any other, but need not equal a cached run to the bit; nor need problems that
+            start from its potentials in a chain.
+        warns: Whether taking a plan from an unconverged result issues a warning (`Options.warn`).
     """
 
     ticket: int
@@ -147,13 +148,13 @@ class Result(Generic[A]):
 
 
 def warn_of_plans(results: Sequence[Result[Any]]) -> None:
-    """Issue one ConvergenceWarning if plans are taken of problems that did not converge."""
+    """Issue one ConvergenceWarning if plans are taken from unconverged results."""
     failed = [result for result in results if result.warns and not result.converged and result.emitted is not None]
     if failed:
         first, more = failed[0], f", and {len(failed) - 1} more" if len(failed) > 1 else ""
         warn(
             ConvergenceWarning(
                 f"problem {first.ticket} did not converge ({first.status.name}, residual {first.residual.worst:.3g})"
-                f"{more}: what is taken from such a plan is wrong by as much; see result.message"
+                f"{more}: quantities computed from such a plan have errors of that size; see result.message"
             )
         )

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64")}
 BFLOAT16 = np.dtype(np.float32, metadata={"holds": "bfloat16"})
-"""NumPy has no bfloat16. An array of this dtype has float32 numbers that bfloat16 holds, and stands for bfloat16."""
+"""Stands for bfloat16, which NumPy lacks: float32 numbers, each of which bfloat16 represents exactly."""
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """Unit roundoff: the largest relative error of rounding to a dtype, for numbers in its normal range."""
 SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 2.0**-1074}
@@ -82,13 +82,13 @@ def float_name(value: Any) -> str | None:
 
 @lru_cache(maxsize=256)
 def _float_name_of(dtype: Any) -> str | None:
-    """The same of a dtype of torch or JAX."""
+    """Return the name of a dtype of torch or JAX if it is one of these four floats, else None."""
     name = str(dtype).removeprefix("torch.")
     return name if name in ROUNDOFF else None
 
 
 def round_to(values: NDArray[np.float64], name: str) -> Array:
-    """Numbers rounded to the nearest of a dtype, ties to even, as NumPy holds them: those of bfloat16 in float32.
+    """Round numbers to a dtype, to nearest with ties to even; bfloat16 numbers are returned as float32.
 
     Numbers beyond the range of the dtype become infinite. A number for bfloat16 is first rounded to float32.
     """
@@ -97,8 +97,8 @@ def round_to(values: NDArray[np.float64], name: str) -> Array:
             return values.astype(name)
         single = values.astype(np.float32)
         bits = single.view(np.uint32)
-        # bfloat16 is the upper half of float32. To add just less than half of its last digit, or half if the last digit
-        # is odd, carries where rounding goes up.
+        # bfloat16 is the upper half of float32. Add just less than half a unit of its last place, or half if the last
+        # bit is odd: this carries into the upper half exactly if rounding goes up.
         upper = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) & np.uint32(0xFFFF0000)
         return np.where(np.isfinite(single), upper.view(np.float32), single)
 
@@ -109,12 +109,12 @@ def is_single(value: Any) -> bool:
 
 
 def to_caller(array: Array, like: Any, *, own: bool = False) -> Any:
-    """A fresh copy of a NumPy array in the library and on the device of `like`, dtype kept; or a MemoryError.
+    """Copy a NumPy array to the library and device of `like`, in its own dtype; raises MemoryError if there is no room.
 
     Args:
         array: The array.
         like: An array of the caller.
-        own: True if the numbers are of the dtype of `like`. It matters to bfloat16, which NumPy holds in float32.
+        own: True if the copy must have the dtype of `like`. Only bfloat16 needs this: NumPy holds it as float32.
     """
     kind = library(like)
     short = own and float_name(like) == "bfloat16" if kind != "numpy" else False

@@ -1,4 +1,4 @@
-"""What libraries say when memory has run out, and how to make them free what they keep."""
+"""Recognise each library's error for a lack of memory, and free memory that libraries cache."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from contextlib import ContextDecorator
 
 MARKS = ("out of memory", "resource_exhausted", "allocate memory")
-"""What torch, CUDA, XLA and operating systems write, in lower case."""
+"""Parts of the messages of torch, CUDA, XLA and operating systems, in lower case."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """True for an error that says that memory has run out, on the host or on a device, of whatever library."""
+    """True if an error of any library means that memory has run out, on the host or on a device."""
     if not isinstance(error, RuntimeError):
         return isinstance(error, MemoryError)
     text = str(error).lower()
@@ -24,13 +24,13 @@ class memory_errors(ContextDecorator):
         """Nothing to do."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise MemoryError in place of what the library raised."""
+        """Raise MemoryError in place of the library's error."""
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise MemoryError(str(error).split(". ")[0].split("\n")[0]) from None
 
 
 def empty_torch_cache() -> None:
-    """Give memory back to CUDA that torch keeps for its next tensors."""
+    """Free the CUDA memory that torch caches for later tensors."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

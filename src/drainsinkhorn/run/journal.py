@@ -1,9 +1,9 @@
-"""A journal of finished problems, so that a killed run goes on where it was.
+"""A journal of finished problems, from which a killed run can be resumed.
 
-One SQLite file in WAL mode. A problem is recorded before its result is handed out; a run that is given the same
-problems again takes what is recorded from the file and solves the rest. Rows hold numbers, texts and raw bytes; nothing
-is pickled. A row also holds the settings under which its result was verified, and one checksum covers all of it, so a
-row is true by itself, whatever has happened to the rest of the file.
+One SQLite file in WAL mode. A problem is recorded before its result is returned; a run with the same problems reads
+recorded results from the file and solves the others. Rows hold numbers, texts and raw bytes; nothing is pickled. A row
+also holds the settings under which its result was verified, and one checksum covers all its fields, so an intact row
+can be trusted even if other parts of the file are damaged.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from drainsinkhorn.run.solution import Record
 FORMAT = 2
 """Version of the table and its checksums. SQLite keeps it in the file's header, as user_version."""
 APPLICATION = int.from_bytes(b"drnk")
-"""What marks a SQLite file as a journal: its application_id."""
+"""The application_id that marks a SQLite file as a journal."""
 TABLE = (
     "CREATE TABLE ended (ticket INTEGER PRIMARY KEY, settings TEXT NOT NULL, problem BLOB NOT NULL, "
     "status TEXT NOT NULL, depth INTEGER NOT NULL, row REAL, col REAL, band REAL, f_dtype TEXT, f BLOB, g_dtype TEXT, "
     "g BLOB, widened INTEGER NOT NULL, rescued INTEGER NOT NULL, streamed INTEGER NOT NULL, arithmetic TEXT NOT NULL, "
     "detail TEXT NOT NULL, checksum BLOB NOT NULL)"
 )
-"""How a journal's only table is made, as SQLite remembers it."""
+"""The statement that makes a journal's only table; SQLite stores it, and it is compared when a file is opened."""
 FIRST_FORMAT = "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
-"""The table by which a journal of format 1 is known: it held the settings of the run, apart from the rows."""
+"""The table by which a journal of format 1 is recognised: it held the settings of the run, apart from the rows."""
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
-"""What reading a file by SQLite raises; the second where the message of the first would quote damaged text."""
+"""Exceptions that SQLite raises for a file; the second if the message of the first would quote damaged text."""
 RESULT_OPTIONS = ("tol", "max_depth", "audit", "certify", "accelerate", "init", "rescue")
 """Options that can change a result; all others may differ when a run goes on."""
 
@@ -82,7 +82,7 @@ class Journal:
         self.resumed = Resumed(str(self.path), known, torn, salvaged)
 
     def recall(self, ticket: int, problem: Any) -> Entry | None:
-        """What is recorded of this problem under these settings; None if it is not there, or not whole."""
+        """Return the recorded result of a problem under these settings; None if there is none or its row is damaged."""
         try:
             row = self._database.execute("SELECT * FROM ended WHERE ticket = ?", (ticket,)).fetchone()
         except FAILURES:
@@ -146,7 +146,7 @@ class Journal:
         database = sqlite3.connect(self.path, timeout=0.2, isolation_level=None, check_same_thread=False)
         database.text_factory = _text
         try:
-            # Exclusive: a second run on this journal is turned away. The lock dies with the program.
+            # Exclusive: a second run on this journal is rejected. The lock ends with the program.
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             _identify(database, self.path)
             database.execute("PRAGMA journal_mode = WAL")
@@ -175,7 +175,7 @@ class Journal:
             )
 
     def _salvage(self) -> int:
-        """Put a damaged journal aside and make a new one with its whole rows; returns their number."""
+        """Rename a damaged journal, copy its intact rows into a new one, and return their number."""
         damaged = self.path.with_name(self.path.name + ".damaged")
         for suffix in ("", "-wal", "-shm", "-journal"):
             old = self.path.with_name(self.path.name + suffix)
@@ -198,12 +198,12 @@ class Journal:
 
 
 def _identify(database: sqlite3.Connection, path: Path) -> None:
-    """Make the table in a new file. Raise FileError for what is no journal of this format, and write nothing to it."""
+    """Make the table in a new file. Raise FileError, without writing, if the file is no journal of this format."""
     tables = database.execute("SELECT name, sql FROM sqlite_master").fetchall()
     (application,) = database.execute("PRAGMA application_id").fetchone()
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if not tables and application == version == 0:
-        # All at once, and before WAL mode: the header that tells what the file is lies in the file from then on.
+        # In one transaction and before WAL mode, so that the header with format and application is in the file itself.
         database.execute("BEGIN")
         database.execute(f"PRAGMA application_id = {APPLICATION}")
         database.execute(f"PRAGMA user_version = {FORMAT}")
@@ -257,12 +257,12 @@ def _write(database: sqlite3.Connection, row: Row) -> None:
 
 
 def _text(raw: bytes) -> str:
-    """A text as SQLite has it; damaged ones are not refused here, where the error would be SQLite's."""
+    """Decode a text of SQLite. A damaged text raises no error here; its row fails the checksum instead."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def _settings(options: Options, backend: str) -> str:
-    """What results are verified against, as one text: equal for runs whose results are equal."""
+    """Return the settings on which results depend as one text; equal texts mean equal results."""
     mode = options.mode if isinstance(options.mode, Mode) else MODES.get(options.mode)
     together = mode is not None and mode.together
     names = {name: repr(getattr(options, name)) for name in RESULT_OPTIONS}
@@ -313,7 +313,7 @@ def _is_whole(row: Row) -> bool:
 
 
 def _checksum(row: Row) -> bytes:
-    """A digest of all other fields of a row, and of the format: a row of another one is never whole."""
+    """Return a digest of all other fields of a row and of the format, so no row of another format is intact."""
     # Values of different types have different representations; the lengths of blobs say where each of them ends.
     shown = [("blob", len(value)) if isinstance(value, bytes) else value for value in row]
     digest = hashlib.blake2b(repr((FORMAT, shown)).encode(), digest_size=16)
@@ -335,7 +335,7 @@ def fingerprint(problem: Any) -> bytes:
     for value in (problem.x, problem.y, problem.a, problem.b, problem.eps, problem.tol, f, g, cost, problem.chain):
         if is_array(value):
             array = np.ascontiguousarray(to_numpy(value))
-            # NumPy holds bfloat16 in float32, but results are rounded to the caller's own dtype.
+            # NumPy holds bfloat16 as float32; results are returned in the caller's dtype.
             dtype = "bfloat16" if float_name(value) == "bfloat16" else array.dtype.str
             digest.update(f"{dtype} {array.shape};".encode())
             digest.update(array.data if array.size else b"")

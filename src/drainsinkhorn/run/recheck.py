@@ -1,17 +1,17 @@
-"""A second opinion on converged results: some rows and columns, recomputed from the caller's own arrays.
+"""Recheck of converged results: some rows and columns are recomputed from the caller's own arrays.
 
 For potentials (f, g) the marginal ratio of row i is
 
     rho_i = sum_j b_j exp((f_i + g_j - C_ij) / eps),        and the row residual is sum_i a_i |rho_i - 1|.
 
-A sum over some rows cannot exceed the sum over all, so some rows whose sum exceeds tol, by more than float64 can be off
-here, refute a claim of at most tol. Rows are drawn in proportion to their weights, so the mean of `|rho_i - 1|` over
-them estimates the residual. Where the estimate is well above tol more rows are looked at, until they refute the claim,
-the estimate falls, or all have been seen. Columns are treated alike.
+A sum over some rows cannot exceed the sum over all. So if the sum over some rows exceeds tol by more than its rounding
+error in float64, the claim that the residual is at most tol is refuted. Rows are sampled in proportion to their
+weights, so the mean of `|rho_i - 1|` over them estimates the residual. If the estimate is well above tol, more rows are
+sampled, until they refute the claim, the estimate falls, or all rows were checked. Columns are treated alike.
 
 Sums and costs are computed here alone, in float64 and by direct differences: on the host with NumPy or, for arrays on a
-CUDA device, there with torch. With certificates (`backends.certificate`) a recheck shares how arrays are loaded and
-directions are scaled.
+CUDA device, there with torch. Certificates (`backends.certificate`) and rechecks share only the code that loads arrays
+and normalises directions.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ from drainsinkhorn.numerics.costs import SMALLEST, UNIT
 Vector = NDArray[np.float64]
 
 FIRST, SHARE = 0.01, 0.005
-"""Parts of the work of a run that the recheck of its first result, and those of all later ones, may add to it."""
+"""Share of the predicted time of a run that may be spent on the recheck of its first result, and on all later ones."""
 DEPTH = 30
-"""Cycles of a typical problem, by which the work of a run is foreseen."""
+"""Cycles of a typical problem, from which the time of a run is predicted."""
 ROWS, MORE = 8, 8
-"""Rows, and columns, that are looked at first; and how many times as many if they make a claim suspicious."""
+"""Number of rows, and of columns, sampled first; factor by which it grows while the claim is suspicious."""
 FEWEST, FIRST_ENTRIES = 2, 2**16
-"""Fewer rows are looked at first where points are many or have many coordinates, down to FEWEST."""
+"""For many points or coordinates fewer rows are sampled first: FIRST_ENTRIES entries, but at least FEWEST rows."""
 SUSPICIOUS = 2.0
-"""A claim is suspicious from this multiple of tol on. Few rows estimate a residual badly; more rows tell."""
+"""A claim is suspicious if the estimate exceeds this multiple of tol: few rows estimate a residual poorly."""
 
 OVERHEAD, ENTRY = {"host": 1e-4, "device": 5e-4}, {"host": 2e-9, "device": 1e-11}
-"""Seconds that a recheck takes at least, and for each entry of a row: costs from d coordinates count as d + 8."""
+"""Seconds of a recheck: a constant, and per entry of a row; an entry counts d + 8 times for d coordinates."""
 PAIR = {"host": 3e-10, "device": 1e-12}
 """Seconds that a fast backend takes for one pair of points in one cycle."""
 ON_DEVICE = ("triton", "keops", "ott")
-"""Backends that may compute on a GPU, whose work is taken to be as quick as that whatever they really run on."""
+"""Backends that may compute on a GPU; their time is always predicted as on a GPU."""
 CALLERS_OWN = 5e-3
-"""Seconds that the library which evaluates a caller's own cost may take before it begins."""
+"""Seconds that the library which evaluates a caller's own cost may take to start."""
 
 SMALL_PAIRS, SMALL_WAIT = 2**14, 16
-"""Of problems with fewer pairs of points only every so many-th is considered, on behalf of those before it."""
+"""Of problems with fewer pairs of points only every SMALL_WAIT-th is considered, with the time credit of all."""
 
 BLOCK = {"host": 2**18, "device": 2**26}
 """Coordinate differences that are held at once."""
 
 
 class Finding(NamedTuple):
-    """What was found on one side of a converged result.
+    """Evidence that refutes a converged result on one side.
 
     Attributes:
         side: "rows" or "columns".
-        seen: How many of them were looked at.
-        total: How many there are.
-        least: What the residual of the side is at least: the sum over those seen, less its own rounding.
+        seen: Number of them that were checked.
+        total: Number of them in all.
+        least: Lower bound on the residual of the side: the sum over those checked, less its rounding error.
     """
 
     side: str
@@ -83,23 +83,23 @@ class Recheck:
     """Rechecks converged results of a run as they end.
 
     Args:
-        mode: "sampled": the first, then as many as SHARE of the run's work allows, some rows and columns of each;
-            "all": every one, all its rows and columns; "none": no result.
-        margin: The part of tol at which lanes are released; claims are held to tol itself.
-        backend: The name of the backend, of which errors speak.
-        count: Problems of the run; None: unknown. Of runs so small that FIRST of their work pays for no recheck, some
-            have their first result rechecked: which, its ticket and residual decide.
+        mode: "sampled": some rows and columns of the first result, then of as many as SHARE of the run's time allows;
+            "all": all rows and columns of every result; "none": no result.
+        margin: Share of tol at which lanes stop; the recheck compares with tol itself.
+        backend: Name of the backend, for error messages.
+        count: Number of problems of the run; None: unknown. If a recheck takes longer than FIRST of the predicted time
+            of the run, the first result is rechecked in a fraction of such runs; a hash of ticket and residual decides.
     """
 
     def __init__(self, mode: str, margin: float, backend: str, count: int | None) -> None:
         self._mode, self._margin, self._backend = mode, margin, backend
         self._count = math.inf if count is None else count
         self._is_first = True
-        # Seconds that may be spent, cycles that are not credited yet, and results until one is considered again.
+        # Seconds that may be spent, cycles not yet credited, and number of results until one is considered again.
         self._credit, self._cycles, self._wait = 0.0, 0, 1
 
     def __call__(self, retired: Retired) -> None:
-        """Recheck a result if it is its turn; raises ContractError if its claim does not hold."""
+        """Recheck a result if one is due; raises ContractError if the result is refuted."""
         self._cycles += retired.depth
         self._wait -= 1
         if self._wait > 0 or retired.status is not Status.CONVERGED or self._mode == "none":
@@ -115,13 +115,13 @@ class Recheck:
             due = self._credit >= price
             self._credit -= price * due
         self._is_first, self._cycles = False, 0
-        # To consider a small result takes longer than a part of its share.
+        # For a small problem even this bookkeeping would exceed its share of the time.
         self._wait = 1 if math.prod(_shape(instance)[:2]) >= SMALL_PAIRS else SMALL_WAIT
         if due:
             self._judge(retired, whole=False)
 
     def _seconds(self, instance: Instance[Any], depth: int) -> float:
-        """Seconds that a fast backend needs for so many cycles of a problem."""
+        """Predict the seconds that a fast backend needs for `depth` cycles of a problem."""
         rows, cols, _ = _shape(instance)
         return depth * rows * cols * PAIR["device" if self._backend in ON_DEVICE else _where(instance)]
 
@@ -141,12 +141,12 @@ class Recheck:
 
 
 def _fraction(retired: Retired) -> float:
-    """A number in [0, 1) that depends on the ticket and the residual alone; equal parts of all are equally likely."""
+    """Return a hash of ticket and residual, uniform in [0, 1)."""
     return hash((retired.ticket, retired.residual.row, retired.residual.col)) % 2**32 / 2**32
 
 
 def price_of(instance: Instance[Any]) -> float:
-    """Seconds that it takes to look at the first rows and columns of a problem."""
+    """Predict the seconds for the first rows and columns of a problem."""
     (rows, cols, dim), where = _shape(instance), _where(instance)
     own = not instance.is_dense and instance.cost.kind.distances is None
     seen = _first_count(rows, cols, dim)
@@ -156,14 +156,14 @@ def price_of(instance: Instance[Any]) -> float:
 def refute(
     instance: Instance[Any], potentials: Potentials[Any], tol: float, *, ticket: int = 0, whole: bool = False
 ) -> Finding | None:
-    """What refutes that both residuals of an admitted problem are at most tol with these potentials; None: nothing.
+    """Return evidence that a residual of these potentials exceeds tol; None if there is none.
 
     Args:
         instance: The problem in normal form.
         potentials: As they were emitted.
-        tol: What the residuals were said not to exceed.
-        ticket: Decides which rows and columns are looked at.
-        whole: Look at all of them.
+        tol: Claimed bound on both residuals.
+        ticket: Seed of the sample of rows and columns.
+        whole: Check all rows and columns.
     """
     rows, cols, dim = _shape(instance)
     count = max(rows, cols) if whole else _first_count(rows, cols, dim)
@@ -178,7 +178,7 @@ def refute(
             suspicious = list[_Side]()
             for side, places, ratio in zip(sides, draws, ratios, strict=True):
                 total, estimate = side.sums(places, ratio)
-                # Written so that NaN, which only a potential that is not finite gives, asks for more.
+                # Written so that NaN, which only non-finite potentials give, leads to the bound below.
                 if not total <= tol:
                     least, seen = side.least(places, ratio)
                     if not least <= tol * (1 + 4 * UNIT):
@@ -195,7 +195,7 @@ def _shape(instance: Instance[Any]) -> tuple[int, int, int]:
 
 
 def _first_count(rows: int, cols: int, dim: int) -> int:
-    """Rows, and columns, to look at first."""
+    """Return the number of rows, and of columns, to sample first."""
     return max(FEWEST, min(ROWS, FIRST_ENTRIES // ((rows + cols) * (dim + 8))))
 
 
@@ -234,7 +234,7 @@ class _State:
             self.points = [unit_vectors(self.library, points) for points in self.points]
 
     def to_host(self, parts: list[Any]) -> list[Vector]:
-        """Vectors as NumPy's, with one copy from a device for all of them."""
+        """Return vectors as NumPy arrays, copied from a device in one transfer."""
         if self.where == "host":
             return parts
         together = self.library.cat(parts).cpu().numpy()
@@ -260,27 +260,27 @@ class _Side:
         self.total = int(np.count_nonzero(self._weights))
 
     def draw(self, count: int, offset: float) -> NDArray[np.intp]:
-        """Places of `count` points in proportion to their weights, ascending; heavy ones more than once."""
+        """Sample `count` indices in proportion to the weights, ascending; heavy points may occur more than once."""
         if count >= self.total:
             return np.flatnonzero(self._weights)
         levels = self._weights.cumsum()
         return levels.searchsorted(levels[-1] / count * (np.arange(count) + offset), side="right")
 
     def ratios(self, places: NDArray[np.intp]) -> Any:
-        """The marginal ratio of every place."""
+        """Return the marginal ratio rho_i at each index."""
         return self._over_blocks(places, lambda logs, _, mass: self._state.library.exp(logs) @ mass, operator.add)
 
     def sums(self, places: NDArray[np.intp], ratio: Vector) -> tuple[float, float]:
-        """The sum of `w_i |rho_i - 1|` over distinct places, and an estimate of the sum over all."""
+        """Return the sum of `w_i |rho_i - 1|` over distinct indices, and an estimate of the sum over all points."""
         errors = np.abs(ratio - 1)
         total = float((self._weights[places] * _first(places)) @ errors)
         return total, total if len(places) == self.total else float(errors.mean())
 
     def least(self, places: NDArray[np.intp], ratio: Vector) -> tuple[float, int]:
-        """What the residual of the side is at least, whatever was rounded here, and how many points show it.
+        """Return a lower bound on the residual of the side, less all rounding here, and the number of points used.
 
-        A term `b_j exp(s_ij)` of a ratio is off by at most `(rounding of C + u |C|) / eps + 4 u |s|` times itself: sum,
-        difference and quotient round once each, and `|f + g| <= |C| + eps |s|`. Where s < 0, `|s| exp(s) <= 1 / e`.
+        The relative error of a term `b_j exp(s_ij)` of a ratio is at most `(rounding of C + u |C|) / eps + 4 u |s|`:
+        sum, difference and quotient round once each, and `|f + g| <= |C| + eps |s|`. For s < 0, `|s| exp(s) <= 1 / e`.
         """
         xp, eps = self._state.library, self._state.instance.eps
         top = self._over_blocks(places, lambda logs, *_: xp.amax(logs, 1), xp.maximum)
@@ -288,10 +288,10 @@ class _Side:
         top, far = self._state.to_host([top, far])
         nats = (self._rounding(far) + UNIT * far) / eps
         size = sum(map(len, self._state.weights))
-        # An error of x <= 1/4 in an exponent is one of at most 2 x in its exponential; an exponent of 800 overflows.
+        # An error of x <= 1/4 in an exponent gives a relative error of at most 2 x; exponents of 800 overflow.
         relative = 2 * nats + 8 * UNIT * np.clip(top, 1, 800) + (size + 32) * UNIT
         above, below = ratio * (1 - relative) - 1, 1 - ratio * (1 + relative)
-        # Where costs round by more, nothing can be said.
+        # For larger rounding errors of the costs there is no bound.
         errors = np.where(nats <= 0.25, np.maximum(np.maximum(above, below) - (size + 8) * UNIT, 0), 0.0)
         first = _first(places)
         return float((self._weights[places] * first) @ errors) * (1 - size * UNIT), int(first.sum())
@@ -299,7 +299,7 @@ class _Side:
     def _over_blocks(
         self, places: NDArray[np.intp], measure: Callable[[Any, Any, Any], Any], join: Callable[[Any, Any], Any]
     ) -> Any:
-        """What a measure of `log (P_ij / (a_i b_j))`, C_ij and the weights b_j says of every place.
+        """Apply a row-wise measure of `log (P_ij / (a_i b_j))`, C_ij and b_j to all rows given by their indices.
 
         Args:
             places: Points of this side.
@@ -324,7 +324,7 @@ class _Side:
         return parts[0] if len(parts) == 1 else state.library.concatenate(parts)
 
     def _costs(self, rows: NDArray[np.intp], cols: slice) -> Any:
-        """Costs from some points of this side to some of the other."""
+        """Return costs from some points of this side to some of the other."""
         state, instance = self._state, self._state.instance
         if instance.is_dense:
             matrix: Any = instance.matrix if state.where == "device" else to_numpy(instance.matrix)
@@ -359,7 +359,7 @@ class _Side:
 
 
 def _first(places: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Of equal places in ascending order, True for the first."""
+    """Mark the first of each run of equal indices in ascending order."""
     first = np.ones(len(places), dtype=bool)
     first[1:] = places[1:] != places[:-1]
     return first

@@ -64,15 +64,15 @@ RESCUED = (Status.DEPTH_LIMIT, Status.NONFINITE)
 ENDED = (Status.CONVERGED, *RESCUED)
 """What a problem would come to again, and a journal keeps."""
 _END = object()
-"""What no iterable yields."""
+"""Sentinel: marks the end of the caller's iterable."""
 
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during `solve`: nothing finished is lost.
 
     Attributes:
-        results: Results by ticket: of problems that are finished, and of those that still waited for their rescue.
-        unrescued: Tickets of the latter. They are as their first run left them, and not counted as finished.
+        results: Results by ticket: of finished problems, and of unconverged ones that waited for their rescue.
+        unrescued: Tickets of the latter. Their results are those of the first run, and do not count as finished.
         total: Problems in all.
         ledger: The account of the run so far.
     """
@@ -120,9 +120,9 @@ def solve(
         tol: Bound on the larger L1 marginal residual: a number, or one per problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
-        observe: Told every event of the run; of a rescue, only that it begins and what it finishes. If it raises, it is
-            told no more; the run goes on, and an ObserverWarning names the exception at the end.
-        journal: A file that keeps what is finished, so that a run that was killed can go on from there.
+        observe: Called with every event of the run; of a rescue, only with its begin and its finished problems. If it
+            raises, it is not called again; the run continues, and an ObserverWarning names the exception at the end.
+        journal: Path of a file in which finished problems are recorded, so that a killed run can be resumed.
         **settings: Fields of Options: mode, width, max_depth, audit, certify, accelerate, rescue, strict, lookahead,
             recheck, warn.
 
@@ -132,10 +132,9 @@ def solve(
 
     Raises:
         ProblemError: If arrays are passed, and an argument is wrong for every problem: see `problems`.
-
-    Raises:
-        ContractError: A lane left with a state that is not its own, or a CONVERGED result did not stand a recheck
-            (`recheck`). What was finished before is in the error's `results`.
+        ContractError: If a lane was emitted with another lane's state, or a recheck refuted a CONVERGED result. The
+            error's `results` holds the results finished before.
+        OutOfMemory: If memory ran out outside of any lane. Its `results` holds the finished results.
 
     Examples:
         >>> import numpy as np
@@ -234,15 +233,15 @@ def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> I
 
 
 def _scales(instance: Instance[Any]) -> tuple[float, float, Any, Any]:
-    """eps, tol and both weights, against which `usable_start` judges potentials."""
+    """Return eps, tol and both weights of a validated problem, as `usable_start` takes them."""
     return instance.eps, instance.tol, instance.a, instance.b
 
 
 def restart(retired: Retired) -> Potentials[Any] | str:
-    """Where a second run starts: at the potentials of the first, recentred if need be, or at "zero".
+    """Return the start of a rescue: the potentials of the first run, recentred if necessary, or "zero".
 
-    The potentials are of no use where the first run left floating point on its way from a start other than zero, and
-    where they are so large that no digit is left (`usable_start`).
+    It is "zero" if the first run became non-finite from a start other than zero, or if the potentials are so large
+    that float64 cannot resolve eps in them (`usable_start`).
     """
     instance, potentials = retired.instance, retired.potentials
     if potentials is None or (retired.status is Status.NONFINITE and instance.init != "zero"):
@@ -251,7 +250,7 @@ def restart(retired: Retired) -> Potentials[Any] | str:
 
 
 def with_finite_potentials(retired: Retired) -> Retired:
-    """The same; potentials that are not finite, and were not verified, are replaced by zeros."""
+    """Replace potentials by zeros if they are not finite; a lane whose residual is finite is returned as it is."""
     if retired.potentials is None or math.isfinite(retired.residual.worst):
         return retired
     sides = [to_numpy(side) for side in retired.potentials]
@@ -262,7 +261,7 @@ def with_finite_potentials(retired: Retired) -> Retired:
 
 
 def warn_of_counts(counts: Mapping[Status, int], solution: Solution[Any] | None = None) -> None:
-    """Warn once of problems that did not converge: how many ended how, and what to do."""
+    """Issue one warning that counts unconverged problems by status and says what to do."""
     failed = {status: count for status, count in counts.items() if count and status is not Status.CONVERGED}
     if failed:
         named = "; ".join(f"{count} {status.name} ({status.value})" for status, count in failed.items())
@@ -328,7 +327,7 @@ class Stream(Iterator[Result[Any]]):
         if self._feed is not None:
             self._feed.settle(result)
         else:
-            # Who waits for a result of a feed sees its status.
+            # Results of a feed are awaited one by one, each with its status, so they are not counted for the warning.
             self._counts[result.status] += 1
         return result
 
@@ -358,10 +357,11 @@ class _Run:
         self.feed = given.claim() if isinstance(given, Tap) else None
         # Until the first line has its own.
         self._plan = options.plan(count)
-        # Under which the caller's own code runs; ours ignores floating-point errors and judges numbers by themselves.
+        # The caller's floating-point settings, for the caller's own code. A run ignores floating-point errors and
+        # checks values for NaN and inf instead.
         self._settings = np.geterr()
         self._tell = observe if observe is ignore else Watch(self._under_callers_settings(observe))
-        # What has ended and was not handed out yet, by ticket.
+        # Retired lanes whose results were not returned yet, by ticket.
         self._unclaimed: dict[int, Retired | Record] = {}
         keep = _keep_in(self.ledger, self._unclaimed)
         self._observe = keep if observe is ignore else fan_out(keep, self._tell)
@@ -378,7 +378,7 @@ class _Run:
         self._unfit: ProblemError | None = None
         self._failed: dict[int, Retired] = {}
         self._rescued: dict[int, Backend[Any]] = {}
-        # What is said of single problems beside their status.
+        # Remarks on single problems, appended to their messages.
         self._notes: dict[int, list[str]] = {}
         self._whole = count is not None
         self._lookahead = math.inf if self._whole else options.lookahead
@@ -432,7 +432,7 @@ class _Run:
             del self._sorter
 
     def unclaimed(self) -> Iterator[Record]:
-        """What has ended and was not handed out: refused, in hand, or as its first run left it before its rescue."""
+        """Yield retired lanes whose results were not returned: rejected, finished, or waiting for their rescue."""
         yield from self.refusals()
         while self._unclaimed:
             ended = self._unclaimed.pop(min(self._unclaimed))
@@ -440,7 +440,7 @@ class _Run:
             yield ended if is_record else self.record(self._in_time(with_finite_potentials(ended)))
 
     def out_of_memory(self, error: MemoryError, entered: Iterable[Record] = ()) -> OutOfMemory:
-        """What to raise when memory ran out outside of any lane: with what was entered, and what was not handed out."""
+        """Return the error for a lack of memory outside of any lane, with all finished results not yet returned."""
         ended = {record.ticket: record for record in (*entered, *self.unclaimed())}
         results = {ticket: self.result(record) for ticket, record in sorted(ended.items())}
         return OutOfMemory(
@@ -526,7 +526,7 @@ class _Run:
         return retired._replace(status=Status.EXPIRED) if cut else retired
 
     def _sized(self, retired: Retired) -> Retired:
-        """The same; if memory did not suffice for it, with its size and what to do about it."""
+        """Add size and advice to the message of a lane that was rejected for lack of memory."""
         if retired.status is not Status.INVALID:
             return retired
         n, m = retired.instance.shape
@@ -561,13 +561,13 @@ class _Run:
         return set(self._failed)
 
     def finished(self, records: Records) -> dict[int, Result[Any]]:
-        """Results of a run that was cut short, by ticket; what waits for its rescue is as its first run left it."""
+        """Return results of an interrupted run by ticket; a problem that waits for its rescue has its first result."""
         for record in self.unclaimed():
             records.enter(record)
         return {record.ticket: self.result(record) for record in records.entered()}
 
     def _rescue(self) -> Iterator[Retired]:
-        """Run what failed once more, alone and in float64, from where `restart` says."""
+        """Run unconverged problems once more, alone and in float64, from the start that `restart` returns."""
         if not self._failed:
             return
         self._tell(Rescuing(list(self._failed)))
@@ -579,7 +579,7 @@ class _Run:
             yield self._better(self._failed.pop(retired.ticket), self._in_time(with_finite_potentials(retired)))
 
     def _better(self, first: Retired, second: Retired) -> Retired:
-        """Of a problem's first run and its rescue, the one that converged or came nearer to tol."""
+        """Return the rescue if it converged or came nearer to tol than the first run, else the first run."""
         before, after = first.residual.worst, second.residual.worst
         second = second._replace(streamed=first.streamed or second.streamed)
         if second.status is Status.CONVERGED or after < before or (math.isnan(before) and not math.isnan(after)):
@@ -598,7 +598,7 @@ class _Run:
         self._notes.setdefault(retired.ticket, []).append(text)
 
     def _note_start(self, retired: Retired) -> None:
-        """Say so if validation did not use the caller's start."""
+        """Add a remark if validation replaced the caller's start by zero."""
         init = self._given[retired.ticket].init
         if init is not None and not isinstance(init, str) and retired.instance.init == "zero":
             self._note(
@@ -615,13 +615,13 @@ class _Run:
         ticket, instance, potentials, residual, status, depth, widened, _, streamed = retired
         arithmetic = "" if potentials is None else self._arithmetic
         if (potentials is not None and status is not Status.CONVERGED) or ticket in self._rescued or streamed:
-            # It may have waited for its rescue while other lines ran.
+            # self._arithmetic may be that of another signature: the lane may have waited while others ran.
             ran = self._rescued.get(ticket, self._backend)
             arithmetic = (ran.frugal() if streamed else ran).describe(instance)
         return Record(ticket, potentials, residual, status, depth, widened, arithmetic, detail, streamed)
 
     def _why(self, retired: Retired) -> str:
-        """Why a problem did not converge, where its status alone does not say it."""
+        """Return why a problem did not converge; empty if its status alone says it."""
         rounds = retired.residual.band >= self._plan.stop(retired.instance)
         failed = retired.status is Status.NONFINITE
         from_start = isinstance(retired.instance.init, Potentials)
@@ -637,14 +637,14 @@ class _Run:
         )
 
     def warn(self, counts: Mapping[Status, int], solution: Solution[Any] | None = None) -> None:
-        """Warn once of an observer that raised, and of problems that did not converge."""
+        """Issue one warning if an observer raised, and one if problems did not converge."""
         if isinstance(self._tell, Watch):
             self._tell.warn(solution)
         if self._options.warn:
             warn_of_counts(counts, solution)
 
     def _under_callers_settings(self, observe: Observer) -> Observer:
-        """The caller's observer under the caller's settings of floating-point errors, which the run leaves alone."""
+        """Wrap an observer so that it is called under the caller's settings for floating-point errors."""
 
         def tell(event: Event) -> None:
             with np.errstate(**self._settings):
@@ -653,7 +653,7 @@ class _Run:
         return tell
 
     def _read_as_caller(self, given: Iterable[Problem[Any]]) -> Iterator[Problem[Any]]:
-        """The caller's problems, each made under the caller's settings of floating-point errors."""
+        """Yield the caller's problems; the iterable runs under the caller's settings for floating-point errors."""
         source = iter(given)
         while True:
             with np.errstate(**self._settings):
@@ -719,7 +719,7 @@ class _Run:
 
 
 def _keep_in(ledger: Ledger, unclaimed: dict[int, Retired | Record]) -> Observer:
-    """An observer that enters events in a ledger and keeps what has ended; it knows nothing of the run, so no cycle."""
+    """Return an observer that fills a ledger and keeps retired lanes. It has no reference to the run: no cycle."""
 
     def keep(event: Event) -> None:
         if type(event) is Retired:

@@ -35,8 +35,8 @@ def problems(
 ) -> list[Problem[Any]]:
     """One Problem per lane of the arrays.
 
-    What has one dimension more than a single problem needs, and every list, gives each problem its own; everything else
-    is shared by all. All that give each problem its own must agree on how many problems there are.
+    A list, or an array with one dimension more than a single problem needs, holds one entry per problem; all else is
+    shared by all problems. All inputs with one entry per problem must agree on the number of problems.
 
     Args:
         x: Points (n, d) shared, (W, n, d) stacked, or a list of clouds of any sizes. None with a dense cost.
@@ -51,9 +51,9 @@ def problems(
         chain: A key for all, or a list with one for each: see `Problem`.
 
     Raises:
-        ProblemError: If inputs do not agree, or one is wrong for every problem: eps or tol that all share, a cost that
-            no backend has, points of other dimensions, weights of another size. What arrays hold is judged by `solve`,
-            problem by problem.
+        ProblemError: If inputs do not agree, or one is wrong for every problem: a shared eps or tol, a cost that no
+            backend has, points of unequal dimensions, weights of the wrong size. The numbers in the arrays are checked
+            by `solve`, problem by problem.
 
     Examples:
         >>> import numpy as np
@@ -102,7 +102,7 @@ def problems(
 
 
 def _check_arguments(columns: dict[str, tuple[Any, int | None]], init: str | None) -> None:
-    """Refuse what is wrong for every problem: numbers that all share, and the shapes of arrays."""
+    """Raise ProblemError for shared numbers and array shapes that are wrong for every problem."""
     shared = {name: value for name, (value, count) in columns.items() if count is None}
     arrays = {name: columns[name][0] if is_array(columns[name][0]) else None for name in ("x", "y", "a", "b")}
     cost = columns["cost"][0]
@@ -172,7 +172,7 @@ def _plain_cost(given: Any) -> Cost | None:
 
 
 def _is_finite(points: Any) -> bool:
-    """True if all points are finite; False where there is no memory to look at all of them together."""
+    """True if all points are finite; False also if there is not enough memory to check them together."""
     try:
         with memory_errors():
             return bool(np.isfinite(points).all() if type(points) is np.ndarray else points.detach().isfinite().all())

@@ -24,7 +24,7 @@ from drainsinkhorn.numerics.costs import COSTS, as_cost, is_squares, resolve_cos
 from drainsinkhorn.numerics.weights import uniform, unit_mass
 
 UNEQUAL_MASS = 1e-5
-"""Relative difference of total masses above which a problem is unbalanced, if rounding of the weights is less."""
+"""Relative difference of total masses above which a problem is unbalanced, unless rounding of weights explains it."""
 TOGETHER = 2**24
 """Entries on a device that are laid side by side, to be looked at by one call: 64 MB of float32."""
 EPS_HINT = "it is in units of the cost, for example 0.05 times the median cost"
@@ -91,15 +91,15 @@ def _make_instance(problem: Any, tol: float, margin: float, init: Any, finite: b
 
 
 def check_arguments(*, eps: Any, tol: Any, cost: Any, init: str | None, **arrays: Any) -> None:
-    """Raise ProblemError for what makes every problem of a batch invalid, whatever numbers its arrays hold.
+    """Raise ProblemError for arguments that make every problem of a batch invalid, whatever numbers its arrays hold.
 
-    None stands for an argument that was left out, or that each problem has its own of.
+    None stands for an argument that was left out, or that differs between problems.
 
     Args:
-        eps: As for all problems.
-        tol: As for all problems.
-        cost: As for all problems; an array of costs by shape alone.
-        init: A name, as for all problems.
+        eps: Shared by all problems.
+        tol: Shared by all problems.
+        cost: Shared by all problems; of an array of costs only the shape is checked.
+        init: Name of the start, shared by all problems.
         **arrays: x, y, a and b, each shared or stacked.
     """
     if eps is not None:
@@ -174,7 +174,7 @@ def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
 
 
 def _all_finite(array: Array) -> bool:
-    """True if every number is finite; a finite sum of squares says so at less cost."""
+    """True if every number is finite; a finite sum of squares proves it at less cost."""
     return (array.ndim == 1 and math.isfinite(float(array.dot(array)))) or bool(np.isfinite(array).all())
 
 
@@ -326,10 +326,10 @@ def _same_mass(problem: Problem[Any], a: Array, b: Array) -> None:
 
 
 def _mass_rounding(weights: Any, mass: float, size: int) -> float:
-    """How far the sum of weights may be from 1, if they were normalised in their own dtype; in units of `mass`.
+    """Bound how far the sum of weights may be from 1 if they were normalised in their own dtype, relative to `mass`.
 
-    Weights are quotients by a total that was rounded once (a factor of 1 + u at most, with unit roundoff u), and each
-    is rounded: by u of itself, and so by u of the mass in all, or below the normal numbers by half their distance.
+    Each weight was divided by a total that was rounded once (a factor of at most 1 + u, with unit roundoff u). Rounding
+    the quotients changes the mass by at most u times itself, or by half a spacing per weight below the normal range.
     """
     name = float_name(weights) if is_array(weights) else None
     return 0.0 if name is None else 2 * ROUNDOFF[name] * mass + size * SMALLEST[name] / 2

@@ -1,7 +1,7 @@
 """An auditor that shares no code with any backend.
 
-`marginal_errors` measures a plan in float64 with direct differences, row by row. `judge` says whether a plan is within
-a tolerance, with as much precision as that takes, whatever the size of costs and potentials.
+`marginal_errors` measures a plan in float64 with direct differences, row by row. `judge` decides whether a plan is
+within a tolerance, in extended precision if float64 does not suffice, whatever the size of costs and potentials.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def marginal_errors(problem: Problem[Any] | Instance[Any], potentials: Potential
 
 
 class Judgement(NamedTuple):
-    """L1 errors of both marginals, and a bound on how far rounding can have moved either of them.
+    """L1 errors of both marginals, and a bound on the rounding error of either.
 
     Attributes:
         row: Error of the rows, `sum_i |(P 1)_i - a_i|`.
@@ -88,7 +88,7 @@ class Judgement(NamedTuple):
         return not self.worst - self.error <= tol
 
     def settles(self, tol: float) -> bool:
-        """True if the rounding of this judgement cannot change whether the residual is within tol."""
+        """True if the rounding error cannot change whether the residual is within tol."""
         return abs(self.worst - tol) > self.error
 
 
@@ -168,7 +168,7 @@ LONG = max(float(np.finfo(np.longdouble).eps), 2.0**-64)
 PAIR = 2.0**-100
 """Relative error of one operation on double-doubles, generously."""
 FLUSHED = 1e-307
-"""What one operation can lose where results below the normal range are flushed to zero."""
+"""Absolute error of one operation whose result is flushed to zero below the normal range."""
 BLOCK = 2**18
 """Entries of the plan that are computed at once."""
 
@@ -188,7 +188,8 @@ def _marginals(
         claim: What is judged.
         a: Normalised weights of the rows.
         b: Normalised weights of the columns.
-        entries: Rows to `exp((f + g - C) / eps)` and to the same with every score raised by its error bound.
+        entries: Function from rows to `exp((f + g - C) / eps)`, and to the same with each exponent raised by its error
+            bound.
         unit: Bound on the relative error of one sum, product, exponential or normalised weight.
         arithmetic: Its name.
     """
@@ -199,12 +200,12 @@ def _marginals(
         plan = weight * (b * ratios)
         sums = plan.sum(axis=1)
         row, columns, total = row + np.abs(sums - a[rows]).sum(), columns + plan.sum(axis=0), total + sums.sum()
-        # A weight below the normal range is off by FLUSHED, and so is every product that falls there.
+        # A weight below the normal range has an error of FLUSHED, and so has every product in that range.
         lost = FLUSHED * ((weight + b) * raised + 3)
         error += (weight * (b * raised) - plan + 8 * unit * weight * (b * raised) + lost).sum()
     error += (len(claim.f) + len(claim.g) + 16) * unit * (2 + total)
     found = float(row), float(np.abs(columns - b).sum()), float(error)
-    # What is not a number settles nothing.
+    # A NaN decides nothing, so its error is infinite.
     return (
         Judgement(*found, arithmetic) if all(map(math.isfinite, found)) else Judgement(*found[:2], math.inf, arithmetic)
     )
@@ -219,7 +220,7 @@ def _in_float64(claim: _Claim) -> Judgement:
             return claim.matrix[rows], 0.0
         x, y = claim.x[rows], claim.y
         if cost.kind == "cosine":
-            # As half a squared distance, since 1 - cos loses what is left of nearly parallel vectors.
+            # Half the squared distance of unit vectors: 1 - cos would cancel for nearly parallel vectors.
             x, y = (p / np.linalg.norm(p, axis=1, keepdims=True) for p in (x, y))
         total = np.zeros((len(x), len(y)))
         for k in range(d):
@@ -228,7 +229,7 @@ def _in_float64(claim: _Claim) -> Judgement:
         if cost.kind == "cosine":
             total, slip = total / 2, (d + 6) * UNIT
             error += 2 * slip * np.sqrt(2 * total) + 2 * slip**2
-            # Norms of what is too small or too large to be squared.
+            # Norms of vectors whose squares would underflow or overflow.
             sizes = np.abs(np.concatenate([claim.x, claim.y])).max(axis=1)
             error += 0.0 if sizes.min() > 1e-140 and sizes.max() < 1e140 else math.inf
         elif cost.kind == "euclidean":
@@ -393,7 +394,7 @@ def _in_decimal(claim: _Claim) -> Judgement:
                     columns[j] += entry
         row = _total([abs(p - w) for p, w in zip(rows, a, strict=True)])
         col = _total([abs(p - w) for p, w in zip(columns, b, strict=True)])
-        # Rounded to float64 at last, so a claim within one unit of tol is not refuted.
+        # The result is rounded to float64, so a claim within one unit in the last place of tol is not refuted.
         return Judgement(float(row), float(col), 2 * UNIT * float(max(row, col)), "decimal")
 
 

@@ -1,7 +1,7 @@
 """Hostile problems, drawn from a seed, and the ways in which `soak` solves them.
 
-`problem(seed, index, scope)` draws one problem, whatever else is drawn, so a seed and an index are a reproducer. What
-is drawn, each with its own probability:
+`problem(seed, index, scope)` draws one problem independently of all others, so seed and index reproduce it. These are
+drawn, each with its own probability:
 
 - points of every geometry (clouds, clusters, lines, duplicates, one point, an outlier, equal clouds) in every dtype of
   NumPy and torch that holds real numbers, offset, tiny, huge, strided, reversed, read-only; 1 to `scope.largest`
@@ -10,8 +10,8 @@ is drawn, each with its own probability:
 - eps from 1e-6 to 1e6 of the median cost;
 - weights: none, uniform, over 300 decades, zero, denormal, huge, integer, one that carries everything;
 - tol from 0.5 to 1e-12, or at the edge: what plain Sinkhorn reaches after a few cycles, give or take 1e-3;
-- starts by name, noise, converged potentials, each shifted along the gauge (f + c, g - c) by up to 1e300, or by what
-  the rounding of potentials can just bear; garbage up to 1e308, and NaN;
+- starts by name, noise, converged potentials, each shifted along the gauge (f + c, g - c) by up to 1e300, or by about
+  the largest shift that the accuracy tol permits; random numbers up to 1e308, and NaN;
 - chains: blocks of CHAINED problems over the same points;
 - a few that cannot be solved: NaN, infinite and negative numbers, empty and mismatched arrays.
 """
@@ -50,7 +50,7 @@ SMALL = 2500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What a backend is given, so that compiling and running stay affordable.
+    """Ranges to draw problems from, by backend, so that compilation and runs take acceptable time.
 
     Attributes:
         largest: Most points on a side.
@@ -189,7 +189,7 @@ class _Draw:
             cost = _costs(parts)
             eps = self._eps(cost)
             a, b = self._weights(n, m)
-            # What the library will normalise.
+            # The library will normalise these.
             given = (np.ones(size) if w is None else _plain(w) for w, size in ((a, n), (b, m)))
             rows, cols = (w / w.sum() for w in given)
             tol = self._tol(cost, rows, cols, eps)
@@ -308,7 +308,7 @@ class _Draw:
         a, b = self._mass(n), self._mass(m)
         if kind < 0.4:
             return a, None
-        # Masses must be equal; what is rounded to a short dtype no longer is, to its precision.
+        # Masses must be equal, but after rounding to a short dtype they are equal only to its precision.
         total = 1.0 if self.rng.random() < 0.8 else 10 ** self.rng.uniform(-100, 100)
         a, b = (w / math.fsum(w) * total for w in (a, b))
         return self._short(a), self._short(b)
@@ -391,7 +391,7 @@ class _Draw:
         return Potentials(*pair)
 
     def _shift(self, eps: float, tol: float) -> float:
-        """How far to shift along the gauge: anything, or what rounding in float32 or float64 can just bear."""
+        """Draw a shift along the gauge of any size, or near the largest that rounding in float32 or float64 allows."""
         rng = self.rng
         sign = rng.choice([-1.0, 1.0])
         if rng.random() < 0.4:
@@ -418,7 +418,7 @@ class _Draw:
         return values
 
     def _broken(self, drawn: Problem[Any]) -> Problem[Any]:
-        """The problem with something wrong, which must cost its neighbours nothing."""
+        """Return the problem made invalid in some way; it must not affect the other problems."""
         rng, n = self.rng, len(drawn.x if drawn.x is not None else drawn.cost)  # type: ignore[arg-type]
         size = np.ones(n)
         wrong: list[dict[str, Any]] = [

@@ -3,15 +3,15 @@
 A finding is one of
 
 - "false": a result is CONVERGED, and its emitted potentials miss tol (see `auditor.judge`);
-- "edge": the same, where tol was chosen to be what the result had claimed before (see below);
+- "edge": the same, for a problem that was solved again with a tol below its true residual (see below);
 - "exception": `solve` raised;
 - "missing": a problem has no result, or another problem's;
-- "refused": a problem is INVALID because NumPy was told to raise where it would warn;
+- "refused": a problem is INVALID only because NumPy was set to raise floating-point errors;
 - "not finite": a problem that is not INVALID has potentials that are not finite, or none, or of another shape;
 - "unequal bits": another mode gave other bits on a bitwise backend.
 
-A result, converged or not, whose residual and band together are less than its true residual would be false if tol lay
-between them. Its problem is solved again with tol there, at the edge, and what comes back is judged like the rest.
+If residual plus band of a result, converged or not, is below its true residual, the result would be false for a tol
+between the two. Such a problem is solved again with residual plus band as tol, and the new result is judged too.
 
 Only NumPy is needed, and what the backend itself needs.
 """
@@ -67,9 +67,9 @@ class Finding:
         seed: Seed of the generator.
         index: Number of the problem.
         batch: Number of the batch in which it was solved.
-        alone: True if it happens without the other problems of the batch, but those of its chain.
+        alone: True if it also happens when only the problems of its chain are solved.
         detail: What was claimed and what is true.
-        tol: The tol that was put in place of the problem's own, at the edge; None: its own.
+        tol: The tol that replaced the problem's own for an "edge" finding; None: its own.
     """
 
     kind: str
@@ -101,7 +101,7 @@ class Tally:
         arithmetic: Judgements by the arithmetic that settled them.
         refusals: INVALID results by the first words of their messages.
         compared: Problems whose bits were compared between modes.
-        understated: Results whose residual and band together are less than the true residual, tol or no tol.
+        understated: Results whose residual plus band is below the true residual, whatever tol is.
         findings: All findings.
         seconds: Seconds in `solve` and in all.
     """
@@ -133,7 +133,7 @@ class Tally:
 
 
 def scope_of(backend: str) -> Scope:
-    """What this backend is given here; Triton without a CUDA device runs in its interpreter."""
+    """Return the scope of a backend on this machine; without a CUDA device Triton runs in its interpreter."""
     name = backend
     if backend == "triton":
         import torch
@@ -286,7 +286,7 @@ class _Batch:
             return list(solve(problems, backend=self.backend, **chosen.options))
 
     def _culprits(self, indices: Sequence[int], error: Exception) -> dict[int, tuple[str, str]]:
-        """Problems that raise alone, each with its exception; else the first, with that of all."""
+        """Return problems that raise when solved alone, with their exceptions; if none does, the last of the batch."""
         wrong: dict[int, tuple[str, str]] = {}
         for index in indices if len(indices) > 1 else ():
             try:

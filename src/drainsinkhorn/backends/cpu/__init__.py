@@ -30,8 +30,8 @@ class CpuBackend:
         threads: Threads to use; None: the cores this process may use. Results do not depend on it.
         precision: "auto" takes float32 where its rounding is below a tenth of tol, else float64.
         representation: "cached" keeps a matrix per lane, "streaming" recomputes scores from the points; "auto" takes
-            cached up to `cached_pairs` pairs. A dense cost is always cached. A lane for which there is no memory alone
-            streams whatever this says, and its result is `streamed`.
+            cached up to `cached_pairs` pairs. A dense cost is always cached. If memory does not suffice for a lane
+            alone, it streams whatever this says, and its result is marked `streamed`.
         cached_pairs: Budget per lane for "auto"; a pair is 4 or 8 bytes.
         acceleration: "momentum" or "none"; `solve` sets it.
     """
@@ -97,11 +97,11 @@ class CpuBackend:
         return replace(self, precision="float64")
 
     def frugal(self) -> CpuBackend:
-        """The same with every lane streaming that has points."""
+        """Return the same backend with streaming for every lane that has points."""
         return replace(self, representation="streaming")
 
     def release(self) -> None:
-        """The memory of retired lanes."""
+        """Free the memory kept from retired lanes."""
         Block.release()
 
     def _how(self, instance: Instance[Any]) -> tuple[str, bool, np.dtype[Any]]:

@@ -1,6 +1,6 @@
 """Compiled sweep of a certificate: both marginals of a plan and its transport cost, from one exponential a pair.
 
-See `backends.certificate` for the formulas and for the bound, which `exp` and the orders of sums here keep.
+See `backends.certificate` for the formulas and the bound, which holds for `exp` and the summation orders used here.
 """
 
 # pyright: reportCallIssue=false
@@ -38,7 +38,7 @@ def _add_row(costs, width, factor, own, other, columns):
 
 @ordered
 def sweep_points(x, y, root, factor, own, other, first, last, mass, columns):
-    """Rows first .. last of x, (n, d), padded to a multiple of four rows; y is (d, m). Return their transport cost."""
+    """Sweep rows first .. last, return their transport cost; x is (n, d), n a multiple of 4 by padding; y is (d, m)."""
     cols, total = y.shape[1], 0.0
     costs = np.empty((4, CHUNK))
     mass[first:last] = 0.0
@@ -55,7 +55,7 @@ def sweep_points(x, y, root, factor, own, other, first, last, mass, columns):
 
 @ordered
 def sweep_matrix(costs, factor, own, other, first, last, mass, columns):
-    """Rows first .. last of a matrix of costs; return their transport cost."""
+    """Sweep rows first .. last of a cost matrix and return their transport cost."""
     total = 0.0
     for i in range(first, last):
         found = _add_row(costs[i], costs.shape[1], factor, own[i], other, columns)

@@ -615,6 +615,6 @@ def verify_lanes(table, numbers, order, first, last, f, f_at, g, g_at, eps, foun
             found[place, 0], found[place, 1] = verify_exact(lane, mine, fi, gi)
         else:
             found[place, 0], found[place, 1] = verify_absorbed(lane, fi, gi, one)
-        # The base of the kernel is rounded as the potentials are, so the larger of both counts.
+        # The absorbed potentials are rounded like the current ones, so the bound uses the larger of the two.
         judged = mine[ROUNDING] + POTENTIALS * (largest_of(fi) + largest_of(gi))
         found[place, 2] = max(mine[BAND], judged) + mine[SUMS]

@@ -42,7 +42,8 @@ class _Lane:
     """A problem and the blocks that hold its vectors.
 
     Attributes:
-        home: The address of its potentials f, which no other lane has and which moves with its row of the table.
+        home: The address of its potentials f. It is unique to the lane, and its row of the lane table holds the same
+            address, which `emit` compares.
     """
 
     __slots__ = ("frozen", "home", "inner", "instance", "keep", "support")
@@ -79,7 +80,7 @@ class CpuPack(Counted):
         moving = np.array([i for i, lane in enumerate(self._lanes) if not lane.frozen], dtype=np.int64)
         frozen = np.array([i for i, lane in enumerate(self._lanes) if lane.frozen], dtype=np.int64)
         limits = np.asarray(stops, dtype=np.float64)
-        # Lanes that cannot be held stay in step by themselves.
+        # Lanes that cannot be held all run the same cycles anyway.
         span = 1 if lockstep and (limits[moving] > -math.inf).any() else cycles
         done = 0
         while moving.size and done < cycles:
@@ -100,7 +101,7 @@ class CpuPack(Counted):
         return [float(k.screen_lane(self._table[i], self._numbers[i], self._one)) for i in lanes]
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
-        """Both sides of the states as they will be emitted; `exact` certifies them from the caller's own arrays."""
+        """Return both residuals of the states as they will be emitted; `exact` certifies from the caller's arrays."""
         self._legs += 2 * len(lanes)
         if exact:
             broken = (self._table[list(lanes), k.STATE] == k.POISONED).tolist()
@@ -113,7 +114,7 @@ class CpuPack(Counted):
         return list(map(Residual, *found.T.tolist()))
 
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
-        """Copies for the caller, of rows of the table that are still those of their lanes."""
+        """Return copies for the caller; raises ContractError if a row of the table holds another lane's state."""
         for i, home in zip(lanes, self._table[np.asarray(lanes, dtype=np.int64), k.STATE_F].tolist(), strict=True):
             if home != self._lanes[i].home:
                 raise ContractError(f"backend 'cpu': row {i} of the lane table does not hold the state of lane {i}")
@@ -139,7 +140,7 @@ class CpuPack(Counted):
         """Keep these rows of the table, in this order, and append the admitted."""
         table, numbers, lanes = self._open(admit)
         kept = np.asarray(keep, dtype=np.int64)
-        # Nothing is changed before all memory is there.
+        # All memory is allocated before anything is changed.
         table = np.concatenate([self._table[kept], table])
         numbers = np.concatenate([self._numbers[kept], numbers])
         self._table, self._numbers, self._lanes = table, numbers, [self._lanes[i] for i in keep] + lanes

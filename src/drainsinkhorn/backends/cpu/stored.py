@@ -1,12 +1,12 @@
 """The kernel cache: compiled kernels on disk, in a folder for each version, state of the sources, and machine.
 
-Numba asks only whether the file of a function has changed. A kernel that calls kernels of other files would be loaded
-with what those were when it was compiled. So the name of a folder has a digest of all sources.
+Numba recompiles a function only if its own file has changed. A kernel that calls kernels of other files would be loaded
+with old versions of those. So the name of a folder contains a digest of all sources.
 
 Processes share a folder by two locks of the operating system, which end with the process that holds them. A process
-that uses a folder holds IN_USE shared; whoever removes the folder must hold it alone. A process that compiles holds
-COMPILING; others wait for it, and find its kernels on disk. Where there are no locks (Windows, some network file
-systems) nothing is removed, and processes that start together each compile for themselves.
+that uses a folder holds IN_USE shared; a process that removes the folder must hold it exclusively. A process that
+compiles holds COMPILING; others wait for it, then load its kernels. Without locks (Windows, some network file systems)
+no folder is removed, and processes that start together each compile their own kernels.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
@@ -44,15 +44,15 @@ _log = logging.getLogger("drainsinkhorn")
 
 HERE = Path(__file__).parent
 PREFIX = "drainsinkhorn-"
-"""How the names of our folders begin, in a cache that others may share."""
+"""Prefix of the names of our folders; the cache may hold folders of other packages."""
 IN_USE, COMPILING = "in-use.lock", "compiling.lock"
 """Files in each folder that processes lock."""
 STALE = 14 * 86400.0
-"""Seconds after its last use from which a folder that no process has in use is removed."""
+"""Seconds without use after which a folder is removed, if no process is using it."""
 PATIENCE = 900.0
 """Seconds that a process waits for another's kernels before it compiles its own: many times what compilation takes."""
 CLAIMS = 10
-"""Attempts to make a folder that other processes remove meanwhile."""
+"""Attempts to make a folder that other processes may remove at the same time."""
 POLL = 0.05
 """Seconds between two attempts to get a lock."""
 
@@ -63,7 +63,7 @@ _unsaved: list[str] = []
 
 
 def compiled(**options: Any) -> Callable[[Any], Any]:
-    """A decorator: Numba's, releasing the lock, with NumPy's errors, kept on disk if some folder can be written."""
+    """Return Numba's decorator: no GIL, division by zero as in NumPy, and kernels cached on disk if possible."""
     decorate = njit(nogil=True, error_model="numpy", **options)
 
     def keep(function: Any) -> Any:
@@ -83,7 +83,7 @@ def compiled(**options: Any) -> Callable[[Any], Any]:
 
 
 class _Cache(FunctionCache):
-    """Numba's cache of one function, for which a full or read-only disk is no error: the kernel is not kept."""
+    """Numba's cache of one function; on a full or read-only disk the kernel is not saved, and no error is raised."""
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save a kernel, or note why it could not be saved."""
@@ -95,20 +95,19 @@ class _Cache(FunctionCache):
 
 @contextmanager
 def compiling(what: str) -> Iterator[None]:
-    """Call kernels inside, so that they are compiled or loaded. Of several processes one compiles and the others wait.
+    """A context in which kernels are called, and so compiled or loaded; of several processes one compiles, others wait.
 
-    Compilation and waiting that take long are announced. If kernels cannot be kept on disk, that is said once, by a
-    KernelCacheWarning.
+    Long compilation and waiting are logged. If kernels cannot be saved on disk, one KernelCacheWarning is issued.
 
     Args:
-        what: Which kernels these are, for messages and for the note on disk that all of them are there.
+        what: Name of this set of kernels, for messages and for the file that marks the set as complete on disk.
     """
     folder = kernel_folder(config.CACHE_DIR)
     note = None if folder is None else folder / f"{what.replace(', ', '-')}.complete"
     with ExitStack() as stack:
         if note is not None and not note.exists():
             stack.enter_context(_one_process(note.with_name(COMPILING), note, what))
-        # While one process waited, another may have compiled: what is left to do is to load.
+        # Another process may have compiled while this one waited; then kernels only have to be loaded.
         complete = note is not None and note.exists()
         if not complete:
             stack.enter_context(_announced(what, "process" if folder is None else "machine"))
@@ -122,7 +121,7 @@ def compiling(what: str) -> Iterator[None]:
 
 @contextmanager
 def _announced(what: str, whom: str) -> Iterator[None]:
-    """Say that kernels are being compiled, if they are after two seconds, and for whom."""
+    """Log after two seconds that kernels are being compiled, and whether for this process or this machine."""
     message = "compiling CPU kernels (%s), once for this %s, about 30 s"
     said = threading.Timer(2.0, _log.warning, [message, what, whom])
     said.daemon = True
@@ -145,7 +144,7 @@ def _warn_unsaved() -> None:
 
 @cache
 def kernel_folder(chosen: str) -> Path | None:
-    """The folder of these sources' kernels, in use from now on; None if none can be written.
+    """Return the folder for kernels of these sources, held in use from now on; None if no folder is writable.
 
     It lies below the folder that the user chose for Numba, or beside the sources, or below the user's cache folder:
     the first of them that can be written.
@@ -166,7 +165,7 @@ def kernel_folder(chosen: str) -> Path | None:
 
 
 def _folder_name() -> str:
-    """Different for kernels that differ, or that Numba would take for different ones."""
+    """Return a name that depends on all that decides which compiled kernels can be loaded."""
     version = sys.modules["drainsinkhorn"].__version__
     machine = (config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), config.CPU_FEATURES, sys.version)
     facts = repr((version, numba.__version__, str(HERE), *machine))
@@ -174,7 +173,7 @@ def _folder_name() -> str:
 
 
 def fingerprint(files: list[Path], facts: str = "") -> str:
-    """The same for the same names and contents, and the same facts."""
+    """Return a digest of the names and contents of files, and of further facts."""
     found = hashlib.sha256(facts.encode())
     for file in files:
         found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -182,7 +181,7 @@ def fingerprint(files: list[Path], facts: str = "") -> str:
 
 
 def _claim(folder: Path) -> None:
-    """Make a folder, or find it, and hold it in use until this process ends. Raises OSError if it cannot be written."""
+    """Make a folder if it is missing and hold it in use until this process ends; raises OSError if not writable."""
     for _ in range(CLAIMS):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)
@@ -197,7 +196,7 @@ def _claim(folder: Path) -> None:
 
 
 def _remove_stale_folders(own: Path) -> None:
-    """Remove folders of ours beside this one that were not used for long and that no process has in use."""
+    """Remove our other folders in the same cache that are stale (see STALE) and that no process is using."""
     for folder in own.parent.glob(f"{PREFIX}*"):
         if folder != own:
             with suppress(OSError):
@@ -212,7 +211,7 @@ def _remove_if_stale(folder: Path) -> None:
     try:
         if not _lock(descriptor):
             return
-        # Renamed while it is locked: a process that wants it now makes it anew, out of reach of what is deleted.
+        # Renamed while it is locked: a process that needs the folder now makes a new one, which is not deleted.
         folder.rename(removed)
     finally:
         os.close(descriptor)
@@ -221,9 +220,9 @@ def _remove_if_stale(folder: Path) -> None:
 
 @contextmanager
 def _one_process(path: Path, note: Path, what: str) -> Iterator[None]:
-    """Only one process at a time is inside, until `note` is there; one that waited for PATIENCE enters all the same."""
+    """A context for one process at a time until `note` exists; a process that waited for PATIENCE enters anyway."""
     descriptor = -1
-    # Without the folder, which somebody may have deleted, or without locks, nobody waits.
+    # If the folder was deleted, or there are no locks, this process does not wait.
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         _compiling.add(descriptor)
@@ -261,13 +260,13 @@ def _release(descriptor: int) -> None:
         _compiling.discard(descriptor)
         with suppress(OSError):
             if fcntl is not None:
-                # A child that was forked meanwhile has the same lock: closing would not end it.
+                # A forked child shares the lock, so closing the file alone would not release it.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
 def _close_in_child() -> None:
-    """A forked child compiles nothing yet, and must not keep its parent's lock if the parent dies."""
+    """Close inherited descriptors in a forked child, so that it does not keep the lock of a parent that dies."""
     while _compiling:
         os.close(_compiling.pop())
 

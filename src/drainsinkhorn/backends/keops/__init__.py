@@ -94,11 +94,11 @@ class KeopsBackend:
         return replace(self, precision="float64")
 
     def frugal(self) -> KeopsBackend:
-        """Itself: it keeps no matrix."""
+        """Return itself: it keeps no matrix."""
         return self
 
     def release(self) -> None:
-        """What torch keeps of a CUDA device."""
+        """Free the CUDA memory that torch caches."""
         empty_torch_cache()
 
     def describe(self, instance: Instance[Any]) -> str:

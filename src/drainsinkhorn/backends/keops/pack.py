@@ -249,9 +249,9 @@ class KeopsPack(Counted):
 
     @memory_errors()
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
-        """Both sides of the states as they will be emitted, some rows and columns of each compared with float64.
+        """Return both residuals of the states as they will be emitted; sampled rows and columns are checked in float64.
 
-        With `exact` they are certified from the caller's own arrays.
+        With `exact` the states are certified from the caller's own arrays.
         """
         if not lanes:
             return []
@@ -287,7 +287,7 @@ class KeopsPack(Counted):
 
     @memory_errors()
     def emit(self, lanes: Sequence[int]) -> list[Emission]:
-        """Copies for the caller, of rows that are still those of their lanes."""
+        """Return copies for the caller; raises ContractError if the rows of a lane hold another lane's state."""
         for i in lanes:
             lane = self._lanes[i]
             if bool((self._arrays["owner"][slice(*lane.rows)] != lane.number).any()):
@@ -312,7 +312,7 @@ class KeopsPack(Counted):
             raise
 
     def _repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]]) -> None:
-        """Put new arrays in the place of the old ones, which stay as they are, and measure the admitted."""
+        """Replace the arrays by new ones without writing to the old ones, and measure the admitted lanes."""
         arrays = dict[str, Any]()
         opened = [self._opened(instance) for instance in admit]
         for side, span in zip(SIDES, ("rows", "cols"), strict=True):

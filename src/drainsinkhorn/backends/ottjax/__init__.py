@@ -99,11 +99,11 @@ class OttBackend:
         return replace(self, precision="float64")
 
     def frugal(self) -> OttBackend:
-        """The same with online costs for all but dense ones."""
+        """Return the same backend with online costs for every lane that has points."""
         return replace(self, kept_pairs=1)
 
     def release(self) -> None:
-        """JAX keeps nothing that it would not use again by itself."""
+        """Do nothing: JAX reuses its cached memory by itself."""
 
     def describe(self, instance: Instance[Any]) -> str:
         """Precision and representation."""

@@ -130,7 +130,7 @@ class OttPack:
             return [float(one["error"]) + float(one["band"]) for one in found]
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
-        """Both sides of the states as they will be emitted; `exact` certifies them from the caller's own arrays."""
+        """Return both residuals of the states as they will be emitted; `exact` certifies from the caller's arrays."""
         self._legs += 2 * len(lanes)
         if exact:
             return certificates(self.emit(lanes), [math.isnan(self._lanes[i].stale) for i in lanes])

@@ -131,11 +131,11 @@ class TritonBackend:
         return replace(self, precision="float64")
 
     def frugal(self) -> TritonBackend:
-        """The same without stored scores, but those of dense costs."""
+        """Return the same backend with cached scores for dense costs only."""
         return replace(self, stored_pairs=0)
 
     def release(self) -> None:
-        """What torch keeps of the device."""
+        """Free the CUDA memory that torch caches."""
         empty_torch_cache()
 
     def _device(self) -> Any:

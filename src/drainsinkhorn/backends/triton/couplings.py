@@ -147,7 +147,7 @@ class TritonCouplings:
         return parts
 
     def _return(self, lane: int, tensor: Any) -> Any:
-        """In the caller's library and on the caller's device, in the dtype of the potentials; float32 at least."""
+        """Return a tensor in the caller's library and device, in the dtype of the potentials but float32 at least."""
         like, f = self._instances[lane].like, self._potentials[lane].f
         if library(like) == "torch":
             # Points may be torch's and potentials NumPy's, as those that chains carry are.

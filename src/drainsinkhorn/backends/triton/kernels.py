@@ -71,9 +71,9 @@ BUDGET = _Constant(11)
 LEADING = _Constant(12)
 HALF = _Constant(13)
 NUMBERS = _Constant(16)
-# Numbers that a check finds of a lane.
+# Number of values that a check writes for each lane.
 FINDINGS = _Constant(7)
-# Sixteen bits that a lane's caller has (HALF), and dtypes in which potentials are emitted.
+# The caller's 16-bit dtype (HALF of a lane), and the dtypes in which potentials are emitted.
 FLOAT16 = _Constant(1)
 BFLOAT16 = _Constant(2)
 EMITS_DOUBLE = _Constant(0)

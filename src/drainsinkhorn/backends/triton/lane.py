@@ -18,8 +18,8 @@ FORMS = ("distances", "matrix")
 """Forms of costs that it has kernels for."""
 
 LIGHTEST = 2.0**-90
-"""Smallest weight of a lane in float32: sums keep it, with room for the factors that potentials put on it, and a ratio
-beyond float32, which counts as 1e30, is never hidden by it."""
+"""Smallest weight for which a lane may run in float32. Such a weight does not underflow in sums, even times the factors
+of potentials; and times 1e30, which stands for a ratio beyond float32, it still shows in the residual."""
 
 
 class Lane:
@@ -40,7 +40,7 @@ class Lane:
         self.budget = budget(instance.eps, instance.tol) if self.own in CHOICES else -1.0
         self.dtype = "float64"
         self.broken = self.frozen = self.wide = self.folded = False
-        # Lighter weights are lost in float32, and what they carry to the other side with them.
+        # Smaller weights underflow in float32, and with them their contribution to the other side's sums.
         self.light = min(_least(weights, least) for weights in (self.inner.a, self.inner.b)) < LIGHTEST
         self.depth = 0
         self.place = self.row = -1
@@ -63,7 +63,7 @@ class Lane:
 
 
 def _least(weights: Any, known: dict[int, float]) -> float:
-    """The least weight; `known` remembers it by identity, since many problems of a pack share theirs."""
+    """Return the least weight; `known` caches it by identity, since many problems of a pack share weights."""
     if id(weights) not in known:
         known[id(weights)] = float(to_numpy(weights).min())
     return known[id(weights)]

@@ -117,7 +117,7 @@ def stage(table, live, state, potentials, half, vectors, wide, legs, out, ROWS: 
 
 @triton.jit
 def _to_half(value, brain):
-    """float64 numbers rounded to float16, or where `brain` to bfloat16, by way of float32 as NumPy's are."""
+    """Round float64 numbers to float16, or to bfloat16 where `brain`, by way of float32 as `round_to` does."""
     bits = value.to(tl.float32).to(tl.int32, bitcast=True)
     upper = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
     return tl.where(brain, upper.to(tl.float32, bitcast=True).to(tl.float64), value.to(tl.float16).to(tl.float64))
@@ -126,11 +126,11 @@ def _to_half(value, brain):
 @triton.jit
 def settle(table, live, state, wide, potentials, given, found,
            ROWS: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The states of lanes as they will be emitted, in units of the cost (`given`) and in bits (`potentials`).
+    """Write the states of lanes as they will be emitted, in units of the cost (`given`) and in bits (`potentials`).
 
-    They are rounded to the sixteen bits of the lane's HALF, or to float32, where that moves them by no more than the
-    lane's BUDGET. Of `found` it writes column 4 (to which), 5 (whether the lane's residual is not a number) and 6 (the
-    largest potentials of both sides, in bits, added up).
+    They are rounded to the lane's HALF (float16 or bfloat16), else to float32, if that changes them by no more than the
+    lane's BUDGET. In `found` it writes column 4 (the dtype), 5 (whether the lane's residual is NaN) and 6 (the sum of
+    the largest potentials of both sides, in bits).
     """
     place = tl.program_id(0)
     lane = tl.load(live + place)
@@ -179,9 +179,9 @@ def checked(table, live, state, wide, errors, vectors, samples, found, count_sam
             COUNT: tl.constexpr):  # fmt: skip
     """Both residuals of checked lanes, and the mean relative error of sampled rows of each side.
 
-    The larger of two means is taken: over the samples, and over their mass. It estimates what rounding does to a residual,
-    which is an error's mean over all mass. When a lane OPENS only rows are sampled, and what they
-    are off makes the lane's BAND, by which its screen doubts.
+    The larger of two means is taken: over the samples, and weighted by their mass. It estimates the rounding error of a
+    residual, which is the mass-weighted mean of the errors of all rows. When a lane OPENS only rows are sampled, and
+    their error becomes the lane's BAND, which its screen adds to the residual.
     """
     place = tl.program_id(0)
     lane = tl.load(live + place)
@@ -203,7 +203,7 @@ def checked(table, live, state, wide, errors, vectors, samples, found, count_sam
             missed = tl.where(inside, tl.abs(tl.exp2(said - truth) - 1.0), 0.0)
             mass = tl.load(wide + tl.load(lane_table + MASS + side) + rows, mask=inside, other=0.0)
             off = tl.sum(missed, axis=0) / count
-            # Written so that NaN stays NaN, and so that light samples alone weigh nothing.
+            # Written so that NaN stays NaN, and so that samples of negligible mass alone contribute nothing.
             by_mass = tl.sum(tl.where(mass > 0, mass * missed, 0.0), axis=0) / tl.sum(mass, axis=0)
             off = tl.where(by_mass > off, by_mass, off)
             tl.store(found + FINDINGS * place + 2 + side, off)

@@ -21,7 +21,7 @@ from drainsinkhorn.backends.triton.loading import How
 ROWS, BLOCK, SAMPLES = 256, 256, 32
 """Rows of a program of `apply` or `stage`, partial sums added at once, and rows compared with float64."""
 FINDINGS = k.FINDINGS.value
-"""Numbers that a check finds of a lane: see `_findings`."""
+"""Number of values that a check writes for each lane: see `_findings`."""
 SETTLED, SETTLED_WARPS = 2048, 8
 """Rows that the one program of a lane settles at once, and its warps."""
 WIDE_BM, WIDE_BN, WIDE_WARPS = 16, 64, 4
@@ -153,7 +153,7 @@ class Launches:
         )  # fmt: skip
 
     def _findings(self, lanes: Sequence[Lane]) -> Any:
-        """Room for what a check finds of each lane.
+        """Allocate the values that a check writes for each lane.
 
         Residuals of rows and columns, mean errors of sampled rows and columns, whether potentials are emitted in
         float32, whether the state is not finite, and the sum of the largest potentials of both sides in bits.

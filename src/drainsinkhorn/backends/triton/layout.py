@@ -38,8 +38,8 @@ def on_device(value: Any, device: Any) -> Any:
         return torch.from_dlpack(value).to(device)
     if kind != "torch":
         value = np.ascontiguousarray(_native(to_numpy(value)))
-        # NumPy takes any stride of an axis of one element for contiguous, torch no negative one. Torch warns of arrays
-        # that it must not write to, although nothing here writes to them.
+        # To NumPy an array is contiguous whatever the stride of an axis of length 1; torch rejects negative strides.
+        # Torch also warns of read-only arrays, although nothing here writes to them.
         taken = value.flags.writeable and min(value.strides, default=0) >= 0
         value = torch.from_numpy(value if taken else value.copy())
     return value.detach().to(device)

@@ -319,7 +319,7 @@ def _finish(half, wide, vectors, errors, counts, stops, halted, lane, lane_table
     # Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
     off = mass * tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
     if logs.dtype == tl.float64:
-        # Only lanes in float64 have points so light that their part of the residual stays small all the same.
+        # Only float64 lanes have weights so small that such a ratio still contributes little to the residual.
         part = tl.exp2(tl.minimum(tl.log2(tl.where(inside, mass, 1.0)) + logs, 99.0))
         off = tl.where(logs > 99.0, part, off)
     error = tl.sum(tl.where(inside, off, 0.0), axis=0)

@@ -231,7 +231,7 @@ def load_group(instances: Sequence[Instance[Any]], how: How, arenas: dict[str, A
     far = (_fill_dense if how.dense else _fill_points)(instances, how, views, device)
     found = extents(far, dim, views, rooted=how.rooted or how.dense)
     if not how.dense and instances[0].cost.kind.distances.directions:
-        # Rounding of unit vectors does not shrink with their distance.
+        # The rounding error of unit vectors does not decrease with their distance.
         noise = _directions(instances, dim, far)
         found[0] += noise
         views["NOISE0"][:] += noise[:, None]
@@ -246,10 +246,10 @@ def load_group(instances: Sequence[Instance[Any]], how: How, arenas: dict[str, A
 
 
 def _directions(instances: Sequence[Instance[Any]], dim: int, far: Any) -> Any:
-    """Rounding that unit vectors add to scores, in nats, twice for safety.
+    """Bound the error of scores, in nats, due to the rounding of unit vectors; doubled for safety.
 
-    With s^2 bits for a squared distance of one, vectors off by e = (dim + 3) u move a score `s^2 r^2` by
-    `4 e s (s r) + 4 e^2 s^2`; `far` bounds s r.
+    Let a squared distance of one be s^2 bits. If each vector has an error of e = (dim + 3) u, a score `s^2 r^2` changes
+    by at most `4 e s (s r) + 4 e^2 s^2`; `far` bounds s r.
     """
     factors = [p.cost.scale * p.cost.kind.distances.factor / (p.eps * math.log(2)) for p in instances]
     scale = torch.sqrt(upload(factors, torch.float64, far.device))

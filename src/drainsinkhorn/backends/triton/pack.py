@@ -31,10 +31,10 @@ from drainsinkhorn.numerics.memory import memory_errors
 GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
 """Leading halves give way at so many times tol or what they blur: earlier where momentum carries on what they did."""
 POTENTIALS = 16 * 2.0**-53
-"""Rounding of a ratio that float64 measures, over the largest potentials of both sides in bits: both are divided by
-eps ln 2, which is rounded itself, and added to a score and to each other."""
+"""Relative rounding error of a marginal ratio in float64, per bit of the largest potentials of both sides: both are
+divided by eps ln 2, which is rounded itself, and added to a score and to each other."""
 HALVES: dict[str | None, int] = {"float16": k.FLOAT16.value, "bfloat16": k.BFLOAT16.value}
-"""Numbers of the dtypes of sixteen bits."""
+"""Codes of the 16-bit dtypes in kernels."""
 SMALL = 2048
 """Rows of a lane up to which a cycle is two launches: one program applies its f-leg while others finish theirs."""
 
@@ -116,7 +116,7 @@ class TritonPack(Cycles, Counted):
         self._legs += len(admitted)
 
     def _line_up(self, lanes: list[Lane]) -> None:
-        """Make these the lanes of the pack: their table, and grids for it. Without memory nothing changes."""
+        """Make these the lanes of the pack, with table and grids. A MemoryError leaves the pack unchanged."""
         live, report = self._seats(lanes), torch.empty((len(lanes), 4), dtype=torch.float64, device=self.device)
         if len(self._limits) != len(self._table):
             limits = torch.zeros(len(self._table), dtype=torch.float64, device=self.device)
@@ -329,15 +329,15 @@ class TritonPack(Cycles, Counted):
 
     @memory_errors()
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
-        """Both sides of the states as they will be emitted, some rows and columns of each compared with float64.
+        """Return both residuals of the states as they will be emitted; sampled rows and columns are checked in float64.
 
-        With `exact` they are certified from the caller's own arrays.
+        With `exact` the states are certified from the caller's own arrays.
         """
         if not lanes:
             return []
         self._legs += 2 * len(lanes)
         if exact:
-            # Emission notes which states are not finite.
+            # The emission kernel records which states are not finite.
             emitted = self.emit(lanes)
             return certificates(emitted, [self._lanes[i].broken for i in lanes])
         # A screen's memory is a verify's as well, so that both together need no more than one.
