@@ -110,7 +110,7 @@ def test_tensors_on_a_device_are_certified_alike(kind: str, dim: int, monkeypatc
     state = ds.Potentials(rng.normal(size=30), rng.normal(size=40))
     by_numpy = certify(problem, state)
     # The same expressions run on a CUDA device.
-    monkeypatch.setattr(certificate, "on_device", lambda array: True)
+    monkeypatch.setattr(certificate, "on_cuda", lambda array: True)
     by_torch = certify(there, ds.Potentials(*map(torch.tensor, state)))
     assert 0 < by_torch.band < 1e-10
     assert abs(by_torch.row - by_numpy.row) <= by_torch.band + by_numpy.band
@@ -164,7 +164,9 @@ class _Doubtful:
 
 
 def judged(pack: Any, *, final: bool = False) -> Any:
-    decided, _ = judge(pack, [Progress(8, 0.9)], [0], [0] if final else [], [1.0], [1.0], Audit(), exact=False)
+    decided, _ = judge(
+        pack, [Progress(8, 0.9)], [0], {0: Status.DEPTH_LIMIT} if final else {}, [1.0], [1.0], Audit(), exact=False
+    )
     return decided[0].status if decided else None
 
 

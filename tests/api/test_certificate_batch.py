@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Certify tensors of the CPU by the code for a device, with products where NumPy has them."""
-    monkeypatch.setattr(certificate, "on_device", torch.is_tensor)
+    monkeypatch.setattr(certificate, "on_cuda", torch.is_tensor)
     monkeypatch.setitem(certificate.PRODUCT_DIM, "numpy", certificate.PRODUCT_DIM["torch"])
 
 

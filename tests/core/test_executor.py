@@ -196,7 +196,7 @@ def test_an_expired_lane_of_a_static_batch_is_verified_when_all_leave() -> None:
     ledger, waiting = Ledger(), Batch([Admission(k, scripted(depth)) for k, depth in enumerate((90, 20, 40))])
     retired = {each.ticket: each for each in execute(ScriptedBackend(), waiting, plan, ledger)}
     assert {ticket: each.depth for ticket, each in retired.items()} == {0: 40, 1: 40, 2: 40}
-    assert (retired[0].status, retired[1].status) == (Status.DEPTH_LIMIT, Status.CONVERGED)
+    assert (retired[0].status, retired[1].status) == (Status.EXPIRED, Status.CONVERGED)
     assert ledger.verified == 3
 
 

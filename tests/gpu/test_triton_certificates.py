@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 def packed(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[ds.Instance[Any]]]:
     """A pack of lanes of two shapes, one of which has a point without weight, after two cycles."""
-    monkeypatch.setattr(certificate, "on_device", torch.is_tensor)
+    monkeypatch.setattr(certificate, "on_cuda", torch.is_tensor)
     rng = np.random.default_rng(0)
     problems = list[ds.Instance[Any]]()
     for n, m in ((9, 8), (7, 7), (9, 8)):

@@ -50,7 +50,7 @@ from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import UNKNOWN, Residual
-from drainsinkhorn.numerics.arrays import library, to_numpy
+from drainsinkhorn.numerics.arrays import library, on_cuda, to_numpy
 from drainsinkhorn.numerics.costs import UNIT
 
 
@@ -102,7 +102,7 @@ def certify(instance: Instance[Any], potentials: Potentials[Any], sweep: Sweep |
         potentials: Potentials as they are emitted, over all points.
         sweep: A compiled sweep for arrays on the CPU; by default NumPy sweeps.
     """
-    if on_device(instance.like):
+    if on_cuda(instance.like):
         return certify_batches([(instance, potentials)])[0]
     return _certify_on_host(instance, potentials, sweep)
 
@@ -116,7 +116,7 @@ def certificates(emissions: Sequence[Emission], broken: Sequence[bool], sweep: S
     for lane, (emission, is_broken) in enumerate(zip(emissions, broken, strict=True)):
         if is_broken:
             continue
-        if on_device(emission.instance.like):
+        if on_cuda(emission.instance.like):
             together.append(lane)
         else:
             residuals[lane] = _certify_on_host(emission.instance, emission.potentials, sweep)
@@ -158,11 +158,6 @@ def _read(values: Any, places: Any = None) -> Any:
     """Return an array of the caller, or those places of it, as a NumPy array in float64."""
     values = to_numpy(values)
     return (values if places is None else values[places]).astype(np.float64)
-
-
-def on_device(array: Any) -> bool:
-    """Whether an array is a torch tensor on a CUDA device; its problem is certified there."""
-    return library(array) == "torch" and array.is_cuda
 
 
 def device_loader(like: Any) -> Callable[..., Any]:

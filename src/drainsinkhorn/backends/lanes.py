@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residual
 
@@ -42,24 +42,6 @@ class Lane(Protocol):
 
 
 L = TypeVar("L", bound=Lane)
-
-
-class Counted:
-    """What every pack of listed lanes says of itself: how many they are, and what they have spent."""
-
-    _lanes: list[Any]
-    _slots: int
-    _legs: int
-
-    @property
-    def width(self) -> int:
-        """The number of lanes."""
-        return len(self._lanes)
-
-    @property
-    def spent(self) -> Spent:
-        """Slots and legs so far."""
-        return Spent(self._slots, self._legs)
 
 
 class LanePack(Counted, Generic[L]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -127,11 +127,31 @@ class Counts(NamedTuple):
     ready: int
 
 
+def last_states(
+    live: Mapping[int, tuple[int, Any]], progress: Sequence[Progress], max_depth: int, expired: Container[int]
+) -> dict[int, Status]:
+    """Lanes at their depth limit or past their deadline, and how they end unless they pass.
+
+    Args:
+        live: Ticket and instance of every live lane.
+        progress: Result of the last advance, by lane.
+        max_depth: The depth limit.
+        expired: Tickets whose deadline has come.
+    """
+    final = dict[int, Status]()
+    for lane, (ticket, _) in live.items():
+        if progress[lane].depth >= max_depth:
+            final[lane] = Status.DEPTH_LIMIT
+        elif ticket in expired:
+            final[lane] = Status.EXPIRED
+    return final
+
+
 def judge(
     pack: Pack[Any],
     progress: Sequence[Progress],
     due: Sequence[int],
-    final: Sequence[int],
+    final: Mapping[int, Status],
     stops: Sequence[float],
     holds: list[float],
     audit: Audit,
@@ -152,7 +172,8 @@ def judge(
         pack: The pack.
         progress: Result of the last advance, by lane.
         due: Lanes to audit now.
-        final: Lanes at their depth limit or deadline; verified whatever the screen says: it is their last state.
+        final: Lanes at their last state, which are verified whatever the screen says, and how each of them ends if it
+            does not pass: DEPTH_LIMIT or EXPIRED.
         stops: What the residual must not exceed, by lane.
         holds: What the screen must not exceed, by lane; -inf where lanes are not held.
         audit: The rules.
@@ -200,7 +221,7 @@ def judge(
             return Status.CONVERGED
         if math.isnan(worst):
             return Status.NONFINITE
-        return Status.DEPTH_LIMIT if lane in final else None
+        return final.get(lane)
 
     decided: dict[int, Verdict] = {}
     for lane, residual in zip(candidates, certified(candidates, verify(candidates)), strict=True):

@@ -11,8 +11,7 @@ from typing import Any
 from drainsinkhorn.core.events import Narrowed, Observer, Retired, refused
 from drainsinkhorn.core.options import Plan
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.core.shortage import Shortage
-from drainsinkhorn.core.source import Admission, Batch, Source
+from drainsinkhorn.core.source import Admission, Batch, Shortage, Source
 from drainsinkhorn.core.window import Window
 from drainsinkhorn.model.errors import ProblemError
 
@@ -73,7 +72,9 @@ def _run_window(
 ) -> Generator[Retired, None, tuple[Plan, Shortage | None]]:
     """Run a window until it is empty or memory runs out. When this returns, nothing refers to its pack any more."""
     try:
-        pack = backend.pack([admission.instance for admission in opening])
+        instances = [admission.instance for admission in opening]
+        backend.prepare(instances)
+        pack = backend.pack(instances)
     except MemoryError as error:
         return plan, Shortage(opening, len(opening), str(error))
     window = Window(backend, pack, plan, observe, opening, streamed=streamed)

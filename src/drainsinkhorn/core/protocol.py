@@ -109,6 +109,24 @@ class Pack(Protocol[A]):
         ...
 
 
+class Counted:
+    """Width and work of a pack that lists its lanes, for packs to inherit."""
+
+    _lanes: list[Any]
+    _slots: int
+    _legs: int
+
+    @property
+    def width(self) -> int:
+        """The number of lanes."""
+        return len(self._lanes)
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs so far."""
+        return Spent(self._slots, self._legs)
+
+
 class Backend(Protocol[A]):
     """A way to compute: frozen, picklable settings, never arrays."""
 

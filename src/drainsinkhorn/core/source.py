@@ -1,12 +1,14 @@
-"""Where problems come from: sorted by signature, with a bounded look ahead."""
+"""Where lanes come from, and what goes back when memory runs out."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from drainsinkhorn.model.instance import Instance
+
+T = TypeVar("T")
 
 
 class Admission(NamedTuple):
@@ -41,3 +43,23 @@ class Batch:
     def give_back(self, admissions: Sequence[Admission]) -> None:
         """Take these again."""
         self._waiting.extendleft(reversed(admissions))
+
+
+class Shortage(NamedTuple):
+    """Memory ran out: lanes that have to run again, how many lanes the pack had, and what the backend said."""
+
+    again: Sequence[Admission]
+    width: int
+    reason: str
+
+
+class Exhausted(Exception):
+    """A method of a pack ran out of memory; the pack must be discarded."""
+
+
+def call(verb: Callable[..., T], *args: Any, **keywords: Any) -> T:
+    """Call a method of a pack, or a function that calls such methods; a MemoryError becomes Exhausted."""
+    try:
+        return verb(*args, **keywords)
+    except MemoryError as error:
+        raise Exhausted(error) from None

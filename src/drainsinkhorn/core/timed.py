@@ -46,7 +46,6 @@ class Timed(Generic[A]):
             self._backend.prepare(instances)
 
     def pack(self, instances: Sequence[Instance[A]]) -> Pack[A]:
-        self.prepare(instances)
         with _Lap(self._seconds, "pack"):
             return _TimedPack(self._backend.pack(instances), self._seconds)
 

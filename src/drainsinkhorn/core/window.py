@@ -7,13 +7,12 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drainsinkhorn.core.audit import Standing, judge
+from drainsinkhorn.core.audit import Standing, judge, last_states
 from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired
 from drainsinkhorn.core.leaving import retire
 from drainsinkhorn.core.options import Plan
 from drainsinkhorn.core.protocol import FRESH, Backend, Pack, Progress, Spent
-from drainsinkhorn.core.shortage import Exhausted, Shortage, call
-from drainsinkhorn.core.source import Admission, Source
+from drainsinkhorn.core.source import Admission, Exhausted, Shortage, Source, call
 from drainsinkhorn.model.errors import ContractError
 
 
@@ -80,8 +79,8 @@ class Window:
     def _audit(self) -> tuple[dict[int, Retired], str]:
         """Judge the lanes that are due and emit those that leave; see `retire` for what is returned."""
         plan, pack, progress, stops = self.plan, self.pack, self.progress, self.stops
-        final = [k for k, (t, _) in self.live.items() if progress[k].depth >= plan.max_depth or t in plan.expired]
-        due, quorum = list(self.live) if self.on_grid else final, len(self.live) if plan.mode.together else 0
+        final = last_states(self.live, progress, plan.max_depth, plan.expired)
+        due, quorum = list(self.live) if self.on_grid else list(final), len(self.live) if plan.mode.together else 0
         decided, counts = call(judge, pack, progress, due, final, stops, self.holds, plan.audit, plan.exact, quorum)
         self.observe(Audited(counts, self._newly_spent()))
         retired, stray = call(retire, pack, self.live, decided, progress, streamed=self.streamed)

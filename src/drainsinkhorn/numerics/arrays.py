@@ -141,3 +141,8 @@ def stack(arrays: list[Any]) -> Any:
     widest = np.result_type(*(to_numpy(array) for array in arrays))
     stacked = np.stack([to_numpy(array).astype(widest, copy=False) for array in arrays])
     return to_caller(stacked, arrays[0], own={float_name(array) for array in arrays} == {"bfloat16"})
+
+
+def on_cuda(array: Any) -> bool:
+    """Whether an array is a torch tensor on a CUDA device."""
+    return library(array) == "torch" and array.is_cuda

@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.certificate import device_loader, on_device, unit_vectors
+from drainsinkhorn.backends.certificate import device_loader, unit_vectors
 from drainsinkhorn.core.events import Retired
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.status import Status
-from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.arrays import on_cuda, to_numpy
 from drainsinkhorn.numerics.costs import SMALLEST, UNIT
 
 Vector = NDArray[np.float64]
@@ -202,7 +202,7 @@ def _first_count(rows: int, cols: int, dim: int) -> int:
 def _where(instance: Instance[Any]) -> str:
     """Where to recompute: "device" if a problem's arrays lie on a CUDA device, unless the cost is the caller's own."""
     own = not instance.is_dense and instance.cost.kind.distances is None
-    return "device" if not own and on_device(instance.like) else "host"
+    return "device" if not own and on_cuda(instance.like) else "host"
 
 
 class _State:

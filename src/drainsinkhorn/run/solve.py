@@ -437,7 +437,7 @@ class _Run:
         while self._unclaimed:
             ended = self._unclaimed.pop(min(self._unclaimed))
             is_record = not isinstance(ended, Retired)
-            yield ended if is_record else self.record(self._in_time(with_finite_potentials(ended)))
+            yield ended if is_record else self.record(with_finite_potentials(ended))
 
     def out_of_memory(self, error: MemoryError, entered: Iterable[Record] = ()) -> OutOfMemory:
         """Return the error for a lack of memory outside of any lane, with all finished results not yet returned."""
@@ -491,7 +491,7 @@ class _Run:
             for retired in execute(backend, line, self._plan, self._observe):
                 yield from self.refusals()
                 if retired.status is not Status.CONVERGED:
-                    retired = self._sized(self._in_time(with_finite_potentials(retired)))
+                    retired = self._sized(with_finite_potentials(retired))
                 self._note_start(retired)
                 self._sorter.finished(retired)
                 if self._worth_rescue(retired):
@@ -519,11 +519,6 @@ class _Run:
         # Backends see the stop itself as tol, so that precision and rounding are judged against what must be met.
         expired = () if self.feed is None else self.feed.expired
         return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired)
-
-    def _in_time(self, retired: Retired) -> Retired:
-        """The same, or EXPIRED if its lane left because its deadline had come."""
-        cut = retired.status is Status.DEPTH_LIMIT and retired.depth < self._plan.max_depth
-        return retired._replace(status=Status.EXPIRED) if cut else retired
 
     def _sized(self, retired: Retired) -> Retired:
         """Add size and advice to the message of a lane that was rejected for lack of memory."""
@@ -576,7 +571,7 @@ class _Run:
         waiting = [Admission(t, replace(r.instance, init=restart(r))) for t, r in self._failed.items()]
         plan = replace(self._plan, mode=MODES["width-one"], width=1)
         for retired in execute(Timed(precise, ledger.seconds), Batch(waiting), plan, ledger):
-            yield self._better(self._failed.pop(retired.ticket), self._in_time(with_finite_potentials(retired)))
+            yield self._better(self._failed.pop(retired.ticket), with_finite_potentials(retired))
 
     def _better(self, first: Retired, second: Retired) -> Retired:
         """Return the rescue if it converged or came nearer to tol than the first run, else the first run."""

@@ -174,8 +174,10 @@ def _plain_cost(given: Any) -> Cost | None:
 def _is_finite(points: Any) -> bool:
     """True if all points are finite; False also if there is not enough memory to check them together."""
     try:
+        if type(points) is np.ndarray:
+            return bool(np.isfinite(points).all())
         with memory_errors():
-            return bool(np.isfinite(points).all() if type(points) is np.ndarray else points.detach().isfinite().all())
+            return bool(points.detach().isfinite().all())
     except MemoryError:
         return False
 

@@ -22,9 +22,8 @@ from drainsinkhorn.backends.cpu.stored import compiling
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import States
-from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import restrict
-from drainsinkhorn.core.protocol import Emission, Progress, is_held
+from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance

@@ -16,12 +16,11 @@ import torch
 from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
-from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.momentum import PLAIN, Momentum
 from drainsinkhorn.backends.scores import Scores, samples, scores
 from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support, restrict
-from drainsinkhorn.core.protocol import Emission, Progress, is_held
+from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residual

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.lanes import Counted
 from drainsinkhorn.backends.support import Couple
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
@@ -23,7 +22,7 @@ from drainsinkhorn.backends.triton.lane import Lane, largest
 from drainsinkhorn.backends.triton.launches import FINDINGS, SAMPLES, WIDE_WARPS
 from drainsinkhorn.backends.triton.launching import Download, Launch, upload
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
-from drainsinkhorn.core.protocol import Emission, Progress
+from drainsinkhorn.core.protocol import Counted, Emission, Progress
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.memory import memory_errors
