@@ -73,7 +73,7 @@ def divergence(
         eps: Entropic strength, a number or one for each pair.
         a: Weights of x.
         b: Weights of y.
-        cost: A name, Cost, Formula or CostFn of OTT: a cost between points.
+        cost: A name, Cost, PointCost, Formula or CostFn of OTT: a cost between points.
         tol: Bound on the larger L1 marginal residual of every problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.

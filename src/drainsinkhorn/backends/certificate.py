@@ -51,7 +51,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import library, on_cuda, to_numpy
-from drainsinkhorn.numerics.costs import UNIT
+from drainsinkhorn.numerics.costs import UNIT, evaluate
 
 
 @dataclass
@@ -179,7 +179,7 @@ def _costs(instance: Instance[Any], rows: Any, cols: Any) -> Costs:
     cost, kind, dim = instance.cost, instance.cost.kind, instance.dim
     if kind.distances is None:
         x, y = (to_numpy(points).astype(np.float64) for points in (instance.x, instance.y))
-        return _matrix(_read(cost.scale * kind.pairwise(x, y), rows), cols, float(kind.rounding(dim, 1.0)))
+        return _matrix(_read(cost.scale * evaluate(kind, x, y), rows), cols, float(kind.rounding(dim, 1.0)))
     x, y = _read(instance.x, rows), _read(instance.y, cols)
     if kind.distances.directions:
         x, y = unit_vectors(np, x), unit_vectors(np, y)

@@ -20,6 +20,7 @@ import numpy as np
 from drainsinkhorn.backends.certificate_bound import BLOCK_PAIRS, product_error
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import evaluate
 
 WEIGHTS, LOGS, ERRORS = range(3)
 """Vectors of a batch: weights, their logarithms, and errors of exponents."""
@@ -86,7 +87,7 @@ def _padded(values: Any, width: int) -> Any:
 def _own_costs(instance: Instance[Any]) -> Any:
     """Return costs of the caller's own, which are evaluated on the host."""
     x, y = (to_numpy(points).astype(np.float64) for points in (instance.x, instance.y))
-    return np.asarray(instance.cost.scale * instance.cost.kind.pairwise(x, y), dtype=np.float64)
+    return instance.cost.scale * evaluate(instance.cost.kind, x, y)
 
 
 def block_costs(batch: Any) -> Any:

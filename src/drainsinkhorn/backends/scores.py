@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import unit_rows
+from drainsinkhorn.numerics.costs import evaluate, unit_rows
 
 Vector = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ def _judge(instance: Instance[Any]) -> Scores:
     factor, (x, y) = instance.cost.scale / instance.eps, (to_numpy(points) for points in (instance.x, instance.y))
     if kind.distances is None:
         some = [p[np.linspace(0, len(p) - 1, min(len(p), 64)).astype(int)].astype(np.float64) for p in (x, y)]
-        found = np.abs(kind.pairwise(*some))
+        found = np.abs(evaluate(kind, *some))
         far = 2 * float(found.max())
         return Scores(factor * float(found.mean()), factor * far, factor * kind.rounding(x.shape[1], far))
     a, b, x, y = to_numpy(instance.a), to_numpy(instance.b), native(x), native(y)

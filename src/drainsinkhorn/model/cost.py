@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
+
+from drainsinkhorn.model.errors import ProblemError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Distances:
     """Costs that are distances: `factor |u - v|^2`, where u and v are the points. Every backend has kernels for them.
 
     Attributes:
-        factor: What the squared distance, or the distance, is multiplied with.
+        factor: What the squared distance, or the distance, is multiplied with: a positive number.
         root: The cost is the distance itself, not its square.
         directions: u and v are the points scaled to length one.
     """
@@ -31,3 +34,7 @@ class Distances:
     factor: float = 1.0
     root: bool = False
     directions: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise ProblemError(f"the factor of distances must be a positive finite number, got {self.factor!r}")

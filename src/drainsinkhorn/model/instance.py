@@ -13,7 +13,9 @@ from drainsinkhorn.model.problem import A, Potentials, Problem, WeaklyReferable
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Instance(WeaklyReferable, Generic[A]):
-    """A validated problem, with every default resolved. `run.validate` is the only place that makes one from a Problem.
+    """A validated problem, with every default resolved.
+
+    Problems become instances in `run.validate`, one by one, and in `run.stack`, many at once; nowhere else.
 
     Attributes:
         eps: Strength of the entropic term, in units of the cost.

@@ -43,7 +43,8 @@ class Problem(WeaklyReferable, Generic[A]):
             None: the solve's, by default "auto" (see STARTS). A start changes only the depth. Huge potentials are
             recentred along their gauge, and replaced by "zero" where float64 cannot resolve eps in them.
         chain: Problems with equal keys run in the order of submission, each from its predecessor's potentials.
-        cost: A cost by name, a `Cost` with a scale, a `Formula`, an OTT `CostFn`, or a dense (n, m) matrix.
+        cost: A cost by name, a `Cost` with a scale, a `PointCost` of your own, a `Formula`, an OTT `CostFn`, or a dense
+            (n, m) matrix.
     """
 
     eps: float

@@ -61,12 +61,14 @@ def unit_rows(x: Matrix) -> Matrix:
 
 
 class PointCost:
-    """A cost between points, up to its scale. Subclass it for a cost of your own: `pairwise` is all it needs.
+    """A cost between points, up to its scale. Subclass it for a cost of your own.
 
-    Equal costs must compare equal and have equal hashes, so that problems share packs: a frozen dataclass does.
+    A subclass defines `pairwise`, and backends that keep matrices run it; or it defines `distances`, and every backend
+    runs it, with `pairwise` and the bounds given. Equal costs must compare equal and have equal hashes, so that
+    problems share packs, and their `repr` must tell them apart, since journals know costs by it: a frozen dataclass
+    has all three.
 
     Attributes:
-        forms: Forms in which backends may run it, see the module's docstring.
         backend: The backend that "auto" takes for it; "": the one that the points call for.
 
     Examples:
@@ -76,9 +78,13 @@ class PointCost:
         ...         return np.abs(x[:, None, :] - y[None, :, :]).sum(axis=-1)
         >>> Manhattan().pairwise(np.zeros((1, 2)), np.ones((3, 2)))
         array([[2., 2., 2.]])
+        >>> @dataclass(frozen=True)
+        ... class HalfSquare(PointCost):
+        ...     distances = Distances(0.5)
+        >>> HalfSquare().pairwise(np.zeros((1, 2)), np.ones((3, 2)))
+        array([[1., 1., 1.]])
     """
 
-    forms: ClassVar[tuple[str, ...]] = ("matrix",)
     backend: ClassVar[str] = ""
 
     @property
@@ -86,49 +92,16 @@ class PointCost:
         """Its form "distances"; None if it has none."""
         return None
 
-    def pairwise(self, x: Matrix, y: Matrix) -> Matrix:
-        """All costs, (n, m), in float64, from points (n, d) and (m, d) in float64."""
-        raise NotImplementedError(f"{type(self).__name__} must define pairwise(x, y)")
-
-    def largest(self, far: Any) -> Any:
-        """A bound on the costs of points whose distance is at most `far`, or an array of bounds. Only for distances."""
-        raise NotImplementedError(f"{type(self).__name__} has no form of distances")
-
-    def rounding(self, dim: int, largest: Any) -> Any:
-        """A bound on the absolute error of a cost that is at most `largest`, underflow included.
-
-        By default the costs are taken for what `pairwise` gives, with the rounding of a sum of `dim` squares.
-        """
-        return _rounding_of_squares(dim, largest)
-
-    def check(self, name: str, points: Any) -> None:
-        """Raise ProblemError for points, called x or y, that have no such cost."""
-
-    def __str__(self) -> str:
-        return type(self).__name__
-
-
-def _rounding_of_squares(dim: int, largest: Any) -> Any:
-    # A sum of d squares of rounded differences has relative error below (d + 3) u; each square may underflow.
-    return (dim + 3) * UNIT * largest + dim * SMALLEST
-
-
-@dataclass(frozen=True, slots=True)
-class DistanceCost(PointCost):
-    """A cost by distances, or squared distances, of points or of their directions."""
-
-    name: str
-    form: Distances = Distances()  # noqa: RUF009  frozen
-    forms: ClassVar[tuple[str, ...]] = ("distances",)
-
     @property
-    def distances(self) -> Distances:
-        """Its form."""
-        return self.form
+    def forms(self) -> tuple[str, ...]:
+        """Forms in which backends may run it, see the module's docstring."""
+        return ("matrix",) if self.distances is None else ("distances",)
 
     def pairwise(self, x: Matrix, y: Matrix) -> Matrix:
-        """All costs, by direct differences."""
-        form = self.form
+        """All costs, (n, m), in float64, from points (n, d) and (m, d) in float64; distances by direct differences."""
+        form = self.distances
+        if form is None:
+            raise NotImplementedError(f"{type(self).__name__} must define pairwise(x, y)")
         if form.directions:
             # 1 - cos is half the squared distance of unit vectors, which is exact near zero.
             x, y = unit_rows(x), unit_rows(y)
@@ -136,28 +109,54 @@ class DistanceCost(PointCost):
         return costs if form.factor == 1.0 else form.factor * costs
 
     def largest(self, far: Any) -> Any:
-        """The cost at a distance, of unit vectors where directions count."""
-        return self.form.factor * (far if self.form.root else far * far)
+        """The cost of points (or of their directions) whose distance is `far`, a number or an array."""
+        form = self.distances
+        if form is None:
+            raise NotImplementedError(f"{type(self).__name__} has no form of distances")
+        return form.factor * (far if form.root else far * far)
 
     def rounding(self, dim: int, largest: Any) -> Any:
-        """See `PointCost.rounding`."""
-        form, error = self.form, (dim + 3) * UNIT
-        if form.root:
+        """A bound on the absolute error of a cost whose absolute value is at most `largest`, underflow included.
+
+        By default a cost that is not by distances is taken for what `pairwise` gives, with the rounding of a sum of
+        `dim` squares.
+        """
+        form, error = self.distances, (dim + 3) * UNIT
+        if form is not None and form.root:
             # Unit vectors are off by `error` each, and so is their distance by twice as much.
             return error * largest + (2 * form.factor * error if form.directions else 0.0)
-        if not form.directions:
-            return _rounding_of_squares(dim, largest)
+        if form is None or not form.directions:
+            # A sum of d squares of rounded differences has relative error below (d + 3) u; each square may underflow.
+            return error * largest + dim * SMALLEST
         # With C = c r^2, a distance r = sqrt(C / c) that is off by 2 e moves C by c (4 e r + 4 e^2).
         return 4 * form.factor * error * (largest / form.factor) ** 0.5 + error * largest + 4 * form.factor * error**2
 
     def check(self, name: str, points: Any) -> None:
-        """Refuse the zero vector where directions count."""
-        if self.form.directions:
+        """Raise ProblemError for points, called x or y, that have no such cost; the zero vector has no direction."""
+        form = self.distances
+        if form is not None and form.directions:
             zero = np.flatnonzero(~to_numpy(points).any(axis=1))
             if zero.size:
-                raise ProblemError(
-                    f"{name}[{zero[0]}] is the zero vector, which has no direction for the {self.name} cost"
-                )
+                raise ProblemError(f"{name}[{zero[0]}] is the zero vector, which has no direction for the {self} cost")
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceCost(PointCost):
+    """A cost by name, of a form of distances."""
+
+    name: str
+    form: Distances = Distances()  # noqa: RUF009  frozen
+
+    @property
+    def distances(self) -> Distances:
+        """Its form."""
+        return self.form
 
     def __str__(self) -> str:
         return self.name
@@ -180,8 +179,12 @@ class Formula(PointCost):
     """
 
     text: str
-    forms: ClassVar[tuple[str, ...]] = ("formula",)
     backend: ClassVar[str] = "keops"
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The text of a formula."""
+        return ("formula",)
 
     def __post_init__(self) -> None:
         if not isinstance(cast(object, self.text), str) or not _PLAIN.fullmatch(self.text):
@@ -242,8 +245,15 @@ def resolve_cost(cost: Cost) -> Cost:
     if not isinstance(kind, PointCost):
         raise ProblemError(
             f"cost {kind!r} is unknown; use one of {sorted(COSTS)} or a dense (n, m) matrix, "
-            "or for a cost of your own a Formula or a CostFn of OTT"
+            "or for a cost of your own a PointCost, a Formula or a CostFn of OTT"
         )
+    try:
+        hash(kind)
+    except TypeError:
+        raise ProblemError(
+            f"the cost {kind} has no hash, by which problems with equal costs share packs; make its class a "
+            "dataclass(frozen=True) whose fields have hashes"
+        ) from None
     return cost
 
 
@@ -260,7 +270,14 @@ class Turned(PointCost):
 
     def pairwise(self, x: Matrix, y: Matrix) -> Matrix:
         """All costs in float64."""
-        return self.kind.pairwise(y, x).T
+        return evaluate(self.kind, y, x).T
+
+    def rounding(self, dim: int, largest: Any) -> Any:
+        """That of the kind."""
+        return self.kind.rounding(dim, largest)
+
+    def __str__(self) -> str:
+        return str(self.kind)
 
 
 def turned(cost: Cost) -> Cost:
@@ -309,6 +326,17 @@ def with_matrix(instance: Instance[Any], forms: Collection[str]) -> Instance[Any
     return replace(instance, matrix=cost_matrix(instance)[0], x=None, y=None)
 
 
+def evaluate(kind: PointCost, x: Matrix, y: Matrix) -> Matrix:
+    """All costs, (n, m), in float64; ProblemError if a caller's own `pairwise` gives another shape."""
+    costs = np.asarray(kind.pairwise(x, y), dtype=np.float64)
+    if costs.shape != (len(x), len(y)):
+        raise ProblemError(
+            f"pairwise of the cost {kind} gives shape {costs.shape} for {len(x)} points x and {len(y)} points y; "
+            f"it must give one cost for each pair, {(len(x), len(y))}"
+        )
+    return costs
+
+
 def cost_matrix(instance: Instance[Any]) -> tuple[Matrix, float]:
     """Costs of an instance in float64 by direct differences, and a bound on their absolute error."""
     if instance.is_dense:
@@ -316,8 +344,10 @@ def cost_matrix(instance: Instance[Any]) -> tuple[Matrix, float]:
     x, y = to_numpy(instance.x).astype(np.float64), to_numpy(instance.y).astype(np.float64)
     kind, scale = instance.cost.kind, instance.cost.scale
     with np.errstate(over="ignore", invalid="ignore"):
-        cost = kind.pairwise(x, y)
-        return scale * cost, scale * kind.rounding(x.shape[1], float(cost.max()))
+        cost = evaluate(kind, x, y)
+        # A caller's own costs may be negative.
+        largest = max(float(cost.max()), -float(cost.min()))
+        return scale * cost, scale * kind.rounding(x.shape[1], largest)
 
 
 def slope(cost: Cost, x: Any, mass: Any, means: Any) -> Any:

@@ -27,7 +27,7 @@ from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import float_name, is_array, to_caller, to_numpy
-from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.numerics.costs import Formula, as_cost
 from drainsinkhorn.run.solution import Record
 
 FORMAT = 2
@@ -323,6 +323,14 @@ def _checksum(row: Row) -> bytes:
     return digest.digest()
 
 
+def _cost_key(kind: Any) -> str:
+    """What tells a kind of costs apart from others, parameters included."""
+    if isinstance(kind, (str, Formula)):
+        return str(kind)
+    # The key of an OTT cost holds its parameters, and not where it lies in memory.
+    return str(getattr(kind, "key", None) or repr(kind))
+
+
 def fingerprint(problem: Any) -> bytes:
     """A digest of all that a problem is made of; equal for equal problems, whatever library holds their arrays."""
     digest = hashlib.blake2b(digest_size=16)
@@ -330,8 +338,7 @@ def fingerprint(problem: Any) -> bytes:
     f, g = init if isinstance(init, (tuple, list)) and len(init) == 2 else (init, None)
     cost: Any = problem.cost if isinstance(problem.cost, str) else as_cost(problem.cost)
     if isinstance(cost, Cost):
-        # The key of an OTT cost holds its parameters, and not where it lies in memory.
-        cost = f"{getattr(cost.kind, 'key', cost.kind)} {cost.scale!r}"
+        cost = f"{_cost_key(cost.kind)} {cost.scale!r}"
     for value in (problem.x, problem.y, problem.a, problem.b, problem.eps, problem.tol, f, g, cost, problem.chain):
         if is_array(value):
             array = np.ascontiguousarray(to_numpy(value))

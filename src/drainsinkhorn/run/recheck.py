@@ -32,7 +32,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import on_cuda, to_numpy
-from drainsinkhorn.numerics.costs import SMALLEST, UNIT
+from drainsinkhorn.numerics.costs import SMALLEST, UNIT, evaluate
 
 Vector = NDArray[np.float64]
 
@@ -333,7 +333,7 @@ class _Side:
         scale, form = instance.cost.scale, instance.cost.kind.distances
         if form is None:
             pair = (other, own) if self._axis else (own, other)
-            costs = np.asarray(instance.cost.kind.pairwise(*pair), dtype=np.float64)
+            costs = evaluate(instance.cost.kind, *pair)
             return scale * (costs.T if self._axis else costs)
         apart = own[:, None] - other
         squares = state.library.einsum("ijk,ijk->ij", apart, apart)

@@ -115,7 +115,7 @@ def solve(
         a: Source weights.
         b: Target weights.
         init: Where to start: "auto", "gaussian" or "zero" for every problem without a start of its own, or potentials.
-        cost: A name, a Cost, a Formula, a CostFn of OTT, or dense matrices.
+        cost: A name, a Cost, a PointCost, a Formula, a CostFn of OTT, or dense matrices.
         chain: Keys: problems of one chain run in order, each from its predecessor's potentials.
         tol: Bound on the larger L1 marginal residual: a number, or one per problem.
         backend: "auto", a name, or a Backend.

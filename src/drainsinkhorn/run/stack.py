@@ -15,7 +15,7 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import is_array
-from drainsinkhorn.numerics.costs import as_cost, is_squares, resolve_cost
+from drainsinkhorn.numerics.costs import DistanceCost, as_cost, is_squares, resolve_cost
 from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.weights import uniform
 from drainsinkhorn.run.validate import check_arguments
@@ -47,7 +47,8 @@ def problems(
         tol: A number, or one per problem. None: the solve's.
         init: "gaussian", "zero", or a pair (f, g), each shared, stacked or a list. None: what suits the cost, but zero
             for problems that differ only in weights, eps or tol: over the same points they share one matrix then.
-        cost: A name, Cost, Formula or CostFn of OTT; a matrix (n, m) shared, (W, n, m) stacked, or a list of them.
+        cost: A name, Cost, PointCost, Formula or CostFn of OTT; a matrix (n, m) shared, (W, n, m) stacked, or a list of
+            them.
         chain: A key for all, or a list with one for each: see `Problem`.
 
     Raises:
@@ -167,8 +168,9 @@ def _plain_cost(given: Any) -> Cost | None:
         cost = resolve_cost(cost)
     except ProblemError:
         return None
-    form = cost.kind.distances
-    return cost if form is not None and not form.directions else None
+    kind = cost.kind
+    # A class of the caller's own may refuse points of which it has no costs.
+    return cost if isinstance(kind, DistanceCost) and not kind.form.directions else None
 
 
 def _is_finite(points: Any) -> bool:

@@ -20,7 +20,7 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import ROUNDOFF, SMALLEST, Array, float_name, is_array, library, to_numpy
-from drainsinkhorn.numerics.costs import COSTS, as_cost, is_squares, resolve_cost
+from drainsinkhorn.numerics.costs import COSTS, as_cost, evaluate, is_squares, resolve_cost
 from drainsinkhorn.numerics.weights import uniform, unit_mass
 
 UNEQUAL_MASS = 1e-5
@@ -287,6 +287,9 @@ def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, 
         raise ProblemError(f"x is a {library(problem.x)} array and y a {library(problem.y)} array; use one library")
     cost.kind.check("x", x)
     cost.kind.check("y", y)
+    if "matrix" in cost.kind.forms:
+        # A class of the caller's own, tried on a few points: in a pack its errors would end the run of all problems.
+        evaluate(cost.kind, *(to_numpy(points[:3]).astype(np.float64) for points in (x, y[:2])))
     return x.shape[0], y.shape[0]
 
 

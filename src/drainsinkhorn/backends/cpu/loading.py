@@ -166,8 +166,8 @@ def _load_points(instances: Sequence[Instance[Any]], eps: NDArray[np.float64], t
     lengths = max(len(x), len(y))
     x, y = (np.ascontiguousarray(np.broadcast_to(points, (lengths, *points.shape[1:]))) for points in (x, y))
     middle, far = extent(x, y)
-    if form.root:
-        # By a power of two, so that squares neither overflow nor vanish.
+    if form.root and not form.directions:
+        # By a power of two, so that squares neither overflow nor vanish; those of unit vectors do neither.
         scale = np.where((far > 0) & np.isfinite(far), np.exp2(np.frexp(far)[1]), 1.0)
         x, y, far = x / scale[:, None, None], y / scale[:, None, None], far / scale
         factor = factor * scale

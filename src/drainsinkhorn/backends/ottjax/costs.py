@@ -22,8 +22,12 @@ class OttCost(PointCost):
 
     fn: Any = field(compare=False)
     key: Hashable
-    forms: ClassVar[tuple[str, ...]] = ("cost_fn",)
     backend: ClassVar[str] = "ott"
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """A cost function of OTT."""
+        return ("cost_fn",)
 
     @classmethod
     def of(cls, fn: Any) -> OttCost:

@@ -87,7 +87,11 @@ def load(instance: Instance[Any], how: How) -> Loaded:
     eps, unit, arrays = 1.0, instance.eps, dict[str, Any]()
     if how.kind == "dense":
         # In float64 whatever the caller's dtype: what is rounded here no check would find.
-        arrays["cost"] = _filled(np.divide(cost_matrix(instance)[0], instance.eps, dtype=np.float64), how.n, how.m)
+        costs = cost_matrix(instance)[0]
+        if not instance.is_dense:
+            # Points without mass may lie where a caller's own cost is no number.
+            costs[a == 0], costs[:, b == 0] = 0.0, 0.0
+        arrays["cost"] = _filled(np.divide(costs, instance.eps, dtype=np.float64), how.n, how.m)
     else:
         # As they are, where jax knows their dtype, so that little travels.
         x, y = (native(to_numpy(points)) for points in (instance.x, instance.y))

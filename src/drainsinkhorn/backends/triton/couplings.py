@@ -39,7 +39,7 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import is_single, library, to_caller, to_numpy
-from drainsinkhorn.numerics.costs import slope, slope_of_distances
+from drainsinkhorn.numerics.costs import require_slope, slope, slope_of_distances
 from drainsinkhorn.numerics.memory import memory_errors
 
 ACCURACY, PROBES = 1e-5, 32
@@ -325,6 +325,8 @@ class TritonCouplings:
         """Through the means of the other cloud; the euclidean cost, whose terms may be large, in float64."""
         s = _index(side)
         points = [self._on(cloud) for cloud in self._clouds(s)]
+        for instance in self._instances:
+            require_slope(instance)
         forms = [instance.cost.kind.distances for instance in self._instances]
         values: list[Any] = []
         for lane, cloud in enumerate(map(self._on, self._clouds(1 - s))):

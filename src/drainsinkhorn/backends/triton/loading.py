@@ -249,11 +249,14 @@ def _directions(instances: Sequence[Instance[Any]], dim: int, far: Any) -> Any:
     """Bound the error of scores, in nats, due to the rounding of unit vectors; doubled for safety.
 
     Let a squared distance of one be s^2 bits. If each vector has an error of e = (dim + 3) u, a score `s^2 r^2` changes
-    by at most `4 e s (s r) + 4 e^2 s^2`; `far` bounds s r.
+    by at most `4 e s (s r) + 4 e^2 s^2`; `far` bounds s r. If a distance of one is s^2 bits, a score `s^2 r` changes by
+    at most `2 e s^2`.
     """
     factors = [p.cost.scale * p.cost.kind.distances.factor / (p.eps * math.log(2)) for p in instances]
     scale = torch.sqrt(upload(factors, torch.float64, far.device))
     error = (dim + 3) * 2.0**-53 * scale
+    if instances[0].cost.kind.distances.root:
+        return 4 * math.log(2) * error * scale
     return 2 * math.log(2) * (4 * error * far + 4 * error * error)
 
 
