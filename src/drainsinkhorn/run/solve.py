@@ -15,7 +15,6 @@ import numpy as np
 
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.backends.gauge import usable_start
 from drainsinkhorn.core.events import (
     Chosen,
     Event,
@@ -49,6 +48,7 @@ from drainsinkhorn.model.result import UNKNOWN, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import is_array, to_caller, to_numpy
 from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.numerics.weights import unit_mass
 from drainsinkhorn.run.extend import extend_instance
 from drainsinkhorn.run.feed import Tap

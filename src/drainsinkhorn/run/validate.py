@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.gauge import usable_start
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
@@ -21,6 +20,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import ROUNDOFF, SMALLEST, Array, float_name, is_array, library, to_numpy
 from drainsinkhorn.numerics.costs import COSTS, as_cost, evaluate, is_squares, resolve_cost
+from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.numerics.weights import uniform, unit_mass
 
 UNEQUAL_MASS = 1e-5

@@ -15,11 +15,11 @@ from drainsinkhorn.backends.cpu.layout import EXPANDED_DIM, extent, lay_out
 from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.cpu.moments import gaussian_starts
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT
-from drainsinkhorn.backends.starts import worthwhile
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import SMALLEST, UNIT, unit_rows
+from drainsinkhorn.numerics.starts import worthwhile
 
 SHARED_BYTES = 2**16
 """Kernels from this size on are shared by lanes over the same costs."""

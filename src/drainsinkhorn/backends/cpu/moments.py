@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.cpu.primitives import dot, ordered
-from drainsinkhorn.backends.starts import FULL_DIM, between
+from drainsinkhorn.numerics.starts import FULL_DIM, between
 
 Array = NDArray[np.float64]
 
