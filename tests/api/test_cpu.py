@@ -137,13 +137,13 @@ def test_stacks_go_through_the_door_at_once_and_bad_ones_one_by_one() -> None:
 
 
 def test_the_memory_of_retired_lanes_is_reused_and_bounded() -> None:
-    from drainsinkhorn.backends.cpu.memory import POOL_BYTES, Block
+    from drainsinkhorn.backends.cpu.resources import POOL_BYTES, MemoryBlock
 
     x, y = clouds(700, 600)
     for _ in range(3):
         ds.solve([ds.Problem(x=x, y=y, eps=0.5 + 0.01 * i) for i in range(20)], width=4)
-    assert 0 < Block.idle_bytes <= POOL_BYTES
-    assert Block.idle_bytes == sum(size * len(blocks) for size, blocks in Block.idle.items())
+    assert 0 < MemoryBlock.idle_bytes <= POOL_BYTES
+    assert MemoryBlock.idle_bytes == sum(size * len(blocks) for size, blocks in MemoryBlock.idle.items())
 
 
 def test_a_row_of_the_table_that_is_not_the_lanes_own_is_not_emitted() -> None:

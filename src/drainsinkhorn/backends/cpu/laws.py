@@ -10,8 +10,8 @@ import numpy as np
 
 from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector
 from drainsinkhorn.backends.cpu import law_kernels as k
-from drainsinkhorn.backends.cpu.layout import EXPANDED_DIM, extent, lay_out
-from drainsinkhorn.backends.cpu.threads import each
+from drainsinkhorn.backends.cpu.loading import EXPANDED_DIM, extent, lay_out
+from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT
 from drainsinkhorn.backends.laws import PlainLaws
 from drainsinkhorn.model.instance import Instance
@@ -43,11 +43,11 @@ class CompiledLaws:
         scale = factor if root else math.sqrt(factor)
         x, y = (np.ascontiguousarray(scale * (points - middle))[None] for points in (x, y))
         dim, origin = x.shape[2], np.zeros((1, x.shape[2]))
-        laid = lay_out(x, y, origin)
-        far = math.sqrt(laid.row_norms.max()) + math.sqrt(laid.panel_norms.max())
+        layout = lay_out(x, y, origin)
+        far = math.sqrt(layout.row_norms.max()) + math.sqrt(layout.panel_norms.max())
         expanded = not root and dim >= EXPANDED_DIM and (dim + 6) * UNIT * far * far <= SHARP
         self._kind = ROOT if root else EXPANDED if expanded else DIRECT
-        self._x, self._norms, self._panels, self._others = (array[0] for array in laid)
+        self._x, self._norms, self._panels, self._others = (array[0] for array in layout)
 
     def block(self, rows: Places) -> Block:
         """Laws of some rows, in ascending order."""

@@ -17,10 +17,9 @@ from drainsinkhorn.backends.cpu import momentum_kernels as mk
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import groups, load_group
-from drainsinkhorn.backends.cpu.memory import Block
+from drainsinkhorn.backends.cpu.resources import MemoryBlock, each
 from drainsinkhorn.backends.cpu.stored import compiling
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
-from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import States
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
@@ -185,7 +184,7 @@ class CpuPack(Counted):
 
     def _house(self, lane: _Lane, row: Any, numbers: Any) -> None:
         """Give a lane a kernel of its own and absorb it there."""
-        block = Block(int(row[k.ROWS] * row[k.COLS]) * self._dtype.itemsize)
+        block = MemoryBlock(int(row[k.ROWS] * row[k.COLS]) * self._dtype.itemsize)
         lane.keep = [*lane.keep, block]
         row[k.KERNEL], row[k.SHARED], row[k.STATE] = block.address, 0, k.FRESH
         self._kernels.absorb(row, numbers, self._one)

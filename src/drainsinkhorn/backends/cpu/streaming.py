@@ -14,8 +14,8 @@ from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.cpu import streaming_kernels as s
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
-from drainsinkhorn.backends.cpu.layout import extent
-from drainsinkhorn.backends.cpu.threads import each
+from drainsinkhorn.backends.cpu.loading import extent
+from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
