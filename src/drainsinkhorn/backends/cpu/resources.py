@@ -21,6 +21,9 @@ class MemoryBlock:
     """A piece of memory, aligned to cache lines. When no lane refers to it any more, its memory goes to a pool.
 
     Memory is reused because on virtual machines a fresh page costs more than several sweeps over it.
+
+    The pool changes only under its lock. A finaliser may run in any thread at any time, also in a thread that holds the
+    lock, so it never waits: memory that is given up while the lock is held is freed instead of kept.
     """
 
     idle: ClassVar[dict[int, list[NDArray[np.uint8]]]] = {}
@@ -56,11 +59,16 @@ class MemoryBlock:
         return raw.view(dtype).reshape(lanes, -1)[:, :size]
 
     def __del__(self) -> None:
+        # The constructor may have run out of memory.
         memory = getattr(self, "memory", None)
-        if memory is not None and MemoryBlock.idle_bytes + self.size <= POOL_BYTES:
-            # No lock: a collection may run this on a thread that holds it. Lists and dicts are safe by themselves.
-            MemoryBlock.idle.setdefault(self.size, []).append(memory)
-            MemoryBlock.idle_bytes += self.size
+        if memory is None or not MemoryBlock.lock.acquire(blocking=False):
+            return
+        try:
+            if MemoryBlock.idle_bytes + self.size <= POOL_BYTES:
+                MemoryBlock.idle.setdefault(self.size, []).append(memory)
+                MemoryBlock.idle_bytes += self.size
+        finally:
+            MemoryBlock.lock.release()
 
 
 def default_threads() -> int:
