@@ -56,8 +56,8 @@ from drainsinkhorn.run.journal import Entry, Journal
 from drainsinkhorn.run.queue import Sorter
 from drainsinkhorn.run.recheck import Recheck
 from drainsinkhorn.run.solution import Record, Records, Results, Solution
-from drainsinkhorn.run.stack import problems, validate_stack
-from drainsinkhorn.run.validate import check_arguments, finite_on_device, make_instance, validate
+from drainsinkhorn.run.stack import check_arguments, problems, validate_stack
+from drainsinkhorn.run.validate import finite_on_device, make_instance, validate
 
 DEFAULTS = Options()
 RESCUED = (Status.DEPTH_LIMIT, Status.NONFINITE)
