@@ -46,9 +46,9 @@ class _Lane:
 
     __slots__ = ("frozen", "home", "inner", "instance", "keep", "support")
 
-    def __init__(self, instance: Instance[Any], full: dict[int, bool]) -> None:
+    def __init__(self, instance: Instance[Any]) -> None:
         self.instance = instance
-        inner, self.support = restrict(instance, full)
+        inner, self.support = (instance, None) if instance.positive else restrict(instance)
         self.inner = with_matrix(inner, FORMS)
         self.keep: Any = None
         self.home = 0
@@ -148,16 +148,15 @@ class CpuPack(Counted):
         """Lanes at depth zero, their first f-leg measured."""
         table = np.zeros((len(instances), k.FIELDS), dtype=np.int64)
         numbers = np.zeros((len(instances), k.NUMBERS))
-        full: dict[int, bool] = {}
-        lanes = [_Lane(instance, full) for instance in instances]
+        lanes = [_Lane(instance) for instance in instances]
         inner = [lane.inner for lane in lanes]
         # On one thread: small decompositions of several threads at once make BLAS libraries wait for one another.
         for places in groups(inner, self._dtype.itemsize):
             rows, floats = table[places], numbers[places]
-            kept = load_group([inner[i] for i in places], self._dtype, rows, floats, momentum=self._momentum)
+            memory = load_group([inner[i] for i in places], self._dtype, rows, floats, momentum=self._momentum)
             table[places], numbers[places] = rows, floats
             for i in places:
-                lanes[i].keep = kept
+                lanes[i].keep = memory
             if table[places[0], k.SHARED]:
                 self._fill_shared(table, numbers, places)
         self._share(self._kernels.open_lanes, table, numbers, np.arange(len(instances)))
@@ -302,8 +301,8 @@ class CpuPack(Counted):
 @lru_cache(maxsize=8)
 def compile_kernels(dtype: np.dtype[Any], *, streaming: bool, momentum: bool) -> None:
     """Run every kernel once on a tiny problem, so that it is compiled, or loaded from the kernel cache."""
-    what = "streaming" if streaming else f"{dtype.name}, momentum" if momentum else dtype.name
-    with compiling(what):
+    kernels = "streaming" if streaming else f"{dtype.name}, momentum" if momentum else dtype.name
+    with compiling(kernels):
         points, weights = np.array([[0.0], [1.0]]), np.array([0.5, 0.5])
         instance = Instance(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(COSTS["sqeuclidean"]))
         gaussian = replace(instance, init="gaussian")

@@ -57,7 +57,7 @@ class StreamingLane:
 
     def __init__(self, instance: Instance[Any], threads: int, precision: str, *, momentum: bool = False) -> None:
         self.instance = instance
-        self.inner, self.support = restrict(instance)
+        self.inner, self.support = (instance, None) if instance.positive else restrict(instance)
         self.threads = threads
         self.frozen = False
         self.depth = 0
@@ -131,7 +131,7 @@ class StreamingLane:
         """Measure the next f-leg; climb to float64 for good where float32 is not honest enough to decide."""
         self.pending = self.ratios(self.x, self.y, self.f, self.g, self.dtype)
         error, band = self.row_error(self.pending)
-        stop = float(self.instance.tol or 0)
+        stop = self.instance.tol
         if self.climbs and self.dtype is np.float32 and error <= 4 * stop and band > stop / 10:
             self.dtype = np.float64
             self.measure()
