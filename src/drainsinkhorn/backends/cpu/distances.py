@@ -25,7 +25,7 @@ def squared_distances(
     u = 2^-53, far the sum of the largest distances of both clouds from that middle. A matrix depends on its pair alone.
     None stands for a pair whose points or squares are not finite.
     """
-    found: list[Array | None] = [None] * len(pairs)
+    matrices: list[Array | None] = [None] * len(pairs)
 
     def work(place: int) -> None:
         x, y = (np.ascontiguousarray(points, dtype=np.float64)[None] for points in pairs[place])
@@ -34,7 +34,7 @@ def squared_distances(
             matrix = np.empty((x.shape[1], y.shape[1]))
             rows, norms, panels, others = (array[0] for array in layout)
             k.scores(EXPANDED, rows, norms, panels, others, scales[place], matrix)
-            found[place] = matrix
+            matrices[place] = matrix
 
     each(threads or default_threads(), work, len(pairs))
-    return found
+    return matrices

@@ -54,12 +54,12 @@ class CompiledLaws:
         side = self._side
         shape = rows.size, side.b.size
         law, logs, scores = np.empty(shape), np.empty(rows.size), np.empty(shape)
-        whole = rows[-1] - rows[0] + 1 == rows.size
-        some = slice(rows[0], rows[-1] + 1) if whole else rows
+        is_range = rows[-1] - rows[0] + 1 == rows.size
+        places = slice(rows[0], rows[-1] + 1) if is_range else rows
         if not side.instance.is_dense:
-            k.scores(self._kind, self._x[some], self._norms[some], self._panels, self._others, 1.0, scores)
+            k.scores(self._kind, self._x[places], self._norms[places], self._panels, self._others, 1.0, scores)
         else:
-            np.divide(self._dense[some], side.instance.eps, out=scores, dtype=np.float64)
+            np.divide(self._dense[places], side.instance.eps, out=scores, dtype=np.float64)
         k.soften(scores, side.g, side.b, law, logs)
         return Block(law, logs + side.f[rows], scores)
 
@@ -71,9 +71,9 @@ class CompiledLaws:
 
     def draw(self, law: Matrix, rows: Places, numbers: Vector) -> Places:
         """Columns, by adding up to the number."""
-        found = np.empty(rows.size, dtype=np.int64)
-        k.draw(law, rows, numbers, found)
-        return found
+        cols = np.empty(rows.size, dtype=np.int64)
+        k.draw(law, rows, numbers, cols)
+        return cols
 
 
 def _laws(side: Side) -> CompiledLaws | PlainLaws:
