@@ -67,7 +67,8 @@ class Instance(WeaklyReferable, Generic[A]):
     @property
     def dim(self) -> int:
         """Coordinates of a point; 0 with a matrix."""
-        return 0 if self.x is None else int(self.x.shape[1])  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+        x: Any = self.x
+        return 0 if x is None else int(x.shape[1])
 
     def as_problem(self) -> Problem[A]:
         """A problem with this normal form, as far as it can be given back: weights stay normalised."""

@@ -78,13 +78,9 @@ def problems(
         raise ProblemError(f"init must be a name or a pair (f, g) of potentials, got {type(init).__name__}")
     f, g = pair
     named = isinstance(as_cost(cost), Cost)
-    columns = {
-        "x": _column("x", x, 2),
-        "y": _column("y", y, 2),
-        "a": _column("a", a, 1),
-        "b": _column("b", b, 1),
-        "eps": _column("eps", eps, 0),
-        "tol": _column("tol", tol, 0),
+    numeric = {"x": (x, 2), "y": (y, 2), "a": (a, 1), "b": (b, 1), "eps": (eps, 0), "tol": (tol, 0)}
+    columns = {label: _column(label, value, ndim) for label, (value, ndim) in numeric.items()}
+    columns |= {
         "f": _column("init f", f, 1),
         "g": _column("init g", g, 1),
         "cost": (cost, None) if named else _column("cost", cost, 2),

@@ -310,8 +310,8 @@ def _extents(x, y, middles, far):
             far[lane] = _radius(x[lane], middle, around) + _radius(y[lane], middle, around)
 
 
-class Layout(NamedTuple):
-    """Stacks of clouds as tiles want them: rows (L, n, d), their squared norms, panels and theirs."""
+class PointLayout(NamedTuple):
+    """Stacks of clouds as tiles read them: rows (L, n, d), panels (L, p, d, WIDE), and the squared norms of both."""
 
     rows: Array
     row_norms: Array
@@ -319,12 +319,12 @@ class Layout(NamedTuple):
     panel_norms: Array
 
 
-def lay_out(x: Array, y: Array, middle: Array | None) -> Layout:
+def lay_out(x: Array, y: Array, middle: Array | None) -> PointLayout:
     """Rows and panels of stacks of clouds, centred if `middle` (L, d) is given; else rows are x itself."""
     (lanes, n, dim), panels = x.shape, -(-y.shape[1] // WIDE)
     centred = middle is not None
     shift = np.zeros((lanes, dim)) if middle is None else middle
-    layout = Layout(
+    layout = PointLayout(
         np.empty_like(x) if centred else x,
         np.empty((lanes, n if centred else 1)),
         np.empty((lanes, panels, dim, WIDE)),

@@ -137,10 +137,10 @@ class CpuPack(Counted):
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these rows of the table, in this order, and append the admitted."""
         table, numbers, lanes = self._open(admit)
-        kept = np.asarray(keep, dtype=np.int64)
+        rows = np.asarray(keep, dtype=np.int64)
         # All memory is allocated before anything is changed.
-        table = np.concatenate([self._table[kept], table])
-        numbers = np.concatenate([self._numbers[kept], numbers])
+        table = np.concatenate([self._table[rows], table])
+        numbers = np.concatenate([self._numbers[rows], numbers])
         self._table, self._numbers, self._lanes = table, numbers, [self._lanes[i] for i in keep] + lanes
         self._legs += len(lanes)
 
