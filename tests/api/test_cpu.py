@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.cpu import CpuBackend
+from drainsinkhorn.backends.cpu import CpuBackend, resources
 from drainsinkhorn.backends.cpu import pack as cpu_pack
+from drainsinkhorn.backends.cpu.resources import MemoryBlock
 from drainsinkhorn.run.validate import validate
 
 
@@ -137,13 +138,45 @@ def test_stacks_go_through_the_door_at_once_and_bad_ones_one_by_one() -> None:
 
 
 def test_the_memory_of_retired_lanes_is_reused_and_bounded() -> None:
-    from drainsinkhorn.backends.cpu.memory import POOL_BYTES, Block
-
     x, y = clouds(700, 600)
     for _ in range(3):
         ds.solve([ds.Problem(x=x, y=y, eps=0.5 + 0.01 * i) for i in range(20)], width=4)
-    assert 0 < Block.idle_bytes <= POOL_BYTES
-    assert Block.idle_bytes == sum(size * len(blocks) for size, blocks in Block.idle.items())
+    assert 0 < MemoryBlock.idle_bytes <= resources.POOL_BYTES
+    assert MemoryBlock.idle_bytes == sum(size * len(blocks) for size, blocks in MemoryBlock.idle.items())
+
+
+class Interrupting(dict[int, Any]):
+    """A pool of memory in which a garbage collection frees another block whenever the pool is read or filled."""
+
+    def __init__(self, others: list[MemoryBlock]) -> None:
+        super().__init__()
+        self.others = others
+
+    def setdefault(self, key: int, default: Any = None) -> Any:
+        self.others.clear()
+        return super().setdefault(key, default)
+
+    def get(self, key: int, default: Any = None) -> Any:
+        self.others.clear()
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("when", ["given up", "taken"])
+def test_a_block_may_be_collected_while_the_pool_of_memory_changes(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """A collection may free a block within a method of another one, on the same thread."""
+    blocks = [MemoryBlock(10_000) for _ in range(3)]
+    size, others = blocks[0].size, blocks[1:]
+    del blocks[1:]
+    monkeypatch.setattr(resources, "POOL_BYTES", size)
+    monkeypatch.setattr(MemoryBlock, "idle", Interrupting(others))
+    monkeypatch.setattr(MemoryBlock, "idle_bytes", 0)
+    if when == "given up":
+        blocks.clear()
+    else:
+        blocks.append(MemoryBlock(10_000))
+    assert not others
+    assert MemoryBlock.idle_bytes == size * len(MemoryBlock.idle.get(size, [])) <= resources.POOL_BYTES
+    assert not MemoryBlock.lock.locked()
 
 
 def test_a_row_of_the_table_that_is_not_the_lanes_own_is_not_emitted() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.gauge import usable_start
+from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
 

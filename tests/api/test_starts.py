@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load, support
 from drainsinkhorn.backends.cpu import CpuBackend
-from drainsinkhorn.backends.cpu.moments import gaussian_starts
+from drainsinkhorn.backends.cpu.loading import gaussian_starts
 from drainsinkhorn.testing.auditor import marginal_errors
 
 BACKENDS = ["reference", "cpu"]

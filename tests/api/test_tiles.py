@@ -13,7 +13,7 @@ from drainsinkhorn.apps.flow.problems import problems_of
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu.distances import squared_distances
-from drainsinkhorn.backends.cpu.layout import extent, lay_out
+from drainsinkhorn.backends.cpu.loading import extent, lay_out
 from drainsinkhorn.backends.cpu.pack import CpuPack
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT, TALL, WIDE, padded, squares
 from drainsinkhorn.run.validate import validate

@@ -16,7 +16,7 @@ from tests.faults.faulty import assert_same, batch, same
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
-from drainsinkhorn.backends.cpu.memory import Block
+from drainsinkhorn.backends.cpu.resources import MemoryBlock
 from drainsinkhorn.backends.reference import ReferenceBackend
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.cli.files import write_solution
@@ -225,22 +225,22 @@ def large(count: int = 1, n: int = 300) -> list[ds.Problem[Any]]:
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Blocks of more than a number of bytes, which a test may set, find no memory."""
-    limit, empty, made = [2**62], np.empty, Block.__init__
+    limit, empty, made = [2**62], np.empty, MemoryBlock.__init__
 
     def short(shape: Any, dtype: Any = float, **keywords: Any) -> Any:
         if dtype is np.uint8 and shape > limit[0]:
             raise MemoryError(f"Unable to allocate {shape} bytes")
         return empty(shape, dtype=dtype, **keywords)
 
-    def init(self: Block, size: int) -> None:
+    def init(self: MemoryBlock, size: int) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(np, "empty", short)
             made(self, size)
 
-    Block.release()
-    monkeypatch.setattr(Block, "__init__", init)
+    MemoryBlock.release()
+    monkeypatch.setattr(MemoryBlock, "__init__", init)
     yield limit
-    Block.release()
+    MemoryBlock.release()
 
 
 @pytest.mark.parametrize("accelerate", ["none", "momentum"])
@@ -249,7 +249,7 @@ def test_cached_lanes_stream_where_there_is_no_memory_for_one(limited: list[int]
     problems = large(3)
     cached = ds.solve(problems, backend="cpu", accelerate=accelerate)
     limited[0] = 4 * 300 * 300 // 2
-    Block.release()
+    MemoryBlock.release()
     ours = ds.solve(problems, backend="cpu", accelerate=accelerate, width=width)
     chosen = ds.solve(problems, backend=CpuBackend(representation="streaming"), accelerate=accelerate)
     for one, plain, asked in zip(ours, cached, chosen, strict=True):
@@ -267,15 +267,15 @@ def test_cached_lanes_stream_where_there_is_no_memory_for_one(limited: list[int]
 def test_idle_memory_is_freed_before_a_lane_streams(limited: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     problems = large(2)
     truth = ds.solve(problems, backend="cpu")
-    assert Block.idle_bytes > 0, "retired lanes leave their memory in the pool"
-    before = Block.__init__
+    assert MemoryBlock.idle_bytes > 0, "retired lanes leave their memory in the pool"
+    before = MemoryBlock.__init__
 
-    def short(self: Block, size: int) -> None:
+    def short(self: MemoryBlock, size: int) -> None:
         # As if the pool held the last of the memory: nothing is to be had while it holds anything.
-        limited[0] = 0 if Block.idle_bytes > 0 else 2**62
+        limited[0] = 0 if MemoryBlock.idle_bytes > 0 else 2**62
         before(self, size + 2**22)
 
-    monkeypatch.setattr(Block, "__init__", short)
+    monkeypatch.setattr(MemoryBlock, "__init__", short)
     ours = ds.solve(problems, backend="cpu", width=1)
     assert_same(list(ours), list(truth))
     assert not any(result.streamed for result in ours)

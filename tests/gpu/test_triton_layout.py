@@ -16,9 +16,9 @@ from tests.device import DEVICE, torch
 import drainsinkhorn as ds
 from drainsinkhorn.backends import support
 from drainsinkhorn.backends.reference import ReferenceBackend
-from drainsinkhorn.backends.starts import FLOOR, FULL_DIM, between, start
 from drainsinkhorn.backends.triton import TritonBackend, launching
 from drainsinkhorn.backends.triton.layout import framed, gaussian
+from drainsinkhorn.numerics.starts import FLOOR, FULL_DIM, between, start
 from drainsinkhorn.run.validate import validate
 
 

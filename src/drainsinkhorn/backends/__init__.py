@@ -1,12 +1,13 @@
-"""The backends by name, loaded when asked for."""
+"""The backends by name. A backend and the library that it needs are imported when it is first loaded."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import sys
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from drainsinkhorn.core.protocol import Backend
@@ -16,22 +17,62 @@ from drainsinkhorn.numerics.arrays import library
 from drainsinkhorn.numerics.costs import Adapters, as_cost
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Where a backend lives and what it is for."""
+def _quiet() -> AbstractContextManager[Any]:
+    """A context that ignores warnings: under `-W error` a library's warning would disable its backend."""
+    return warnings.catch_warnings(action="ignore")
 
-    module: str
-    cls: str
+
+def _import_cpu() -> Any:
+    from drainsinkhorn.backends.cpu import CpuBackend
+
+    return CpuBackend
+
+
+def _import_triton() -> Any:
+    from drainsinkhorn.backends.triton import TritonBackend
+
+    return TritonBackend
+
+
+def _import_ott() -> Any:
+    from drainsinkhorn.backends.ottjax import OttBackend
+
+    return OttBackend
+
+
+def _import_keops() -> Any:
+    from drainsinkhorn.backends.keops import KeopsBackend
+
+    return KeopsBackend
+
+
+def _import_reference() -> Any:
+    from drainsinkhorn.backends.reference import ReferenceBackend
+
+    return ReferenceBackend
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A backend that can be loaded by name.
+
+    Attributes:
+        import_class: Imports the backend and returns its class.
+        about: What the backend is, in one line.
+        extra: The extra of this package that installs its libraries; "": none is needed.
+    """
+
+    import_class: Callable[[], Any]
     about: str
     extra: str = ""
 
 
-REGISTRY: dict[str, Entry] = {
-    "cpu": Entry("drainsinkhorn.backends.cpu", "CpuBackend", "compiled kernels on the CPU (Numba), truly ragged"),
-    "triton": Entry("drainsinkhorn.backends.triton", "TritonBackend", "Triton kernels on a CUDA device", "triton"),
-    "ott": Entry("drainsinkhorn.backends.ottjax", "OttBackend", "OTT-JAX by phases, on any device of JAX", "ott"),
-    "keops": Entry("drainsinkhorn.backends.keops", "KeopsBackend", "PyKeOps formulas on the CPU or CUDA", "keops"),
-    "reference": Entry("drainsinkhorn.backends.reference", "ReferenceBackend", "dense NumPy float64, the ground truth"),
+REGISTRY: dict[str, Registration] = {
+    "cpu": Registration(_import_cpu, "compiled kernels on the CPU (Numba), truly ragged"),
+    "triton": Registration(_import_triton, "Triton kernels on a CUDA device", "triton"),
+    "ott": Registration(_import_ott, "OTT-JAX by phases, on any device of JAX", "ott"),
+    "keops": Registration(_import_keops, "PyKeOps formulas on the CPU or CUDA", "keops"),
+    "reference": Registration(_import_reference, "dense NumPy float64, the ground truth"),
 }
 
 
@@ -39,24 +80,21 @@ def load(name: str) -> Backend[Any]:
     """The backend of that name with its default settings; BackendUnavailable says what to install."""
     if name not in REGISTRY:
         raise OptionsError(f"backend {name!r} is unknown; use one of {['auto', *REGISTRY]} or a Backend object")
-    entry = REGISTRY[name]
     try:
-        return getattr(_imported(entry.module), entry.cls)()
+        return _backend_class(name)()
     except BackendUnavailable:
         # It is installed and says itself what it lacks.
         raise
     except ImportError as error:
-        extra = f"; pip install 'drainsinkhorn[{entry.extra}]'" if entry.extra else ""
-        raise BackendUnavailable(f"backend {name!r} cannot be loaded: {error}{extra}") from error
+        extra = REGISTRY[name].extra
+        hint = f"; pip install 'drainsinkhorn[{extra}]'" if extra else ""
+        raise BackendUnavailable(f"backend {name!r} cannot be loaded: {error}{hint}") from error
 
 
-def _imported(module: str) -> Any:
-    """Import a module with warnings ignored: under `-W error` a library's warning would disable its backend."""
-    if module in sys.modules:
-        return sys.modules[module]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module(module)
+@cache
+def _backend_class(name: str) -> Any:
+    with _quiet():
+        return REGISTRY[name].import_class()
 
 
 def choose(first: Any = None) -> tuple[Backend[Any], str]:
@@ -64,8 +102,8 @@ def choose(first: Any = None) -> tuple[Backend[Any], str]:
     cost = as_cost(getattr(first, "cost", None))
     if isinstance(cost, Cost) and getattr(cost.kind, "backend", ""):
         return load(cost.kind.backend), f"it computes costs of the caller's own ({cost.kind})"
-    given: Any = getattr(first, "x", None)
-    points = given if given is not None else cost
+    x: Any = getattr(first, "x", None)
+    points = x if x is not None else cost
     if getattr(points, "is_cuda", False) and importlib.util.find_spec("triton") is not None:
         return load("triton"), "the points lie on a CUDA device"
     platform = _jax_platform(points)
@@ -82,7 +120,7 @@ def choose(first: Any = None) -> tuple[Backend[Any], str]:
 
 
 def _jax_platform(points: Any) -> str:
-    """The kind of device a JAX array lies on; "" for other arrays, and for tracers, which the door refuses."""
+    """The kind of device a JAX array lies on; "" for other arrays, and for tracers, which validation rejects."""
     if library(points) != "jax":
         return ""
     try:
@@ -95,16 +133,24 @@ def _torch_sees_cuda() -> bool:
     """Whether Triton's kernels can take over JAX's arrays."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
         return False
-    return importlib.import_module("torch").cuda.is_available()
+    import torch
+
+    return torch.cuda.is_available()
 
 
-def _formula_matrix() -> Any:
-    return _imported("drainsinkhorn.backends.keops.reduction").formula_matrix
+@cache
+def _import_formula_matrix() -> Any:
+    with _quiet():
+        from drainsinkhorn.backends.keops.reduction import formula_matrix
+    return formula_matrix
 
 
-def _from_ott() -> Any:
-    return _imported("drainsinkhorn.backends.ottjax.costs").OttCost.of
+@cache
+def _import_ott_cost() -> Any:
+    with _quiet():
+        from drainsinkhorn.backends.ottjax.costs import OttCost
+    return OttCost.of
 
 
-Adapters.evaluators["formula"] = _formula_matrix
-Adapters.foreign["ott.geometry.costs.CostFn"] = _from_ott
+Adapters.evaluators["formula"] = _import_formula_matrix
+Adapters.foreign["ott.geometry.costs.CostFn"] = _import_ott_cost

@@ -116,7 +116,7 @@ def _read_back(torch: Any, parts: list[Any]) -> list[list[float]]:
 
 def _shape(instance: Instance[Any], potentials: Potentials[Any]) -> Shape:
     like = instance.like
-    n, m = len(instance.a), len(instance.b)  # type: ignore[arg-type]
+    n, m = len(instance.a), len(instance.b)
     form = "matrix" if instance.is_dense else instance.cost.kind.distances or "own"
     return Shape(
         like.device, form, n, m, 0 if form == "matrix" else like.shape[1], (like.dtype, potentials.f.dtype)

@@ -175,7 +175,7 @@ class _Matrices:
         else:
             matrices = [instance.matrix for instance, _ in batch.lanes]
         # A single matrix is read where it is.
-        self._matrices: Any = matrices[0][None] if len(matrices) == 1 else torch.stack(matrices)  # type: ignore[index]
+        self._matrices: Any = matrices[0][None] if len(matrices) == 1 else torch.stack(matrices)
         self._index: Any = None
         if batch.index is not None:
             lane, _, places = batch.index

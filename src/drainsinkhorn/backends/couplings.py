@@ -255,7 +255,7 @@ class BlockCouplings:
         if len(values) != len(lanes):
             raise ProblemError(f"there are {len(lanes)} results and values for {len(values)}")
         arrays = [
-            to_numpy(checked_values(v, one.instance.b.size))[one.cols].astype(np.float64)  # type: ignore[union-attr]
+            to_numpy(checked_values(v, one.instance.b.size))[one.cols].astype(np.float64)
             for v, (one, _) in zip(values, lanes, strict=True)
         ]
         flat = [np.ascontiguousarray(array.reshape(len(array), -1)) for array in arrays]

@@ -30,8 +30,8 @@ FULL_DIM = 64
 
 @np.errstate(all="ignore")
 def predicted_depth(instance: Instance[Any], *, momentum: bool) -> float:
-    """Cycles an admitted problem will need, roughly; 1 where nothing can be said."""
-    spread = _spread_of_points(instance) if has_squares(instance) else _costs(instance)
+    """Cycles that an instance will need, roughly; 1 if its spread is zero or not finite."""
+    spread = _spread_of_points(instance) if has_squares(instance) else _spread_of_costs(instance)
     strength = instance.eps / 4
     if not 0 < spread < math.inf:
         return 1.0
@@ -47,22 +47,22 @@ def _spread_of_points(instance: Instance[Any]) -> float:
     return factor * math.sqrt(_variance(instance.x) * _variance(instance.y))
 
 
-def _some(count: int) -> Any:
-    """Places spread evenly over so many."""
+def _sample(count: int) -> Any:
+    """At most SAMPLE places, spread evenly over `count`."""
     return np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(np.intp))
 
 
 def _variance(points: Any) -> float:
     """The largest variance of a cloud in any direction, from some of its points."""
-    some = to_numpy(points[:: -(-len(points) // SAMPLE)]).astype(np.float64)
-    around = some - np.add.reduce(some) / len(some)
+    sample = to_numpy(points[:: -(-len(points) // SAMPLE)]).astype(np.float64)
+    around = sample - np.add.reduce(sample) / len(sample)
     if around.shape[1] > FULL_DIM:
         return float((around**2).mean(axis=0).max())
     spread = around.T @ around / len(around)
     return float(np.linalg.eigvalsh(spread)[-1]) if np.isfinite(spread).all() else math.nan
 
 
-def _costs(instance: Instance[Any]) -> float:
+def _spread_of_costs(instance: Instance[Any]) -> float:
     """Half the standard deviation of the costs, from some of them."""
     n, m = instance.shape
-    return float(cost_matrix(part(instance, _some(n), _some(m)))[0].std()) / 2
+    return float(cost_matrix(part(instance, _sample(n), _sample(m)))[0].std()) / 2

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.support import Couple, Support, extended
+from drainsinkhorn.backends.support import Couple, Support, extend_potentials
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
@@ -66,8 +66,10 @@ def emissions(
 ) -> list[Emission]:
     """Of many lanes together. `couple` computes potentials of points without weight, where those are many."""
     some = {place: support for place, support in enumerate(supports) if support is not None}
-    whole = extended(list(some.values()), [(states[place].f, states[place].g) for place in some], couple)
-    known = dict(zip(some, whole, strict=True))
+    known = dict[int, tuple[Vector, Vector]]()
+    if some:
+        whole = extend_potentials(list(some.values()), [(states[place].f, states[place].g) for place in some], couple)
+        known = dict(zip(some, whole, strict=True))
     return [
         _emission(instance, Rounded(*known[place], state.dtype), idle=True)
         if place in known

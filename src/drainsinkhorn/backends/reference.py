@@ -25,7 +25,6 @@ from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
-from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.protocol import Emission
@@ -33,6 +32,7 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
+from drainsinkhorn.numerics.starts import start
 
 Vector = NDArray[np.float64]
 

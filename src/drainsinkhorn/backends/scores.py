@@ -36,25 +36,25 @@ _judged: WeakKeyDictionary[Instance[Any], Scores] = WeakKeyDictionary()
 
 def scores(instance: Instance[Any]) -> Scores:
     """How large costs are where a problem has mass; a caller's own are judged by a sample and twice its largest."""
-    found = _judged.get(instance)
-    if found is None:
-        found = _judged[instance] = _judge(instance)
-    return found
+    judged = _judged.get(instance)
+    if judged is None:
+        judged = _judged[instance] = _judge(instance)
+    return judged
 
 
 @np.errstate(all="ignore")
 def _judge(instance: Instance[Any]) -> Scores:
     instance, _ = restrict(instance)
     if instance.is_dense:
-        found = np.abs(to_numpy(instance.matrix))
-        return Scores(float(found.mean()) / instance.eps, float(found.max()) / instance.eps, 0.0)
+        costs = np.abs(to_numpy(instance.matrix))
+        return Scores(float(costs.mean()) / instance.eps, float(costs.max()) / instance.eps, 0.0)
     kind = instance.cost.kind
     factor, (x, y) = instance.cost.scale / instance.eps, (to_numpy(points) for points in (instance.x, instance.y))
     if kind.distances is None:
-        some = [p[np.linspace(0, len(p) - 1, min(len(p), 64)).astype(int)].astype(np.float64) for p in (x, y)]
-        found = np.abs(evaluate(kind, *some))
-        far = 2 * float(found.max())
-        return Scores(factor * float(found.mean()), factor * far, factor * kind.rounding(x.shape[1], far))
+        samples = [p[np.linspace(0, len(p) - 1, min(len(p), 64)).astype(int)].astype(np.float64) for p in (x, y)]
+        costs = np.abs(evaluate(kind, *samples))
+        far = 2 * float(costs.max())
+        return Scores(factor * float(costs.mean()), factor * far, factor * kind.rounding(x.shape[1], far))
     a, b, x, y = to_numpy(instance.a), to_numpy(instance.b), native(x), native(y)
     if kind.distances.directions:
         x, y = (unit_rows(points.astype(np.float64)) for points in (x, y))

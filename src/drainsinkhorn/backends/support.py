@@ -44,10 +44,10 @@ class _Idle(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Which points of an admitted problem carry weight.
+    """Which points of an instance have weight.
 
     Attributes:
-        instance: The problem as admitted.
+        instance: The instance with all its points.
         rows: Places of positive weight in a.
         cols: Places of positive weight in b.
     """
@@ -62,15 +62,15 @@ class Support:
         full_f, full_g = np.zeros(n), np.zeros(m)
         full_f[self.rows], full_g[self.cols] = f, g
         rows, cols = np.setdiff1d(np.arange(n), self.rows), np.setdiff1d(np.arange(m), self.cols)
-        found = list[_Idle]()
+        idle = list[_Idle]()
         if rows.size:
-            found.append(_Idle(full_f, rows, part(self.instance, rows, self.cols), g))
+            idle.append(_Idle(full_f, rows, part(self.instance, rows, self.cols), g))
         if cols.size:
-            found.append(_Idle(full_g, cols, exchange_sides(part(self.instance, self.rows, cols)), f))
-        return full_f, full_g, found
+            idle.append(_Idle(full_g, cols, exchange_sides(part(self.instance, self.rows, cols)), f))
+        return full_f, full_g, idle
 
 
-def extended(
+def extend_potentials(
     supports: Sequence[Support], states: Sequence[tuple[Vector, Vector]], couple: Couple | None = None
 ) -> list[tuple[Vector, Vector]]:
     """Potentials for all points of problems: a point without weight gets its soft c-transform, 0 if that is not finite.
@@ -80,15 +80,15 @@ def extended(
         states: Potentials of the points that have weight.
         couple: See `c_transforms`.
     """
-    found, idle = list[tuple[Vector, Vector]](), list[_Idle]()
+    potentials, idle = list[tuple[Vector, Vector]](), list[_Idle]()
     for support, state in zip(supports, states, strict=True):
-        f, g, more = support.idle(*state)
-        found.append((f, g))
-        idle += more
+        f, g, idle_sides = support.idle(*state)
+        potentials.append((f, g))
+        idle += idle_sides
     values = c_transforms([one.instance for one in idle], [one.known for one in idle], couple)
     for one, value in zip(idle, values, strict=True):
         one.into[one.places] = value
-    return found
+    return potentials
 
 
 def c_transforms(
@@ -97,23 +97,23 @@ def c_transforms(
     """Soft c-transforms of potentials over y for every point x of problems; 0 where they are not finite.
 
     Args:
-        instances: Admitted, but that neither their start nor the weights of x are of any account.
+        instances: Instances whose start and weights of x are ignored.
         potentials: Over the y of each.
         couple: Computes those of many pairs, for all problems together. NumPy computes the others, or all.
     """
     instances = [replace(p, a=uniform(p.like.shape[0]), init="zero") for p in instances]
     # Judged one by one: what a problem gets must not depend on its neighbours.
     few = {k for k, p in enumerate(instances) if couple is None or math.prod(p.shape) <= FEW_PAIRS}
-    found = {k: _by_chunks(instances[k], potentials[k]) for k in few}
+    transforms = {k: _by_chunks(instances[k], potentials[k]) for k in few}
     many = [k for k in range(len(instances)) if k not in few]
     if many and couple is not None:
-        given = [Potentials(np.zeros(instances[k].shape[0]), potentials[k]) for k in many]
+        pairs = [Potentials(np.zeros(instances[k].shape[0]), potentials[k]) for k in many]
         # A sum of normalised weights may be off by a unit in the last place.
-        logs = couple([replace(instances[k], b=unit_mass(instances[k].b)) for k in many], given).log_ratios("row")
+        logs = couple([replace(instances[k], b=unit_mass(instances[k].b)) for k in many], pairs).log_ratios("row")
         # With f zero, `log (P 1)_i / a_i` is minus the transform over eps, whatever a is.
         values = [-instances[k].eps * to_numpy(log).astype(np.float64) for k, log in zip(many, logs, strict=True)]
-        found |= {k: np.where(np.isfinite(v), v, 0.0) for k, v in zip(many, values, strict=True)}
-    return [found[k] for k in range(len(instances))]
+        transforms |= {k: np.where(np.isfinite(v), v, 0.0) for k, v in zip(many, values, strict=True)}
+    return [transforms[k] for k in range(len(instances))]
 
 
 def _by_chunks(instance: Instance[Any], potentials: Vector) -> Vector:
@@ -125,17 +125,10 @@ def _by_chunks(instance: Instance[Any], potentials: Vector) -> Vector:
     return np.concatenate([c_transform(cost_matrix(some)[0], weights, potentials, instance.eps) for some in chunks])
 
 
-def restrict(instance: Instance[Any], full: dict[int, bool] | None = None) -> tuple[Instance[Any], Support | None]:
-    """The problem on its support, and the Support if any point was left out.
-
-    `full` remembers, by identity, which weights were found to be positive everywhere, since many problems share theirs.
-    """
+def restrict(instance: Instance[Any]) -> tuple[Instance[Any], Support | None]:
+    """The problem on its support, and the Support if any point was left out."""
     a, b = to_numpy(instance.a), to_numpy(instance.b)
-    full = {} if full is None else full
-    for weights in (a, b):
-        if id(weights) not in full:
-            full[id(weights)] = bool(weights.all())
-    if full[id(a)] and full[id(b)]:
+    if instance.positive or (a.all() and b.all()):
         return instance, None
     support = Support(instance, np.flatnonzero(a), np.flatnonzero(b))
     return part(instance, support.rows, support.cols), support
@@ -146,10 +139,10 @@ def part(instance: Instance[Any], rows: Places, cols: Places) -> Instance[Any]:
     init = instance.init
     if isinstance(init, Potentials):
         init = Potentials(to_numpy(init.f)[rows], to_numpy(init.g)[cols])
-    some = replace(instance, a=to_numpy(instance.a)[rows], b=to_numpy(instance.b)[cols], init=init)
+    smaller = replace(instance, a=to_numpy(instance.a)[rows], b=to_numpy(instance.b)[cols], init=init)
     if instance.is_dense:
-        return replace(some, matrix=to_numpy(instance.matrix)[np.ix_(rows, cols)])
-    return replace(some, x=to_numpy(instance.x)[rows], y=to_numpy(instance.y)[cols])
+        return replace(smaller, matrix=to_numpy(instance.matrix)[np.ix_(rows, cols)])
+    return replace(smaller, x=to_numpy(instance.x)[rows], y=to_numpy(instance.y)[cols])
 
 
 @np.errstate(all="ignore")

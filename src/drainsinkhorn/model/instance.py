@@ -15,7 +15,7 @@ from drainsinkhorn.model.problem import A, Potentials, Problem, WeaklyReferable
 class Instance(WeaklyReferable, Generic[A]):
     """A validated problem, with every default resolved.
 
-    Problems become instances in `run.validate`, one by one, and in `run.stack`, many at once; nowhere else.
+    Problems become instances in `run.stack.build_instances`, nowhere else.
 
     Attributes:
         eps: Strength of the entropic term, in units of the cost.
@@ -30,6 +30,7 @@ class Instance(WeaklyReferable, Generic[A]):
         chain: Instances with equal keys run in order, each from its predecessor's potentials.
         marginals: The constraints on both marginals.
         uniform: True if the caller gave no weights, so that those of each side are equal.
+        positive: True if every weight is known to be positive. Backends leave points without weight out otherwise.
         masses: Total weights of both sides: 1, where both marginals are hard.
     """
 
@@ -45,6 +46,7 @@ class Instance(WeaklyReferable, Generic[A]):
     chain: Hashable = None
     marginals: Marginals = BALANCED
     uniform: bool = False
+    positive: bool = False
     masses: tuple[float, float] = (1.0, 1.0)
 
     @property
@@ -65,7 +67,8 @@ class Instance(WeaklyReferable, Generic[A]):
     @property
     def dim(self) -> int:
         """Coordinates of a point; 0 with a matrix."""
-        return 0 if self.x is None else int(self.x.shape[1])  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+        x: Any = self.x
+        return 0 if x is None else int(x.shape[1])
 
     def as_problem(self) -> Problem[A]:
         """A problem with this normal form, as far as it can be given back: weights stay normalised."""

@@ -125,8 +125,8 @@ def to_caller(array: Array, like: Any, *, own: bool = False) -> Any:
     if kind == "jax":
         jax = sys.modules["jax"]
         with memory_errors(), x64(jax) if array.dtype.itemsize == 8 else contextlib.nullcontext():
-            given = jax.numpy.array(array, dtype=jax.numpy.bfloat16 if short else None)
-            return jax.device_put(given, next(iter(like.devices())))
+            copy = jax.numpy.array(array, dtype=jax.numpy.bfloat16 if short else None)
+            return jax.device_put(copy, next(iter(like.devices())))
     return array.copy()
 
 

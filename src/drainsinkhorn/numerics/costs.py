@@ -280,7 +280,7 @@ class Turned(PointCost):
         return str(self.kind)
 
 
-def turned(cost: Cost) -> Cost:
+def exchange_cost(cost: Cost) -> Cost:
     """The cost from y to x. Distances are symmetric; a caller's own cost need not be."""
     return cost if cost.kind.distances is not None else replace(cost, kind=Turned(cost.kind))
 
@@ -291,7 +291,7 @@ def exchange_sides(instance: Instance[Any]) -> Instance[Any]:
     sides = {"x": y, "y": x, "a": instance.b, "b": instance.a, "init": "zero"}
     if instance.is_dense:
         return replace(instance, matrix=to_numpy(instance.matrix).T, **sides)
-    return replace(instance, cost=turned(instance.cost), **sides)
+    return replace(instance, cost=exchange_cost(instance.cost), **sides)
 
 
 def has_squares(instance: Instance[Any]) -> bool:

@@ -15,7 +15,7 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import to_caller, to_numpy
-from drainsinkhorn.numerics.costs import turned
+from drainsinkhorn.numerics.costs import exchange_cost
 from drainsinkhorn.numerics.weights import unit_mass
 from drainsinkhorn.run.queue import Ended
 from drainsinkhorn.run.validate import validate
@@ -58,7 +58,10 @@ def extend_instance(
     if old.cost.kind != new.cost.kind or old.dim != new.dim:
         raise ProblemError("potentials can be extended only within one cost and one dimension")
     f, g = (to_numpy(p).astype(np.float64) for p in potentials)
-    there, back = replace(old, x=new.x, cost=new.cost), replace(old, x=new.y, y=old.x, b=old.a, cost=turned(new.cost))
+    there, back = (
+        replace(old, x=new.x, cost=new.cost),
+        replace(old, x=new.y, y=old.x, b=old.a, cost=exchange_cost(new.cost)),
+    )
     fresh_f = f if _same(old.x, new.x) else c_transforms([there], [g], backend.couple)[0]
     fresh_g = g if _same(old.y, new.y) else c_transforms([back], [f], backend.couple)[0]
     return Potentials(to_caller(fresh_f, new.like), to_caller(fresh_g, new.like))

@@ -13,7 +13,6 @@ from typing import Any, Unpack
 import numpy as np
 
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.backends.gauge import usable_start
 from drainsinkhorn.core.events import Chosen, Event, Observer, Rescuing, Retired, ignore
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
@@ -30,6 +29,7 @@ from drainsinkhorn.model.result import Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import is_array
 from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run import rescue
 from drainsinkhorn.run.extend import carried_start
 from drainsinkhorn.run.feed import Tap
@@ -37,8 +37,8 @@ from drainsinkhorn.run.queue import Ended, Policy, Queue
 from drainsinkhorn.run.recheck import Recheck
 from drainsinkhorn.run.session import RESCUABLE, Session
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.stack import problems, validate_stack
-from drainsinkhorn.run.validate import check_arguments, finite_on_device, make_instance
+from drainsinkhorn.run.stack import check_arguments, problems, validate_stack
+from drainsinkhorn.run.validate import finite_on_device, make_instance
 
 DEFAULTS = Options()
 UNUSED_START = "its start was not used: the potentials are so large that float64 cannot resolve eps in them"

@@ -1,10 +1,16 @@
-"""From arrays to problems: stacked, shared, or lists of unequal clouds."""
+"""From arrays to problems and instances. What many problems share is checked once.
+
+Every problem becomes an instance in `build_instances`: a stack of plain arrays through `validate_stack`, any other
+problem through `run.validate`, which checks it alone and finds the right words.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +20,17 @@ from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.numerics.arrays import is_array
-from drainsinkhorn.numerics.costs import DistanceCost, as_cost, is_squares, resolve_cost
+from drainsinkhorn.numerics.arrays import is_array, library
+from drainsinkhorn.numerics.costs import COSTS, DistanceCost, as_cost, is_squares, resolve_cost
 from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.weights import uniform
-from drainsinkhorn.run.validate import check_arguments
+
+Column = tuple[Any, int | None]
+"""An argument, and how many problems it has an entry for; None if all problems share it."""
+EPS_HINT = "it is in units of the cost, for example 0.05 times the median cost"
+TOL_HINT = "it bounds the L1 residual, for example 1e-3"
+DENSE = Cost(COSTS["sqeuclidean"])
+"""The cost of an instance with a matrix, where it has no meaning."""
 
 
 def problems(
@@ -40,10 +52,10 @@ def problems(
 
     Args:
         x: Points (n, d) shared, (W, n, d) stacked, or a list of clouds of any sizes. None with a dense cost.
-        y: Likewise.
+        y: Target points, in one of the same forms.
         eps: A number, or one per problem.
         a: Weights (n,) shared, (W, n) stacked, or a list. None: uniform.
-        b: Likewise.
+        b: Target weights, in one of the same forms.
         tol: A number, or one per problem. None: the solve's.
         init: "gaussian", "zero", or a pair (f, g), each shared, stacked or a list. None: what suits the cost, but zero
             for problems that differ only in weights, eps or tol: over the same points they share one matrix then.
@@ -66,43 +78,48 @@ def problems(
         raise ProblemError(f"init must be a name or a pair (f, g) of potentials, got {type(init).__name__}")
     f, g = pair
     named = isinstance(as_cost(cost), Cost)
-    columns = {
-        "x": _column("x", x, 2),
-        "y": _column("y", y, 2),
-        "a": _column("a", a, 1),
-        "b": _column("b", b, 1),
-        "eps": _column("eps", eps, 0),
-        "tol": _column("tol", tol, 0),
+    numeric = {"x": (x, 2), "y": (y, 2), "a": (a, 1), "b": (b, 1), "eps": (eps, 0), "tol": (tol, 0)}
+    columns = {label: _column(label, value, ndim) for label, (value, ndim) in numeric.items()}
+    columns |= {
         "f": _column("init f", f, 1),
         "g": _column("init g", g, 1),
         "cost": (cost, None) if named else _column("cost", cost, 2),
         "chain": (chain, len(chain)) if isinstance(chain, (list, np.ndarray)) else (chain, None),
     }
+    width = _width(columns)
+    _check_columns(columns, name)
+    if init is None and named and width > 1 and columns["x"][1] is None and columns["y"][1] is None:
+        name = "zero"
+    return _split(columns, width, name)
+
+
+def _width(columns: dict[str, Column]) -> int:
+    """The number of problems; ProblemError if columns do not agree on it."""
     counts = {name: count for name, (_, count) in columns.items() if count is not None}
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name} for {count}" for name, count in counts.items())
         raise ProblemError(f"inputs do not agree on the number of problems: {said}")
-    width = next(iter(counts.values()), 1)
-    _check_arguments(columns, name)
+    return next(iter(counts.values()), 1)
 
-    def of(name: str, lane: int) -> Any:
+
+def _split(columns: dict[str, Column], width: int, init: str | None) -> list[Problem[Any]]:
+    """One problem for each row of the columns; a ProblemStack unless potentials to start from are given."""
+
+    def rows(name: str) -> Any:
         values, count = columns[name]
-        return values if count is None else values[lane]
+        return itertools.repeat(values, width) if count is None else values
 
-    if init is None and named and width > 1 and columns["x"][1] is None and columns["y"][1] is None:
-        name = "zero"
-    by_name = f is None and g is None
-    starts = [name] * width if by_name else [Potentials(of("f", lane), of("g", lane)) for lane in range(width)]
+    by_name = columns["f"][0] is None and columns["g"][0] is None
+    starts = [init] * width if by_name else map(Potentials, rows("f"), rows("g"))
     names = ("x", "y", "a", "b", "eps", "tol", "cost", "chain")
-    rows = zip(*(_rows(columns[name], width) for name in names), strict=True)
-    made = [
+    split = [
         Problem(x=x, y=y, a=a, b=b, eps=eps, tol=tol, cost=cost, chain=chain, init=start)
-        for (x, y, a, b, eps, tol, cost, chain), start in zip(rows, starts, strict=True)
+        for x, y, a, b, eps, tol, cost, chain, start in zip(*map(rows, names), starts, strict=True)
     ]
-    return Stack(made, columns, name) if by_name else made
+    return ProblemStack(split, columns, init) if by_name else split
 
 
-def _check_arguments(columns: dict[str, tuple[Any, int | None]], init: str | None) -> None:
+def _check_columns(columns: dict[str, Column], init: str | None) -> None:
     """Raise ProblemError for shared numbers and array shapes that are wrong for every problem."""
     shared = {name: value for name, (value, count) in columns.items() if count is None}
     arrays = {name: columns[name][0] if is_array(columns[name][0]) else None for name in ("x", "y", "a", "b")}
@@ -110,19 +127,154 @@ def _check_arguments(columns: dict[str, tuple[Any, int | None]], init: str | Non
     check_arguments(eps=shared.get("eps"), tol=shared.get("tol"), cost=cost, init=init, **arrays)
 
 
-def _rows(column: tuple[Any, int | None], width: int) -> Any:
-    values, count = column
-    return itertools.repeat(values, width) if count is None else values
+def check_arguments(*, eps: Any, tol: Any, cost: Any, init: str | None, **arrays: Any) -> None:
+    """Raise ProblemError for arguments that make every problem of a batch invalid, whatever numbers its arrays hold.
+
+    None stands for an argument that was left out, or that differs between problems.
+
+    Args:
+        eps: Shared by all problems.
+        tol: Shared by all problems.
+        cost: Shared by all problems; of an array of costs only the shape is checked.
+        init: Name of the start, shared by all problems.
+        **arrays: x, y, a and b, each shared or stacked.
+    """
+    if eps is not None:
+        positive_number("eps", eps, EPS_HINT)
+    if tol is not None:
+        positive_number("tol", tol, TOL_HINT)
+    x, y = arrays["x"], arrays["y"]
+    known = known_cost(cost)
+    if init is not None:
+        start_by_name(init, known)
+    if x is not None and y is not None:
+        require_same_space(x, y)
+    sides = [None if points is None else points.shape[-2] for points in (x, y)]
+    if not isinstance(known, Cost) and is_array(known):
+        sides = list(known.shape[-2:])
+    for name, size in zip("ab", sides, strict=True):
+        weights = arrays[name]
+        if weights is not None and size is not None and weights.shape[-1] != size:
+            raise ProblemError(f"{name} must have one weight for each of {size} points, got {weights.shape[-1]}")
 
 
-class Stack(list[Problem[Any]]):
-    """Problems made from whole arrays, which it remembers so that the door can look at them all at once."""
+def positive_number(name: str, value: Any, hint: str) -> float:
+    """The value as a float; ProblemError, which ends with the hint, unless it is a positive finite number."""
+    if type(value) is not float and is_array(value) and value.ndim == 0:
+        value = value.item()
+    if type(value) is float and 0 < value < math.inf:
+        return value
+    if isinstance(value, int) and value.bit_length() > 1024:
+        value = math.inf
+    if not is_positive(value):
+        raise ProblemError(f"{name} must be a positive finite number, got {describe(value)}; {hint}")
+    return float(value)
 
-    def __init__(self, made: list[Problem[Any]], columns: dict[str, tuple[Any, int | None]], init: str | None) -> None:
-        super().__init__(made)
+
+def describe(value: Any) -> str:
+    """A value and its type for messages, in at most some 80 characters."""
+    text = f"an array of shape {tuple(value.shape)}" if is_array(value) else repr(value)
+    return f"{text if len(text) < 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def known_cost(given: Any) -> Cost | Any:
+    """The cost between points with a PointCost as its kind and a float as its scale; a matrix as it is."""
+    cost = as_cost(given)
+    if not isinstance(cost, Cost):
+        return cost
+    cost = resolve_cost(cost)
+    scale = positive_number("the scale of the cost", cost.scale, "1.0 is the default")
+    return cost if scale is cost.scale else replace(cost, scale=scale)
+
+
+def start_by_name(init: str, cost: Cost | Any) -> str:
+    """The start in normal form: "gaussian", "zero", or "auto" where a backend chooses between these two."""
+    squares = isinstance(cost, Cost) and is_squares(cost)
+    if init not in STARTS:
+        raise ProblemError(f"init {init!r} is unknown; use one of {list(STARTS)} or a pair (f, g) of potentials")
+    if init == "gaussian" and not squares:
+        kind = cost.kind if isinstance(cost, Cost) else "a dense matrix"
+        raise ProblemError(f'init "gaussian" needs the cost sqeuclidean, this one is {kind}; use "auto" or "zero"')
+    return init if squares else "zero"
+
+
+def require_same_space(x: Any, y: Any) -> None:
+    """Raise ProblemError unless the points of both sides have equally many coordinates."""
+    if x.shape[-1] != y.shape[-1]:
+        raise ProblemError(f"x lives in dimension {x.shape[-1]} and y in {y.shape[-1]}; both need the same")
+
+
+def build_instances(
+    problems: Sequence[Problem[Any]],
+    strengths: Sequence[float],
+    *,
+    tol: float,
+    a: Any,
+    b: Any,
+    cost: Cost | Any,
+    init: Potentials[Any] | str,
+) -> list[Instance[Any]]:
+    """Problems in normal form: the only place where instances are made of problems, which must be valid.
+
+    Args:
+        problems: Problems that differ in their points, eps and chain.
+        strengths: The eps of each.
+        tol: The residual at which a lane may leave.
+        a: Source weights of each problem, of mass 1 in float64.
+        b: Target weights.
+        cost: Known cost between points, or a matrix.
+        init: Start in normal form.
+    """
+    is_uniform = problems[0].a is None and problems[0].b is None
+    # Positive weights may become zero when they are normalised.
+    positive = is_uniform or bool(np.count_nonzero(a) == len(a) and np.count_nonzero(b) == len(b))
+    matrix = None if isinstance(cost, Cost) else as_array(cost)
+    kind = cost if matrix is None else DENSE
+    return [
+        Instance(
+            eps=eps,
+            tol=tol,
+            a=a,
+            b=b,
+            cost=kind,
+            x=problem.x if type(problem.x) is np.ndarray else as_array(problem.x),
+            y=problem.y if type(problem.y) is np.ndarray else as_array(problem.y),
+            matrix=matrix,
+            init=init,
+            chain=problem.chain,
+            uniform=is_uniform,
+            positive=positive,
+        )
+        for problem, eps in zip(problems, strengths, strict=True)
+    ]
+
+
+def as_array(value: Any) -> Any:
+    """The caller's own array, or None; a list, a DataFrame or the like becomes a NumPy array."""
+    if value is None or isinstance(value, np.ndarray) or library(value) != "numpy":
+        return value
+    return np.asarray(value)
+
+
+class ProblemStack(list[Problem[Any]]):
+    """Problems made from whole arrays, which it remembers, so that all problems can be validated at once.
+
+    Attributes:
+        columns: Arguments of `problems` by name.
+        init: The start that all problems share; None: the solve's.
+        problems: The problems as they were made: the list may have been changed since.
+    """
+
+    def __init__(self, problems: list[Problem[Any]], columns: dict[str, Column], init: str | None) -> None:
+        super().__init__(problems)
         self.columns = columns
         self.init = init
-        self.made = tuple(made)
+        self.problems = tuple(problems)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """True if the list still holds the problems that were made from the arrays."""
+        return len(self) == len(self.problems) and not any(map(operator.is_not, self, self.problems))
 
 
 @np.errstate(all="ignore")
@@ -132,45 +284,28 @@ def validate_stack(given: Any, tol: float, margin: float, init: str) -> list[Ins
     Only plain cases: points of floats, a cost by distances of any points, uniform weights. All others, and a stack that
     is bad anywhere, are validated problem by problem, which finds the right words.
     """
-    if not isinstance(given, Stack) or len(given) != len(given.made) or any(map(operator.is_not, given, given.made)):
+    if not isinstance(given, ProblemStack) or not given.is_unchanged:
         return None
-    x, y, eps, tols, cost = (given.columns[name][0] for name in ("x", "y", "eps", "tol", "cost"))
-    plain = all(_is_plain(p) for p in (x, y))
-    weighted = given.columns["a"][0] is not None or given.columns["b"][0] is not None
-    if not plain or weighted or tols is not None or given.columns["chain"][0] is not None:
+    x, y = given.columns["x"][0], given.columns["y"][0]
+    own = any(given.columns[name][0] is not None for name in ("a", "b", "tol", "chain"))
+    if own or not (_is_plain(x) and _is_plain(y)) or x.shape[-1] != y.shape[-1]:
         return None
-    init = given.init or init
-    cost = _plain_cost(cost)
-    if cost is None or init not in STARTS or x.shape[-1] != y.shape[-1]:
+    try:
+        cost = known_cost(given.columns["cost"][0])
+        start = start_by_name(given.init or init, cost)
+    except ProblemError:
         return None
-    start = "zero" if init == "auto" and not is_squares(cost) else init
-    if start == "gaussian" and not is_squares(cost):
+    # A class of the caller's own may refuse points of which it has no costs.
+    if not isinstance(cost, Cost) or not isinstance(cost.kind, DistanceCost) or cost.kind.form.directions:
         return None
-    strengths = np.asarray(eps)
+    strengths = np.asarray(given.columns["eps"][0])
     if strengths.dtype.kind not in "fiu" or not (np.isfinite(strengths) & (strengths > 0)).all():
         return None
     if not (_is_finite(x) and _is_finite(y)):
         return None
-    a, b = (uniform(p.shape[-2]) for p in (x, y))
     each = np.broadcast_to(strengths.astype(np.float64), (len(given),)).tolist()
-    return [
-        Instance(eps=e, tol=margin * tol, a=a, b=b, cost=cost, x=p.x, y=p.y, init=start, uniform=True)
-        for p, e in zip(given, each, strict=True)
-    ]
-
-
-def _plain_cost(given: Any) -> Cost | None:
-    """A cost by distances that every point has, ready for instances; None for another."""
-    cost = as_cost(given)
-    if not isinstance(cost, Cost) or not is_positive(cost.scale):
-        return None
-    try:
-        cost = resolve_cost(cost)
-    except ProblemError:
-        return None
-    kind = cost.kind
-    # A class of the caller's own may refuse points of which it has no costs.
-    return cost if isinstance(kind, DistanceCost) and not kind.form.directions else None
+    a, b = (uniform(points.shape[-2]) for points in (x, y))
+    return build_instances(given, each, tol=margin * tol, a=a, b=b, cost=cost, init=start)
 
 
 def _is_finite(points: Any) -> bool:
@@ -192,10 +327,10 @@ def _is_plain(points: Any) -> bool:
     return floats and bool(getattr(points, "is_cuda", False)) and points.numel() > 0
 
 
-def _column(name: str, value: Any, ndim: int) -> tuple[Any, int | None]:
+def _column(name: str, value: Any, ndim: int) -> Column:
     """The value and how many problems it is for; None if it is shared."""
     if isinstance(value, (list, tuple)):
-        return (value, len(value)) if _is_list_of_arrays(value, ndim) else (_nested(name, value, ndim))
+        return (value, len(value)) if _is_list_of_arrays(value, ndim) else (_column_of_lists(name, value, ndim))
     if not is_array(value):
         return value, None
     if value.ndim == ndim + 1:
@@ -215,7 +350,7 @@ def _is_list_of_arrays(values: Sequence[Any], ndim: int) -> bool:
     return ndim == 0 or any(is_array(value) and value.ndim > 0 for value in values)
 
 
-def _nested(name: str, value: Any, ndim: int) -> tuple[Any, int | None]:
+def _column_of_lists(name: str, value: Any, ndim: int) -> Column:
     """Nested Python lists of numbers: read as an array where they are regular, as a list of problems otherwise."""
     try:
         array = np.asarray(value)

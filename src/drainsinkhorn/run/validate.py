@@ -1,4 +1,4 @@
-"""Validation: every problem is checked here once and becomes an Instance, which inner code trusts.
+"""Validation of one problem: it is checked here once and becomes an Instance, which inner code trusts.
 
 A message says what is wrong with the value shown, and what to do.
 """
@@ -8,29 +8,35 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.gauge import usable_start
-from drainsinkhorn.core.options import STARTS, is_positive
+from drainsinkhorn.core.options import STARTS
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import ROUNDOFF, SMALLEST, Array, float_name, is_array, library, to_numpy
-from drainsinkhorn.numerics.costs import COSTS, as_cost, evaluate, is_squares, resolve_cost
+from drainsinkhorn.numerics.costs import evaluate
+from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.numerics.weights import uniform, unit_mass
+from drainsinkhorn.run.stack import (
+    EPS_HINT,
+    TOL_HINT,
+    as_array,
+    build_instances,
+    describe,
+    known_cost,
+    positive_number,
+    require_same_space,
+    start_by_name,
+)
 
 UNEQUAL_MASS = 1e-5
 """Relative difference of total masses above which a problem is unbalanced, unless rounding of weights explains it."""
 TOGETHER = 2**24
 """Entries on a device that are laid side by side, to be looked at by one call: 64 MB of float32."""
-EPS_HINT = "it is in units of the cost, for example 0.05 times the median cost"
-DENSE = Cost(COSTS["sqeuclidean"])
-"""The cost of an instance with a matrix, where it has no meaning."""
-TOL_HINT = "it bounds the L1 residual, for example 1e-3"
 
 
 @np.errstate(all="ignore")
@@ -63,10 +69,10 @@ def make_instance(problem: Any, tol: float, margin: float, init: str, *, finite:
 
 def _make_instance(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> Instance[Any]:
     if not isinstance(problem, Problem):
-        raise ProblemError(f"expected a Problem, got {_shown(problem)}; build one with Problem(x=, y=, eps=)")
-    eps = _positive("eps", problem.eps, EPS_HINT)
-    tol = _positive("tol", tol if problem.tol is None else problem.tol, TOL_HINT)
-    cost = _cost(problem.cost)
+        raise ProblemError(f"expected a Problem, got {describe(problem)}; build one with Problem(x=, y=, eps=)")
+    eps = positive_number("eps", problem.eps, EPS_HINT)
+    tol = positive_number("tol", tol if problem.tol is None else problem.tol, TOL_HINT)
+    cost = known_cost(problem.cost)
     n, m = _sizes(problem, cost, finite)
     a, b = _weights("a", problem.a, n), _weights("b", problem.b, m)
     _same_mass(problem, a, b)
@@ -74,75 +80,9 @@ def _make_instance(problem: Any, tol: float, margin: float, init: Any, finite: b
     if isinstance(init, Potentials):
         init = usable_start(init, eps, margin * tol, a, b)
     _chain(problem.chain)
-    is_dense = not isinstance(cost, Cost)
-    return Instance(
-        eps=eps,
-        tol=margin * tol,
-        a=a if problem.a is None else unit_mass(a),
-        b=b if problem.b is None else unit_mass(b),
-        cost=DENSE if is_dense else cost,
-        x=_array(problem.x),
-        y=_array(problem.y),
-        matrix=_array(cost) if is_dense else None,
-        init=init,
-        chain=problem.chain,
-        uniform=problem.a is None and problem.b is None,
-    )
-
-
-def check_arguments(*, eps: Any, tol: Any, cost: Any, init: str | None, **arrays: Any) -> None:
-    """Raise ProblemError for arguments that make every problem of a batch invalid, whatever numbers its arrays hold.
-
-    None stands for an argument that was left out, or that differs between problems.
-
-    Args:
-        eps: Shared by all problems.
-        tol: Shared by all problems.
-        cost: Shared by all problems; of an array of costs only the shape is checked.
-        init: Name of the start, shared by all problems.
-        **arrays: x, y, a and b, each shared or stacked.
-    """
-    if eps is not None:
-        _positive("eps", eps, EPS_HINT)
-    if tol is not None:
-        _positive("tol", tol, TOL_HINT)
-    x, y = arrays["x"], arrays["y"]
-    known = _cost(cost)
-    if init is not None:
-        _init(init, known, 1, 1)
-    if x is not None and y is not None:
-        _same_space(x, y)
-    sides = [None if points is None else points.shape[-2] for points in (x, y)]
-    if not isinstance(known, Cost) and is_array(known):
-        sides = list(known.shape[-2:])
-    for name, size in zip("ab", sides, strict=True):
-        weights = arrays[name]
-        if weights is not None and size is not None and weights.shape[-1] != size:
-            raise ProblemError(f"{name} must have one weight for each of {size} points, got {weights.shape[-1]}")
-
-
-def _array(value: Any) -> Any:
-    """The caller's own array; what is none, but can be read as one, becomes NumPy's."""
-    if value is None or isinstance(value, (np.ndarray, Cost)) or library(value) != "numpy":
-        return value
-    return np.asarray(value)
-
-
-def _shown(value: Any) -> str:
-    text = f"an array of shape {tuple(value.shape)}" if is_array(value) else repr(value)
-    return f"{text if len(text) < 60 else text[:57] + '...'} ({type(value).__name__})"
-
-
-def _positive(name: str, value: Any, hint: str) -> float:
-    if type(value) is not float and is_array(value) and value.ndim == 0:
-        value = value.item()
-    if type(value) is float and 0 < value < math.inf:
-        return value
-    if isinstance(value, int) and value.bit_length() > 1024:
-        value = math.inf
-    if not is_positive(value):
-        raise ProblemError(f"{name} must be a positive finite number, got {_shown(value)}; {hint}")
-    return float(value)
+    a = a if problem.a is None else unit_mass(a)
+    b = b if problem.b is None else unit_mass(b)
+    return build_instances([problem], [eps], tol=margin * tol, a=a, b=b, cost=cost, init=init)[0]
 
 
 def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
@@ -150,18 +90,17 @@ def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
     if isinstance(value, np.ma.MaskedArray):
         raise ProblemError(f"{name} is a masked array; fill or drop what is masked first")
     if value is None or isinstance(value, (str, bytes)):
-        raise ProblemError(f"{name} must be a numeric array of shape {shape}, got {_shown(value)}")
+        raise ProblemError(f"{name} must be a numeric array of shape {shape}, got {describe(value)}")
     try:
         array = to_numpy(value)
     except TypeError as error:
         raise ProblemError(f"{name} must be a numeric array of shape {shape}, but {error}") from None
     if array.dtype.kind not in "fiub":
-        what = (
-            "complex numbers; pass the real part"
-            if array.dtype.kind == "c"
-            else "what are not numbers; convert them to floats"
+        is_complex = array.dtype.kind == "c"
+        entries = (
+            "complex numbers; pass the real part" if is_complex else "what are not numbers; convert them to floats"
         )
-        raise ProblemError(f"{name} has dtype {array.dtype}, which holds {what}")
+        raise ProblemError(f"{name} has dtype {array.dtype}, which holds {entries}")
     if array.ndim != ndim:
         hint = f"; write {name}[:, None] for points on a line" if (array.ndim, ndim) == (1, 2) else ""
         raise ProblemError(f"{name} must have shape {shape}, got {array.shape}{hint}")
@@ -192,8 +131,7 @@ def finite_on_device(problems: Sequence[Any]) -> bool:
 
     A device is asked once, or once for every TOGETHER entries of a dtype where there are more.
     """
-    given = [p for p in problems if isinstance(p, Problem)]
-    values = [value for p in given for value in (p.x, p.y, p.cost) if _on_device(value)]
+    values = [value for p in problems if isinstance(p, Problem) for value in (p.x, p.y, p.cost) if _on_device(value)]
     if not values:
         return False
     torch = sys.modules["torch"]
@@ -260,20 +198,10 @@ def _survives_float64(array: Array) -> bool:
         return bool((array.astype(np.float64).astype(array.dtype) == array).all())
 
 
-def _cost(given: Any) -> Cost | Any:
-    """The cost between points with a PointCost as its kind and a float as its scale; a matrix as it is."""
-    cost = as_cost(given)
-    if not isinstance(cost, Cost):
-        return cost
-    cost = resolve_cost(cost)
-    scale = _positive("the scale of the cost", cost.scale, "1.0 is the default")
-    return cost if scale is cost.scale else replace(cost, scale=scale)
-
-
 def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, int]:
     if not isinstance(cost, Cost):
-        if not is_array(_array(cost)) or _array(cost).ndim == 0:
-            raise ProblemError(f"cost must be a name, a Cost or a numeric array of shape (n, m), got {_shown(cost)}")
+        if not is_array(as_array(cost)) or as_array(cost).ndim == 0:
+            raise ProblemError(f"cost must be a name, a Cost or a numeric array of shape (n, m), got {describe(cost)}")
         if problem.x is not None or problem.y is not None:
             raise ProblemError("a dense cost matrix takes the place of the points; leave x and y out")
         matrix = _points("cost", cost, "(n, m)", finite)
@@ -282,7 +210,7 @@ def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, 
     y: Any = problem.y
     if not _fine_on_device(x, y, finite=finite):
         x, y = _points("x", x, "(n, d)", finite), _points("y", y, "(m, d)", finite)
-    _same_space(x, y)
+    require_same_space(x, y)
     if library(problem.x) != library(problem.y):
         raise ProblemError(f"x is a {library(problem.x)} array and y a {library(problem.y)} array; use one library")
     cost.kind.check("x", x)
@@ -291,11 +219,6 @@ def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, 
         # A class of the caller's own, tried on a few points: in a pack its errors would end the run of all problems.
         evaluate(cost.kind, *(to_numpy(points[:3]).astype(np.float64) for points in (x, y[:2])))
     return x.shape[0], y.shape[0]
-
-
-def _same_space(x: Any, y: Any) -> None:
-    if x.shape[-1] != y.shape[-1]:
-        raise ProblemError(f"x lives in dimension {x.shape[-1]} and y in {y.shape[-1]}; both need the same")
 
 
 def _weights(name: str, value: Any, size: int) -> Array:
@@ -339,17 +262,11 @@ def _mass_rounding(weights: Any, mass: float, size: int) -> float:
 
 
 def _init(init: Any, cost: Any, n: int, m: int) -> Potentials[Any] | str:
-    """The start in normal form: Potentials, "gaussian", "zero", or "auto" where there is a choice."""
-    squares = isinstance(cost, Cost) and is_squares(cost)
+    """The start in normal form: Potentials, or what `start_by_name` returns."""
     if isinstance(init, str):
-        if init not in STARTS:
-            raise ProblemError(f"init {init!r} is unknown; use one of {list(STARTS)} or a pair (f, g) of potentials")
-        if init == "gaussian" and not squares:
-            kind = cost.kind if isinstance(cost, Cost) else "a dense matrix"
-            raise ProblemError(f'init "gaussian" needs the cost sqeuclidean, this one is {kind}; use "auto" or "zero"')
-        return init if squares else "zero"
+        return start_by_name(init, cost)
     if not isinstance(init, (tuple, list)) or len(init) != 2:
-        raise ProblemError(f"init must be one of {list(STARTS)} or a pair (f, g) of potentials, got {_shown(init)}")
+        raise ProblemError(f"init must be one of {list(STARTS)} or a pair (f, g) of potentials, got {describe(init)}")
     for name, value, size in (("init.f", init[0], n), ("init.g", init[1], m)):
         shape = _numbers(name, value, 1, f"({size},)").shape
         if shape != (size,):
@@ -361,4 +278,4 @@ def _chain(key: Any) -> None:
     try:
         hash(key)
     except TypeError:
-        raise ProblemError(f"chain must be hashable, a name or a number, got {_shown(key)}") from None
+        raise ProblemError(f"chain must be hashable, a name or a number, got {describe(key)}") from None

@@ -30,12 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.dense import Geometry
-from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.options import is_positive
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError, ProblemError
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.starts import start
 from drainsinkhorn.run.solve import solve
 from drainsinkhorn.run.validate import validate
 

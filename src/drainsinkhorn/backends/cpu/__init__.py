@@ -12,10 +12,9 @@ import numpy as np
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import type_band
-from drainsinkhorn.backends.cpu.memory import Block
 from drainsinkhorn.backends.cpu.pack import FORMS, CpuPack, compile_kernels
+from drainsinkhorn.backends.cpu.resources import MemoryBlock, default_threads
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
-from drainsinkhorn.backends.cpu.threads import default_threads
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
@@ -102,7 +101,7 @@ class CpuBackend:
 
     def release(self) -> None:
         """Free the memory kept from retired lanes."""
-        Block.release()
+        MemoryBlock.release()
 
     def _how(self, instance: Instance[Any]) -> tuple[str, bool, np.dtype[Any]]:
         """Its description, whether it streams, and the precision of cached lanes."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.certificate import Costs
 from drainsinkhorn.backends.cpu.primitives import exp, ordered, reordered
+from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.cpu.streaming_kernels import CHUNK, distances
-from drainsinkhorn.backends.cpu.threads import each
 
 Vector = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.cpu import law_kernels as k
-from drainsinkhorn.backends.cpu.layout import extent, lay_out
-from drainsinkhorn.backends.cpu.threads import default_threads, each
+from drainsinkhorn.backends.cpu.loading import extent, lay_out
+from drainsinkhorn.backends.cpu.resources import default_threads, each
 from drainsinkhorn.backends.cpu.tiles import EXPANDED
 
 Array = NDArray[np.float64]
@@ -25,16 +25,16 @@ def squared_distances(
     u = 2^-53, far the sum of the largest distances of both clouds from that middle. A matrix depends on its pair alone.
     None stands for a pair whose points or squares are not finite.
     """
-    found: list[Array | None] = [None] * len(pairs)
+    matrices: list[Array | None] = [None] * len(pairs)
 
     def work(place: int) -> None:
         x, y = (np.ascontiguousarray(points, dtype=np.float64)[None] for points in pairs[place])
-        laid = lay_out(x, y, extent(x, y).middle)
-        if np.isfinite(laid.row_norms).all() and np.isfinite(laid.panel_norms).all():
+        layout = lay_out(x, y, extent(x, y).middle)
+        if np.isfinite(layout.row_norms).all() and np.isfinite(layout.panel_norms).all():
             matrix = np.empty((x.shape[1], y.shape[1]))
-            rows, norms, panels, others = (array[0] for array in laid)
+            rows, norms, panels, others = (array[0] for array in layout)
             k.scores(EXPANDED, rows, norms, panels, others, scales[place], matrix)
-            found[place] = matrix
+            matrices[place] = matrix
 
     each(threads or default_threads(), work, len(pairs))
-    return found
+    return matrices

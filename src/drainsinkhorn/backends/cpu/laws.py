@@ -10,8 +10,8 @@ import numpy as np
 
 from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector
 from drainsinkhorn.backends.cpu import law_kernels as k
-from drainsinkhorn.backends.cpu.layout import EXPANDED_DIM, extent, lay_out
-from drainsinkhorn.backends.cpu.threads import each
+from drainsinkhorn.backends.cpu.loading import EXPANDED_DIM, extent, lay_out
+from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT
 from drainsinkhorn.backends.laws import PlainLaws
 from drainsinkhorn.model.instance import Instance
@@ -43,23 +43,23 @@ class CompiledLaws:
         scale = factor if root else math.sqrt(factor)
         x, y = (np.ascontiguousarray(scale * (points - middle))[None] for points in (x, y))
         dim, origin = x.shape[2], np.zeros((1, x.shape[2]))
-        laid = lay_out(x, y, origin)
-        far = math.sqrt(laid.row_norms.max()) + math.sqrt(laid.panel_norms.max())
+        layout = lay_out(x, y, origin)
+        far = math.sqrt(layout.row_norms.max()) + math.sqrt(layout.panel_norms.max())
         expanded = not root and dim >= EXPANDED_DIM and (dim + 6) * UNIT * far * far <= SHARP
         self._kind = ROOT if root else EXPANDED if expanded else DIRECT
-        self._x, self._norms, self._panels, self._others = (array[0] for array in laid)
+        self._x, self._norms, self._panels, self._others = (array[0] for array in layout)
 
     def block(self, rows: Places) -> Block:
         """Laws of some rows, in ascending order."""
         side = self._side
         shape = rows.size, side.b.size
         law, logs, scores = np.empty(shape), np.empty(rows.size), np.empty(shape)
-        whole = rows[-1] - rows[0] + 1 == rows.size
-        some = slice(rows[0], rows[-1] + 1) if whole else rows
+        is_range = rows[-1] - rows[0] + 1 == rows.size
+        places = slice(rows[0], rows[-1] + 1) if is_range else rows
         if not side.instance.is_dense:
-            k.scores(self._kind, self._x[some], self._norms[some], self._panels, self._others, 1.0, scores)
+            k.scores(self._kind, self._x[places], self._norms[places], self._panels, self._others, 1.0, scores)
         else:
-            np.divide(self._dense[some], side.instance.eps, out=scores, dtype=np.float64)
+            np.divide(self._dense[places], side.instance.eps, out=scores, dtype=np.float64)
         k.soften(scores, side.g, side.b, law, logs)
         return Block(law, logs + side.f[rows], scores)
 
@@ -71,9 +71,9 @@ class CompiledLaws:
 
     def draw(self, law: Matrix, rows: Places, numbers: Vector) -> Places:
         """Columns, by adding up to the number."""
-        found = np.empty(rows.size, dtype=np.int64)
-        k.draw(law, rows, numbers, found)
-        return found
+        cols = np.empty(rows.size, dtype=np.int64)
+        k.draw(law, rows, numbers, cols)
+        return cols
 
 
 def _laws(side: Side) -> CompiledLaws | PlainLaws:

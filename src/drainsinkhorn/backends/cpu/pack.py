@@ -17,10 +17,9 @@ from drainsinkhorn.backends.cpu import momentum_kernels as mk
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
 from drainsinkhorn.backends.cpu.loading import groups, load_group
-from drainsinkhorn.backends.cpu.memory import Block
+from drainsinkhorn.backends.cpu.resources import MemoryBlock, each
 from drainsinkhorn.backends.cpu.stored import compiling
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
-from drainsinkhorn.backends.cpu.threads import each
 from drainsinkhorn.backends.emission import States
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
@@ -47,9 +46,9 @@ class _Lane:
 
     __slots__ = ("frozen", "home", "inner", "instance", "keep", "support")
 
-    def __init__(self, instance: Instance[Any], full: dict[int, bool]) -> None:
+    def __init__(self, instance: Instance[Any]) -> None:
         self.instance = instance
-        inner, self.support = restrict(instance, full)
+        inner, self.support = (instance, None) if instance.positive else restrict(instance)
         self.inner = with_matrix(inner, FORMS)
         self.keep: Any = None
         self.home = 0
@@ -138,10 +137,10 @@ class CpuPack(Counted):
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these rows of the table, in this order, and append the admitted."""
         table, numbers, lanes = self._open(admit)
-        kept = np.asarray(keep, dtype=np.int64)
+        rows = np.asarray(keep, dtype=np.int64)
         # All memory is allocated before anything is changed.
-        table = np.concatenate([self._table[kept], table])
-        numbers = np.concatenate([self._numbers[kept], numbers])
+        table = np.concatenate([self._table[rows], table])
+        numbers = np.concatenate([self._numbers[rows], numbers])
         self._table, self._numbers, self._lanes = table, numbers, [self._lanes[i] for i in keep] + lanes
         self._legs += len(lanes)
 
@@ -149,16 +148,15 @@ class CpuPack(Counted):
         """Lanes at depth zero, their first f-leg measured."""
         table = np.zeros((len(instances), k.FIELDS), dtype=np.int64)
         numbers = np.zeros((len(instances), k.NUMBERS))
-        full: dict[int, bool] = {}
-        lanes = [_Lane(instance, full) for instance in instances]
+        lanes = [_Lane(instance) for instance in instances]
         inner = [lane.inner for lane in lanes]
         # On one thread: small decompositions of several threads at once make BLAS libraries wait for one another.
         for places in groups(inner, self._dtype.itemsize):
             rows, floats = table[places], numbers[places]
-            kept = load_group([inner[i] for i in places], self._dtype, rows, floats, momentum=self._momentum)
+            memory = load_group([inner[i] for i in places], self._dtype, rows, floats, momentum=self._momentum)
             table[places], numbers[places] = rows, floats
             for i in places:
-                lanes[i].keep = kept
+                lanes[i].keep = memory
             if table[places[0], k.SHARED]:
                 self._fill_shared(table, numbers, places)
         self._share(self._kernels.open_lanes, table, numbers, np.arange(len(instances)))
@@ -185,7 +183,7 @@ class CpuPack(Counted):
 
     def _house(self, lane: _Lane, row: Any, numbers: Any) -> None:
         """Give a lane a kernel of its own and absorb it there."""
-        block = Block(int(row[k.ROWS] * row[k.COLS]) * self._dtype.itemsize)
+        block = MemoryBlock(int(row[k.ROWS] * row[k.COLS]) * self._dtype.itemsize)
         lane.keep = [*lane.keep, block]
         row[k.KERNEL], row[k.SHARED], row[k.STATE] = block.address, 0, k.FRESH
         self._kernels.absorb(row, numbers, self._one)
@@ -303,8 +301,8 @@ class CpuPack(Counted):
 @lru_cache(maxsize=8)
 def compile_kernels(dtype: np.dtype[Any], *, streaming: bool, momentum: bool) -> None:
     """Run every kernel once on a tiny problem, so that it is compiled, or loaded from the kernel cache."""
-    what = "streaming" if streaming else f"{dtype.name}, momentum" if momentum else dtype.name
-    with compiling(what):
+    kernels = "streaming" if streaming else f"{dtype.name}, momentum" if momentum else dtype.name
+    with compiling(kernels):
         points, weights = np.array([[0.0], [1.0]]), np.array([0.5, 0.5])
         instance = Instance(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(COSTS["sqeuclidean"]))
         gaussian = replace(instance, init="gaussian")

@@ -174,10 +174,10 @@ def _folder_name() -> str:
 
 def fingerprint(files: list[Path], facts: str = "") -> str:
     """Return a digest of the names and contents of files, and of further facts."""
-    found = hashlib.sha256(facts.encode())
+    digest = hashlib.sha256(facts.encode())
     for file in files:
-        found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _claim(folder: Path) -> None:

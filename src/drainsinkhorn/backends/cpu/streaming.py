@@ -14,18 +14,18 @@ from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.cpu import streaming_kernels as s
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.laws import compiled_couplings
-from drainsinkhorn.backends.cpu.layout import extent
-from drainsinkhorn.backends.cpu.threads import each
+from drainsinkhorn.backends.cpu.loading import extent
+from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
-from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
+from drainsinkhorn.numerics.starts import start
 
 Vector = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ class StreamingLane:
 
     def __init__(self, instance: Instance[Any], threads: int, precision: str, *, momentum: bool = False) -> None:
         self.instance = instance
-        self.inner, self.support = restrict(instance)
+        self.inner, self.support = (instance, None) if instance.positive else restrict(instance)
         self.threads = threads
         self.frozen = False
         self.depth = 0
@@ -131,7 +131,7 @@ class StreamingLane:
         """Measure the next f-leg; climb to float64 for good where float32 is not honest enough to decide."""
         self.pending = self.ratios(self.x, self.y, self.f, self.g, self.dtype)
         error, band = self.row_error(self.pending)
-        stop = float(self.instance.tol or 0)
+        stop = self.instance.tol
         if self.climbs and self.dtype is np.float32 and error <= 4 * stop and band > stop / 10:
             self.dtype = np.float64
             self.measure()

@@ -18,7 +18,6 @@ from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
 from drainsinkhorn.backends.momentum import PLAIN, Momentum
 from drainsinkhorn.backends.scores import Scores, samples, scores
-from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support, restrict
 from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
 from drainsinkhorn.model.errors import ContractError
@@ -27,6 +26,7 @@ from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import unit_rows
 from drainsinkhorn.numerics.memory import memory_errors
+from drainsinkhorn.numerics.starts import start
 
 UNIT = 2.0**-53
 SINGLE = 2.0**-22

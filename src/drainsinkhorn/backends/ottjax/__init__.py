@@ -131,10 +131,10 @@ class OttBackend:
 
 
 def _kernel_kind(instance: Instance[Any]) -> Any:
-    """The kind of a How: the name of OTT's cost between points, "dense", or the caller's own CostFn."""
+    """The kind of a How."""
     kind = None if instance.is_dense else instance.cost.kind
     if kind is None or not ("cost_fn" in kind.forms or kind.distances is not None):
         return "dense"
     if kind.distances is None:
         return kind
-    return "euclidean" if kind.distances.root else "sqeuclidean"
+    return "distances" if kind.distances.root else "squares"

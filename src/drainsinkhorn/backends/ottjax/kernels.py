@@ -40,7 +40,7 @@ class How:
     """How lanes are computed. A function of the problem and the settings alone; lanes that share it share packs.
 
     Attributes:
-        kind: "sqeuclidean" (of directions, for the cosine), "euclidean", "dense", or the caller's own cost.
+        kind: "squares" or "distances" of points or directions, "dense" for a matrix, or the caller's own cost.
         n: Rows, filled up.
         m: Columns, filled up.
         d: Coordinates; 0 for a matrix.
@@ -103,7 +103,7 @@ def kernels(how: How) -> Kernels:
 
 def cost_fn(kind: Any) -> Any:
     """OTT's cost of that kind."""
-    named = {"sqeuclidean": costs.SqEuclidean, "euclidean": costs.Euclidean}
+    named = {"squares": costs.SqEuclidean, "distances": costs.Euclidean}
     return named[kind]() if isinstance(kind, str) else kind.fn
 
 
@@ -124,7 +124,7 @@ def _direct(how: How, x: Any, y: Any) -> Any:
     if not isinstance(how.kind, str):
         return how.kind.fn.all_pairs(x, y)
     squares = ((x[:, None, :] - y[None, :, :]) ** 2).sum(-1)
-    return jnp.sqrt(squares) if how.kind == "euclidean" else squares
+    return jnp.sqrt(squares) if how.kind == "distances" else squares
 
 
 def _load(how: How, given: Lane) -> Lane:

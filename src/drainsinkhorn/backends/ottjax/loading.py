@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.ottjax.kernels import SAMPLES, UNIT, How
 from drainsinkhorn.backends.scores import middle, native, samples, scores
-from drainsinkhorn.backends.starts import start
 from drainsinkhorn.backends.support import Support
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import cost_matrix, unit_rows
+from drainsinkhorn.numerics.starts import start
 
 Vector = NDArray[np.float64]
 _numbers = itertools.count()

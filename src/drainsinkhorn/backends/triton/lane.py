@@ -30,9 +30,9 @@ class Lane:
         "row", "support", "unit", "wide",
     )  # fmt: skip
 
-    def __init__(self, instance: Instance[Any], full: dict[int, bool], least: dict[int, float]) -> None:
+    def __init__(self, instance: Instance[Any], least: dict[int, float]) -> None:
         self.instance = instance
-        inner, self.support = restrict(instance, full)
+        inner, self.support = (instance, None) if instance.positive else restrict(instance)
         self.inner = with_matrix(inner, FORMS)
         self.unit = instance.eps * math.log(2)
         # By how much rounding to the caller's dtype may move potentials; those of float64 and integers are not rounded.

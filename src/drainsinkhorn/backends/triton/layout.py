@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.starts import FULL_DIM
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton import layout_kernels as lay
 from drainsinkhorn.backends.triton.launching import launch
 from drainsinkhorn.numerics.arrays import library, to_numpy
+from drainsinkhorn.numerics.starts import FULL_DIM
 
 CHUNK, CHUNKS = 128, 128
 """Rows of a cloud that one program looks at, at least, and programs that share a cloud, at most."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from drainsinkhorn.backends.starts import FLOOR as _FLOOR
-from drainsinkhorn.backends.starts import WORTH as _WORTH
 from drainsinkhorn.backends.triton.kernels import DIRECT, PRODUCT, ROOMY, ROOT, STORED, _Constant, _halves, _padded
+from drainsinkhorn.numerics.starts import FLOOR as _FLOOR
+from drainsinkhorn.numerics.starts import WORTH as _WORTH
 
 FLOOR = _Constant(_FLOOR)
 WORTH = _Constant(_WORTH)
@@ -149,7 +149,7 @@ def _product(left, right, dim, DP: tl.constexpr, DEPTH: tl.constexpr):
 @triton.jit(do_not_specialize=["dim"])
 def transports(sums, other_sums, middles, factors, scratch, means, matrices, slopes, dim,
                DP: tl.constexpr, FULL: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """Gaussian starts `(y - m)' M (y - m) + l' (y - m)` in bits, see `backends.starts`.
+    """Gaussian starts `(y - m)' M (y - m) + l' (y - m)` in bits, see `numerics.starts`.
 
     T solves T B T = A, so that T = A (B A)^-1/2; the root comes from products alone (Newton's iteration, the form of
     Schulz). Of a cloud that is one point T is the identity (y) or zero (x).
@@ -251,7 +251,7 @@ def quadratic(points, means, matrices, slopes, out, size, dim, lane_stride, out_
 
 @triton.jit(do_not_specialize=["size", "start_stride", "weight_stride"])
 def judged(starts, weights, size, start_stride, weight_stride, ALWAYS: tl.constexpr, BLOCK: tl.constexpr):
-    """Starts that are not finite become zero, and unless ALWAYS those that are not worth it; see `backends.starts`."""
+    """Starts that are not finite become zero, and unless ALWAYS those that are not worth it; see `numerics.starts`."""
     lane = tl.program_id(0).to(tl.int64)
     mine, weight = starts + lane * start_stride, weights + lane * weight_stride
     total = tl.zeros((BLOCK,), dtype=tl.float64)

@@ -95,8 +95,8 @@ class TritonPack(Cycles, Counted):
     @memory_errors()
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted; only the table of live lanes changes."""
-        kept, full, least = [self._lanes[i] for i in keep], dict[int, bool](), dict[int, float]()
-        admitted = [Lane(instance, full, least) for instance in admit]
+        kept, least = [self._lanes[i] for i in keep], dict[int, float]()
+        admitted = [Lane(instance, least) for instance in admit]
         left, marks = set(self._lanes) - set(kept), {name: arena.mark() for name, arena in self._arenas.items()}
         self._seated.clear()
         try:
@@ -185,7 +185,7 @@ class TritonPack(Cycles, Counted):
     def _leading(self, lane: Lane) -> float:
         """The residual above which leading halves make its scores; zero if they never do."""
         times = GIVE_WAY if self._momentum else GIVE_WAY_PLAIN
-        return 0.0 if math.isnan(lane.blur) else times * max(float(lane.instance.tol or 0), lane.blur)
+        return 0.0 if math.isnan(lane.blur) else times * max(lane.instance.tol, lane.blur)
 
     def _measure_first(self, lanes: list[Lane]) -> None:
         """The first f-leg of new lanes, in the fastest arithmetic that is honest enough for tol.
@@ -207,7 +207,7 @@ class TritonPack(Cycles, Counted):
             self._run(self._stage_of(live, some, wide, vectors, slot=self.how.slot, state=True))
             self._leg(live, some, 0, k.KEPT)
             off = k.SAFETY.value * np.maximum(self._rounding(live, some, folded=folded), k.SINGLE.value)
-            fine = off <= np.array([float(lane.instance.tol or 0) / 2 for lane in some])
+            fine = off <= np.array([lane.instance.tol / 2 for lane in some])
             done = {lane for lane, enough in zip(some, fine.tolist(), strict=True) if enough}
             left = [lane for lane in left if lane not in done]
             for lane in left:

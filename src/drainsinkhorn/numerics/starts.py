@@ -1,0 +1,192 @@
+"""Potentials that a problem starts from: zero, a closed form between Gaussians, or given ones. They change only depth.
+
+For |x - y|^2 between Gaussians with means m_x, m_y and covariances A, B the potential is quadratic:
+
+    T = B^-1/2 (B^1/2 A B^1/2)^1/2 B^-1/2
+    g(y) = (y - m_y)' (1 - T) (y - m_y) + 2 (y - m_y)' (m_y - m_x)
+
+(Gelbrich: On a formula for the L2 Wasserstein metric, 1990). The entropic correction of T is left out: it saves no
+cycles on clouds of points, and between equal clouds, where zero is nearly the answer, it costs many (docs/adr/0008).
+The first f-leg computes f from g, so only g is needed.
+
+Potentials have a gauge: `(f + c, g - c)` is the same plan as `(f, g)`, but large potentials have large roundoff.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.numerics.arrays import ROUNDOFF, to_caller, to_numpy
+
+Array = NDArray[np.float64]
+
+FULL_DIM = 64
+"""Up to this dimension covariances are used in full, above it only their diagonals."""
+FLOOR = 1e-6
+"""Variances are floored at this fraction of the largest one."""
+WORTH = 3.0
+"""With init "auto" a Gaussian start is replaced by zero if its standard deviation over y is less than this, in nats:
+there it saves a cycle or two at best, and where clusters are shifted differently it can cost several (docs/adr/0008).
+"""
+DOMINANT = 16.0
+"""A shift along the gauge is removed only if the potentials are this many times larger than without it ..."""
+HEADROOM = 64.0
+"""... and if this multiple of their float32 roundoff exceeds eps tol: backends bound rounding by a few dozen units."""
+
+
+class Quadratic(NamedTuple):
+    """Starting potentials `g(y) = (y - m)' M (y - m) + l' (y - m)` in nats, for a stack of problems.
+
+    Attributes:
+        mean: m, (L, d).
+        matrix: M, (L, d, d), or its diagonal, (L, d).
+        slope: l, (L, d).
+    """
+
+    mean: Array
+    matrix: Array
+    slope: Array
+
+
+@np.errstate(all="ignore")
+def between(mean_x: Array, cov_x: Array, mean_y: Array, cov_y: Array, eps: Array) -> Quadratic:
+    """The closed form between Gaussians with cost |x - y|^2: means (L, d), covariances (L, d, d) or variances (L, d).
+
+    Decompositions go matrix by matrix, so a problem's start does not depend on its neighbours.
+    """
+    strength = eps[:, None]
+    if cov_y.ndim == 3:
+        matrix = (np.eye(cov_y.shape[1]) - _transport(cov_x, cov_y)) / strength[:, None]
+    else:
+        variance = np.maximum(cov_y, FLOOR * cov_y.max(axis=1, keepdims=True))
+        matrix = (1 - np.sqrt(cov_x / variance)) / strength
+        matrix = np.where(variance > 0, matrix, 0.0)
+    return Quadratic(mean_y, matrix, 2 * (mean_y - mean_x) / strength)
+
+
+def _transport(cov_x: Array, cov_y: Array) -> Array:
+    """The matrix T: NaN where a covariance is not finite, the identity where cov_y is zero."""
+    eye = np.eye(cov_y.shape[-1])
+    cov_x, cov_y = np.broadcast_arrays(cov_x, cov_y)
+    bad = ~np.isfinite(cov_x + cov_y).all(axis=(1, 2), keepdims=True)
+    cov_x, cov_y = np.where(bad, eye, cov_x), np.where(bad, eye, cov_y)
+    values, vectors = np.linalg.eigh(cov_y)
+    largest = values.max(axis=1, keepdims=True)
+    values = np.where(largest > 0, np.maximum(values, FLOOR * largest), 1.0)
+    root = _function(np.sqrt(values), vectors)
+    inverse = _function(1 / np.sqrt(values), vectors)
+    middle = root @ cov_x @ root
+    # Products of covariances may overflow where the covariances do not.
+    overflow = ~np.isfinite(middle).all(axis=(1, 2), keepdims=True)
+    middle, bad = np.where(overflow, eye, middle), bad | overflow
+    inner, turned = np.linalg.eigh((middle + middle.swapaxes(1, 2)) / 2)
+    inner = np.sqrt(np.maximum(inner, 0.0))
+    transport = inverse @ _function(inner, turned) @ inverse
+    is_point = ~(largest > 0)[:, :, None]
+    return np.where(bad, np.nan, np.where(is_point, eye, transport))
+
+
+def _function(values: Array, vectors: Array) -> Array:
+    """A function of symmetric matrices, from its values at their eigenvalues and from their eigenvectors."""
+    return (vectors * values[:, None, :]) @ vectors.swapaxes(1, 2)
+
+
+def start(instance: Instance[Any]) -> tuple[Array, Array]:
+    """Starting potentials (f, g) of one instance, in units of the cost."""
+    n, m = instance.shape
+    if isinstance(instance.init, Potentials):
+        return to_numpy(instance.init.f).astype(np.float64), to_numpy(instance.init.g).astype(np.float64)
+    if instance.init == "zero":
+        return np.zeros(n), np.zeros(m)
+    nats = _gaussian(instance)
+    if instance.init == "auto" and not worthwhile(nats[None], to_numpy(instance.b)[None])[0]:
+        nats = np.zeros(m)
+    return np.zeros(n), instance.eps * nats
+
+
+def worthwhile(starts: Any, weights: Any) -> Any:
+    """Which Gaussian starts, (L, m) in nats, are used with init "auto"; see WORTH. Weights are (L, m)."""
+    centred = starts - (weights * starts).sum(1)[:, None]
+    return (weights * centred * centred).sum(1) >= WORTH**2
+
+
+@np.errstate(all="ignore")
+def _gaussian(instance: Instance[Any]) -> Array:
+    """The Gaussian start of one problem in nats; zero if it is not finite."""
+    full = to_numpy(instance.x).shape[1] <= FULL_DIM
+    (mean_x, spread_x), (mean_y, spread_y) = (
+        _moments(to_numpy(points).astype(np.float64), to_numpy(weights), full=full)
+        for points, weights in ((instance.x, instance.a), (instance.y, instance.b))
+    )
+    strength = np.array([instance.eps / (instance.cost.scale * instance.cost.kind.distances.factor)])
+    closed = between(mean_x[None], spread_x[None], mean_y[None], spread_y[None], strength)
+    (mean,), (matrix,), (slope,) = closed
+    around = to_numpy(instance.y).astype(np.float64) - mean
+    nats = ((around @ matrix if full else around * matrix) * around).sum(axis=1) + around @ slope
+    return nats if np.isfinite(nats).all() else np.zeros(len(nats))
+
+
+def _moments(points: Array, weights: Array, *, full: bool) -> tuple[Array, Array]:
+    """The mean (d,) and covariance (d, d), or variances (d,), of a cloud (n, d)."""
+    mean = weights @ points
+    around = points - mean
+    return mean, (around * weights[:, None]).T @ around if full else weights @ around**2
+
+
+def usable_start(start: Potentials[Any], eps: float, tol: float, a: Array, b: Array) -> Potentials[Any] | str:
+    """Return the start, recentred along the gauge if its size costs digits that tol needs, or "zero" if it is unusable.
+
+    Adding a constant to f and subtracting it from g does not change the plan. The start is returned unchanged unless
+    such a shift costs accuracy. If float64 cannot resolve eps in the potentials even after recentring, the start
+    contains no information about the plan, and "zero" is returned.
+
+    Args:
+        start: Finite potentials, (n,) and (m,).
+        eps: Strength of the entropic term.
+        tol: Bound on the residual.
+        a: Source weights, (n,). Potentials of points without weight are ignored.
+        b: Target weights, (m,).
+    """
+    f, g = to_numpy(start[0]), to_numpy(start[1])
+    # A cheap test first: Euclidean norms bound the largest potential. If one overflows to inf, the test fails.
+    floats = f.dtype.kind == g.dtype.kind == "f"
+    if floats and HEADROOM * ROUNDOFF["float32"] * math.sqrt(float(f.dot(f)) + float(g.dot(g))) <= eps * min(tol, 1.0):
+        return start
+    return _recentre(start, f.astype(np.float64), g.astype(np.float64), eps, tol, a, b)
+
+
+@np.errstate(all="ignore")
+def _recentre(
+    start: Potentials[Any],
+    f: Array,
+    g: Array,
+    eps: float,
+    tol: float,
+    a: Array,
+    b: Array,
+) -> Potentials[Any] | str:
+    """`usable_start` for potentials f and g that are not small."""
+    some_f, some_g = f[a > 0], g[b > 0]
+    size = _size(some_f, some_g)
+    # Halved before they are added: sums of potentials may overflow where the potentials do not.
+    middle_f, middle_g = (side.max() / 2 + side.min() / 2 for side in (some_f, some_g))
+    shift = middle_f / 2 - middle_g / 2
+    rest = _size(some_f - shift, some_g + shift)
+    moves = size > DOMINANT * (rest + eps) and HEADROOM * ROUNDOFF["float32"] * size > eps * tol
+    if not ROUNDOFF["float64"] * (rest if moves else size) < eps:
+        return "zero"
+    if not moves:
+        return start
+    recentred = (np.where(a > 0, f - shift, 0.0), np.where(b > 0, g + shift, 0.0))
+    return Potentials(*(to_caller(side, like) for side, like in zip(recentred, start, strict=True)))
+
+
+def _size(f: Array, g: Array) -> float:
+    """The largest absolute value of both potentials."""
+    return max(float(f.max()), -float(f.min()), float(g.max()), -float(g.min()))
