@@ -92,13 +92,8 @@ def _knock(address: str) -> None:
 
 
 def _start(ray: Any, cores: int) -> None:
-    """Start a cluster that nobody beyond this machine can reach."""
-    # With clusters of many machines ruled out Ray takes loopback for this node's address, and its servers listen there
-    # alone; the address given to init is replaced by one that others can reach.
-    constants, name = ray._private.ray_constants, "ENABLE_RAY_CLUSTER"
-    before = getattr(constants, name, None)
-    setattr(constants, name, False)
-    try:
+    """Start a cluster that only this machine can reach; raise FleetError if Ray listens at another address."""
+    with _clusters_ruled_out(ray):
         ray.init(
             "local",
             num_cpus=cores or None,
@@ -107,15 +102,36 @@ def _start(ray: Any, cores: int) -> None:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
-    finally:
-        setattr(constants, name, before)
-    found = ray.util.get_node_ip_address()
-    if found != LOOPBACK:
+    address = ray.util.get_node_ip_address()
+    if address != LOOPBACK:
         ray.shutdown()
         raise FleetError(
-            f"this version of Ray listens at {found}, and not on loopback alone; start a cluster yourself and give its "
-            "address"
+            f"this version of Ray listens at {address}, and not on loopback alone; start a cluster yourself and give "
+            "its address"
         )
+
+
+@contextlib.contextmanager
+def _clusters_ruled_out(ray: Any) -> Iterator[None]:
+    """Make Ray accept loopback as the address of its node, so that its servers listen there alone.
+
+    `ray.init` replaces 127.0.0.1 by an address that other machines can reach, unless clusters of several machines are
+    ruled out. No public setting does that here: Ray reads RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER once, when it is imported,
+    so it comes too late for a program that imported Ray, and for any other it would also change every later
+    `ray.init`. With another loopback address, such as 127.0.0.2, Ray's servers listen on all interfaces. So the
+    constant that holds the variable is set while Ray starts. A version of Ray without it is started as it is, and
+    `_start` checks where it listens.
+    """
+    constants, name = getattr(getattr(ray, "_private", None), "ray_constants", None), "ENABLE_RAY_CLUSTER"
+    if not hasattr(constants, name):
+        yield
+        return
+    before = getattr(constants, name)
+    setattr(constants, name, False)
+    try:
+        yield
+    finally:
+        setattr(constants, name, before)
 
 
 def _room(ray: Any, cores: int, gpus: float) -> int:
