@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from drainsinkhorn.core.protocol import Backend
@@ -18,20 +18,55 @@ from drainsinkhorn.numerics.costs import Adapters, as_cost
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a backend lives and what it is for."""
+    """A backend of the registry.
 
-    module: str
-    cls: str
+    Attributes:
+        backend_class: Imports the backend's module and returns its class.
+        about: One line that describes the backend.
+        extra: The extra of this package that installs what the backend needs; "" if it needs none.
+    """
+
+    backend_class: Callable[[], type[Any]]
     about: str
     extra: str = ""
 
 
+def _cpu() -> type[Any]:
+    from drainsinkhorn.backends.cpu import CpuBackend
+
+    return CpuBackend
+
+
+def _triton() -> type[Any]:
+    from drainsinkhorn.backends.triton import TritonBackend
+
+    return TritonBackend
+
+
+def _ott() -> type[Any]:
+    from drainsinkhorn.backends.ottjax import OttBackend
+
+    return OttBackend
+
+
+def _keops() -> type[Any]:
+    from drainsinkhorn.backends.keops import KeopsBackend
+
+    return KeopsBackend
+
+
+def _reference() -> type[Any]:
+    from drainsinkhorn.backends.reference import ReferenceBackend
+
+    return ReferenceBackend
+
+
 REGISTRY: dict[str, Entry] = {
-    "cpu": Entry("drainsinkhorn.backends.cpu", "CpuBackend", "compiled kernels on the CPU (Numba), truly ragged"),
-    "triton": Entry("drainsinkhorn.backends.triton", "TritonBackend", "Triton kernels on a CUDA device", "triton"),
-    "ott": Entry("drainsinkhorn.backends.ottjax", "OttBackend", "OTT-JAX by phases, on any device of JAX", "ott"),
-    "keops": Entry("drainsinkhorn.backends.keops", "KeopsBackend", "PyKeOps formulas on the CPU or CUDA", "keops"),
-    "reference": Entry("drainsinkhorn.backends.reference", "ReferenceBackend", "dense NumPy float64, the ground truth"),
+    "cpu": Entry(_cpu, "compiled kernels on the CPU (Numba), truly ragged"),
+    "triton": Entry(_triton, "Triton kernels on a CUDA device", "triton"),
+    "ott": Entry(_ott, "OTT-JAX by phases, on any device of JAX", "ott"),
+    "keops": Entry(_keops, "PyKeOps formulas on the CPU or CUDA", "keops"),
+    "reference": Entry(_reference, "dense NumPy float64, the ground truth"),
 }
 
 
@@ -41,7 +76,7 @@ def load(name: str) -> Backend[Any]:
         raise OptionsError(f"backend {name!r} is unknown; use one of {['auto', *REGISTRY]} or a Backend object")
     entry = REGISTRY[name]
     try:
-        return getattr(_imported(entry.module), entry.cls)()
+        return _without_warnings(entry.backend_class)()
     except BackendUnavailable:
         # It is installed and says itself what it lacks.
         raise
@@ -50,13 +85,12 @@ def load(name: str) -> Backend[Any]:
         raise BackendUnavailable(f"backend {name!r} cannot be loaded: {error}{extra}") from error
 
 
-def _imported(module: str) -> Any:
-    """Import a module with warnings ignored: under `-W error` a library's warning would disable its backend."""
-    if module in sys.modules:
-        return sys.modules[module]
+@cache
+def _without_warnings(imports: Callable[[], Any]) -> Any:
+    """Return what a function imports, with warnings ignored: under `-W error` a library's warning would disable it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return importlib.import_module(module)
+        return imports()
 
 
 def choose(first: Any = None) -> tuple[Backend[Any], str]:
@@ -95,16 +129,22 @@ def _torch_sees_cuda() -> bool:
     """Whether Triton's kernels can take over JAX's arrays."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
         return False
-    return importlib.import_module("torch").cuda.is_available()
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _formula_matrix() -> Any:
-    return _imported("drainsinkhorn.backends.keops.reduction").formula_matrix
+    from drainsinkhorn.backends.keops.reduction import formula_matrix
+
+    return formula_matrix
 
 
 def _from_ott() -> Any:
-    return _imported("drainsinkhorn.backends.ottjax.costs").OttCost.of
+    from drainsinkhorn.backends.ottjax.costs import OttCost
+
+    return OttCost.of
 
 
-Adapters.evaluators["formula"] = _formula_matrix
-Adapters.foreign["ott.geometry.costs.CostFn"] = _from_ott
+Adapters.evaluators["formula"] = lambda: _without_warnings(_formula_matrix)
+Adapters.foreign["ott.geometry.costs.CostFn"] = lambda: _without_warnings(_from_ott)
