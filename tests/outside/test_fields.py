@@ -94,6 +94,17 @@ def test_fingerprints_differ_in_every_field() -> None:
         assert fingerprint(ds.Problem(**copy)) == fingerprint(problem), "equal problems have equal fingerprints"
 
 
+@pytest.mark.parametrize("change", [change for _, change in CASES], ids=[name for name, _ in CASES])
+def test_a_journal_tells_problems_apart_by_every_field(change: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run.journal"
+    settings: dict[str, Any] = {"backend": "reference", "journal": path, "max_depth": 5, "rescue": False, "warn": False}
+    (first,) = ds.solve([BASE], **settings)
+    (again,) = ds.solve([BASE], **settings)
+    assert same(again.potentials, first.potentials)
+    with pytest.raises(ds.DrainError, match="problem 0 is not the one that the journal"):
+        ds.solve([changed(change)], **settings)
+
+
 @pytest.mark.parametrize(("name", "change"), CASES, ids=[name for name, _ in CASES])
 def test_workers_receive_every_field(name: str, change: dict[str, Any]) -> None:
     problem = changed(change)
