@@ -68,13 +68,13 @@ class Finding(NamedTuple):
 
     Attributes:
         side: "rows" or "columns".
-        seen: Number of them that were checked.
-        total: Number of them in all.
+        checked: Number of rows or columns that were checked.
+        total: Number of rows or columns that have weight.
         least: Lower bound on the residual of the side: the sum over those checked, less its rounding error.
     """
 
     side: str
-    seen: int
+    checked: int
     total: int
     least: float
 
@@ -105,7 +105,7 @@ class Recheck:
         if self._wait > 0 or retired.status is not Status.CONVERGED or self._mode == "none":
             return
         if self._mode == "all":
-            self._judge(retired, whole=True)
+            self._judge(retired, check_all=True)
             return
         instance, price = retired.instance, price_of(retired.instance)
         if self._is_first:
@@ -118,25 +118,27 @@ class Recheck:
         # For a small problem even this bookkeeping would exceed its share of the time.
         self._wait = 1 if math.prod(_shape(instance)[:2]) >= SMALL_PAIRS else SMALL_WAIT
         if due:
-            self._judge(retired, whole=False)
+            self._judge(retired, check_all=False)
 
     def _seconds(self, instance: Instance[Any], depth: int) -> float:
         """Predict the seconds that a fast backend needs for `depth` cycles of a problem."""
         rows, cols, _ = _shape(instance)
         return depth * rows * cols * PAIR["device" if self._backend in ON_DEVICE else _where(instance)]
 
-    def _judge(self, retired: Retired, *, whole: bool) -> None:
+    def _judge(self, retired: Retired, *, check_all: bool) -> None:
         instance, potentials = retired.instance, retired.potentials
         assert potentials is not None, "a converged result has potentials"
         tol = instance.tol / self._margin
-        finding = refute(instance, potentials, tol, ticket=retired.ticket, whole=whole)
+        finding = refute(instance, potentials, tol, ticket=retired.ticket, check_all=check_all)
         if finding is not None:
-            seen = f"all {finding.total}" if finding.seen == finding.total else f"{finding.seen} of {finding.total}"
+            checked = (
+                f"all {finding.total}" if finding.checked == finding.total else f"{finding.checked} of {finding.total}"
+            )
             raise ContractError(
                 f"backend {self._backend!r}: problem {retired.ticket} was reported as CONVERGED with residual "
-                f"{retired.residual.worst:.3g}, but recomputed from its own arrays in float64 the residual of {seen} "
-                f"{finding.side} is {finding.least:.3g}, above tol = {tol:.3g}. The result is withheld; the backend or "
-                'the machine is at fault. Solve again with another backend, for example backend="reference"'
+                f"{retired.residual.worst:.3g}, but recomputed from its own arrays in float64 the residual of "
+                f"{checked} {finding.side} is {finding.least:.3g}, above tol = {tol:.3g}. The result is withheld; the "
+                'backend or the machine is at fault. Solve again with another backend, for example backend="reference"'
             )
 
 
@@ -149,12 +151,12 @@ def price_of(instance: Instance[Any]) -> float:
     """Predict the seconds for the first rows and columns of a problem."""
     (rows, cols, dim), where = _shape(instance), _where(instance)
     own = not instance.is_dense and instance.cost.kind.distances is None
-    seen = _first_count(rows, cols, dim)
-    return OVERHEAD[where] + CALLERS_OWN * own + ENTRY[where] * seen * (rows + cols) * (dim + 8)
+    sampled = _first_count(rows, cols, dim)
+    return OVERHEAD[where] + CALLERS_OWN * own + ENTRY[where] * sampled * (rows + cols) * (dim + 8)
 
 
 def refute(
-    instance: Instance[Any], potentials: Potentials[Any], tol: float, *, ticket: int = 0, whole: bool = False
+    instance: Instance[Any], potentials: Potentials[Any], tol: float, *, ticket: int = 0, check_all: bool = False
 ) -> Finding | None:
     """Return evidence that a residual of these potentials exceeds tol; None if there is none.
 
@@ -163,10 +165,10 @@ def refute(
         potentials: As they were emitted.
         tol: Claimed bound on both residuals.
         ticket: Seed of the sample of rows and columns.
-        whole: Check all rows and columns.
+        check_all: Check all rows and columns.
     """
     rows, cols, dim = _shape(instance)
-    count = max(rows, cols) if whole else _first_count(rows, cols, dim)
+    count = max(rows, cols) if check_all else _first_count(rows, cols, dim)
     # The same fraction for the same ticket; fractions of neighbouring tickets are far apart.
     offset = (ticket + 1) * 0.6180339887498949 % 1.0
     with np.errstate(all="ignore"):
@@ -180,9 +182,9 @@ def refute(
                 total, estimate = side.sums(places, ratio)
                 # Written so that NaN, which only non-finite potentials give, leads to the bound below.
                 if not total <= tol:
-                    least, seen = side.least(places, ratio)
+                    least, checked = side.least(places, ratio)
                     if not least <= tol * (1 + 4 * UNIT):
-                        return Finding(side.name, seen, side.total, least)
+                        return Finding(side.name, checked, side.total, least)
                 if estimate > SUSPICIOUS * tol and len(places) < side.total:
                     suspicious.append(side)
             sides, count = suspicious, count * MORE
@@ -190,7 +192,7 @@ def refute(
 
 
 def _shape(instance: Instance[Any]) -> tuple[int, int, int]:
-    """Rows, columns and coordinates of an admitted problem; 0 coordinates for a matrix."""
+    """Numbers of rows, columns and coordinates of a problem; 0 coordinates for a matrix."""
     return *instance.shape, instance.dim
 
 
@@ -313,14 +315,14 @@ class _Side:
         wide = min(size, room)
         step, parts = max(1, room // wide), list[Any]()
         for first in range(0, len(places), step):
-            rows, found = places[first : first + step], None
+            rows, measured = places[first : first + step], None
             mine = own[rows][:, None]
             for begin in range(0, size, wide):
                 cols = slice(begin, begin + wide)
                 cost = self._costs(rows, cols)
-                some = measure((mine + others[cols] - cost) / state.instance.eps, cost, mass[cols])
-                found = some if found is None else join(found, some)
-            parts.append(found)
+                values = measure((mine + others[cols] - cost) / state.instance.eps, cost, mass[cols])
+                measured = values if measured is None else join(measured, values)
+            parts.append(measured)
         return parts[0] if len(parts) == 1 else state.library.concatenate(parts)
 
     def _costs(self, rows: NDArray[np.intp], cols: slice) -> Any:
