@@ -17,7 +17,7 @@ from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import float_dtype, is_array, to_caller
 from drainsinkhorn.numerics.costs import as_cost
-from drainsinkhorn.plans.consumers import transport_cost
+from drainsinkhorn.plans.consumers import transport_costs
 from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import DEFAULTS, solve
 from drainsinkhorn.run.stack import problems
@@ -64,12 +64,12 @@ def divergence(
     """`OT(x, y) - OT(x, x) / 2 - OT(y, y) / 2` for every pair, OT being the entropic value, with the same eps.
 
     The three problems of every pair are lanes of one batch; a cloud that several pairs share is coupled with itself
-    once. OT is the dual value of the potentials, whose error is of second order in the residual. At least zero, but for
-    that.
+    once. OT is the dual value of the potentials, whose error is of second order in the residual. Up to that error, a
+    divergence is at least zero.
 
     Args:
         x: Clouds: shared (n, d), stacked (W, n, d), or a list of unequal ones; see `problems`.
-        y: Likewise.
+        y: Clouds of the other side, in one of the forms of x.
         eps: Entropic strength, a number or one for each pair.
         a: Weights of x.
         b: Weights of y.
@@ -77,7 +77,7 @@ def divergence(
         tol: Bound on the larger L1 marginal residual of every problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
-        observe: Told every event of the run.
+        observe: Receives every event of the run.
         **settings: Fields of Options.
 
     Examples:
@@ -95,7 +95,7 @@ def divergence(
 
 
 def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> tuple[list[Problem[Any]], list[tuple[int, int]]]:
-    """The pairs, then every cloud with itself, and where each pair finds its own two."""
+    """Return the pairs followed by each cloud coupled with itself, and for each pair the indices of its two clouds."""
     batch, places = list(pairs), dict[Any, int]()
 
     def place(pair: Problem[Any], points: Any, weights: Any) -> int:
@@ -116,9 +116,9 @@ def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> tuple[list[Problem[
 
 
 def _values(pairs: Sequence[Problem[Any]], solution: Solution[Any], within: Sequence[tuple[int, int]]) -> Any:
-    found = np.array(duals(solution))
-    first, second = (found[[pair[side] for pair in within]] for side in (0, 1))
-    values = found[: len(pairs)] - first / 2 - second / 2
+    dual = np.array(duals(solution))
+    first, second = (dual[[pair[side] for pair in within]] for side in (0, 1))
+    values = dual[: len(pairs)] - first / 2 - second / 2
     like = pairs[0].x if pairs else None
     if not is_array(like):
         return values
@@ -127,8 +127,8 @@ def _values(pairs: Sequence[Problem[Any]], solution: Solution[Any], within: Sequ
 
 def duals(solution: Sequence[Result[Any]]) -> list[float]:
     """Return dual values of results; NaN without potentials. The solve has already warned of unconverged problems."""
-    some = [k for k, result in enumerate(solution) if result.emitted is not None]
-    found = [float("nan")] * len(solution)
-    for k, cost in zip(some, transport_cost([replace(solution[k], warns=False) for k in some]), strict=True):
-        found[k] = cost.dual  # type: ignore[union-attr]
-    return found
+    places = [k for k, result in enumerate(solution) if result.emitted is not None]
+    values = [float("nan")] * len(solution)
+    for k, cost in zip(places, transport_costs([replace(solution[k], warns=False) for k in places]), strict=True):
+        values[k] = cost.dual
+    return values

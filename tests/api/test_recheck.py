@@ -120,7 +120,7 @@ def test_nan_and_infinite_potentials_are_refuted() -> None:
         for value in (math.nan, math.inf, -math.inf, 1e308):
             bad = [np.array(p) for p in good]
             bad[side][3] = value
-            assert refute(known, ds.Potentials(*bad), TOL, whole=True) is not None
+            assert refute(known, ds.Potentials(*bad), TOL, check_all=True) is not None
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e3, 1e10, 1e14, 1e100])
@@ -135,8 +135,8 @@ def test_the_bound_is_one_whatever_the_gauge(shift: float) -> None:
         ratio = np.exp((f[:, None] + g - ((x[:, None] - y) ** 2).sum(-1)) / problem.eps)
         row, col = a @ np.abs(ratio @ b - 1), b @ np.abs(a @ ratio - 1)
     worst = float(max(row, col))
-    assert refute(problem, shifted, 1.0001 * worst + 1e-12, whole=True) is None
-    assert worst < 1e-8 or refute(problem, shifted, 0.9999 * worst, whole=True) is not None
+    assert refute(problem, shifted, 1.0001 * worst + 1e-12, check_all=True) is None
+    assert worst < 1e-8 or refute(problem, shifted, 0.9999 * worst, check_all=True) is not None
 
 
 class Lying(WrappedPack):

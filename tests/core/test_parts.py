@@ -77,12 +77,6 @@ except ds.BackendUnavailable as error:
     assert "backend 'cpu' cannot be loaded: blocked: llvmlite" in second or "blocked: numba" in second
 
 
-def test_importing_the_package_loads_no_optional_library() -> None:
-    optional = ("torch", "jax", "matplotlib", "sklearn", "rich", "typer", "numba", "ray")
-    code = f"import sys, drainsinkhorn; print([m for m in {optional} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -501,6 +502,64 @@ def test_ray_listens_on_loopback_alone(on_ray: Fleet) -> None:
     ]
     assert len(listening) >= 3, "Ray's servers were not found"
     assert all(address.split(":")[0].endswith("0100007F") for address in listening), listening
+
+
+class OtherRay(ModuleType):
+    """Another version of Ray, reduced to what starts a fleet; it listens at `address` unless clusters are ruled out."""
+
+    def __init__(self, address: str, constants: SimpleNamespace | None = None, fails: bool = False) -> None:
+        super().__init__("ray")
+        self.address, self.constants, self.fails, self.stopped = address, constants, fails, False
+        if constants is not None:
+            self._private = SimpleNamespace(ray_constants=constants)
+        self.util = SimpleNamespace(get_node_ip_address=lambda: self.address)
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, address: str, *, _node_ip_address: str, **_: Any) -> None:
+        if not getattr(self.constants, "ENABLE_RAY_CLUSTER", True):
+            self.address = _node_ip_address
+        if self.fails:
+            raise ConnectionError("no cluster")
+
+    def nodes(self) -> list[Any]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}]
+
+    def remote(self, _: type) -> Any:
+        return SimpleNamespace(options=lambda **_: None)
+
+    def shutdown(self) -> None:
+        self.stopped = True
+
+
+class TestOtherVersionsOfRay:
+    def test_the_constant_is_set_only_while_ray_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        constants = SimpleNamespace(ENABLE_RAY_CLUSTER=True)
+        other = OtherRay("192.0.2.7", constants)
+        monkeypatch.setitem(sys.modules, "ray", other)
+        RayFleet().close()
+        assert other.address == "127.0.0.1"
+        assert constants.ENABLE_RAY_CLUSTER is True
+
+    def test_the_constant_is_restored_when_ray_does_not_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        constants = SimpleNamespace(ENABLE_RAY_CLUSTER=1)
+        monkeypatch.setitem(sys.modules, "ray", OtherRay("192.0.2.7", constants, fails=True))
+        with pytest.raises(FleetError, match="no Ray cluster answers at 'local': no cluster"):
+            RayFleet()
+        assert constants.ENABLE_RAY_CLUSTER == 1
+
+    @pytest.mark.parametrize("constants", [None, SimpleNamespace()], ids=["no module", "no constant"])
+    def test_without_the_constant_the_address_decides(
+        self, constants: SimpleNamespace | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "ray", OtherRay("127.0.0.1", constants))
+        RayFleet().close()
+        other = OtherRay("192.0.2.7", constants)
+        monkeypatch.setitem(sys.modules, "ray", other)
+        with pytest.raises(FleetError, match=r"listens at 192\.0\.2\.7, and not on loopback alone"):
+            RayFleet()
+        assert other.stopped
 
 
 def test_ray_that_is_not_there() -> None:

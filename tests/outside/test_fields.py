@@ -21,6 +21,8 @@ from drainsinkhorn.run.validate import validate
 NAMES = [field.name for field in dataclasses.fields(ds.Problem)]
 RNG = np.random.default_rng(0)
 BASE = ds.Problem(eps=0.5, x=RNG.normal(size=(4, 2)), y=RNG.normal(size=(5, 2)))
+GENERAL = dataclasses.replace(BASE, cost=ds.Cost("cosine", 3.0))
+"""A problem that is sent field by field; BASE, of float arrays and a cost by name, is sent as it is."""
 POTENTIALS = ds.Potentials(RNG.normal(size=4), RNG.normal(size=5))
 WEIGHTS = [RNG.dirichlet(np.ones(size)) for size in (4, 5)]
 MATRIX = RNG.uniform(size=(4, 5))
@@ -64,8 +66,8 @@ NOT_IN_FILES = {"chain": "problems of a file are independent; docs/files.md has 
 CASES = [(name, change) for name, changes in CHANGES.items() for change in changes]
 
 
-def changed(change: dict[str, Any]) -> ds.Problem[Any]:
-    return dataclasses.replace(BASE, **change)
+def changed(change: dict[str, Any], base: ds.Problem[Any] = BASE) -> ds.Problem[Any]:
+    return dataclasses.replace(base, **change)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -94,9 +96,21 @@ def test_fingerprints_differ_in_every_field() -> None:
         assert fingerprint(ds.Problem(**copy)) == fingerprint(problem), "equal problems have equal fingerprints"
 
 
+@pytest.mark.parametrize("change", [change for _, change in CASES], ids=[name for name, _ in CASES])
+def test_a_journal_tells_problems_apart_by_every_field(change: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "run.journal"
+    settings: dict[str, Any] = {"backend": "reference", "journal": path, "max_depth": 5, "rescue": False, "warn": False}
+    (first,) = ds.solve([BASE], **settings)
+    (again,) = ds.solve([BASE], **settings)
+    assert same(again.potentials, first.potentials)
+    with pytest.raises(ds.DrainError, match="problem 0 is not the one that the journal"):
+        ds.solve([changed(change)], **settings)
+
+
+@pytest.mark.parametrize("base", [BASE, GENERAL], ids=["plain", "general"])
 @pytest.mark.parametrize(("name", "change"), CASES, ids=[name for name, _ in CASES])
-def test_workers_receive_every_field(name: str, change: dict[str, Any]) -> None:
-    problem = changed(change)
+def test_workers_receive_every_field(name: str, change: dict[str, Any], base: ds.Problem[Any]) -> None:
+    problem = changed(change, base)
     (received,) = receive(send([0], [problem]))
     for field in NAMES:
         kept = same(getattr(received, field), getattr(problem, field))

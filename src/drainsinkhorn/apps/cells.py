@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import re
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from drainsinkhorn.apps.time_points import categories_of, time_points
 from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
@@ -22,23 +21,17 @@ from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import solve
 
 Array = NDArray[Any]
-MISSING = ("", "nan", "NaN", "NaT", "None", "<NA>")
-"""Labels, as texts, with which NumPy and pandas mark cells without a time."""
-NO_TIME = frozenset({"mixed", "mixture", "pooled", "unknown", "unassigned", "undefined", "undetermined", "na", "none"})
-"""Words that mark cells of no single time; a label that contains one is never a time point."""
-NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
-NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>[0-9]+(\.[0-9]+)?)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A transition table.
+    """A transition table between groups of cells of two time points.
 
     Attributes:
-        sources: Names of its rows.
-        targets: Names of its columns.
-        mass: Mass that goes from each source to each target, (k, l), one in all.
-        draws: The same of every bootstrap, (B, k, l).
+        sources: Names of the k groups at the earlier time.
+        targets: Names of the l groups at the later time.
+        mass: Mass that goes from each source to each target, (k, l); its sum is 1.
+        draws: The tables of all bootstraps, (B, k, l).
     """
 
     sources: list[Any]
@@ -48,12 +41,12 @@ class Table:
 
     @property
     def law(self) -> Array:
-        """Where each source goes: rows that sum to one."""
+        """The conditional distribution of targets for each source, (k, l): every row with mass sums to 1."""
         return _rows_to_one(self.mass)
 
     @property
     def spread(self) -> Array | None:
-        """The standard deviation of the law over bootstraps; None with fewer than two."""
+        """The standard deviation of `law` over bootstraps, (k, l); None with fewer than two bootstraps."""
         return np.std(_rows_to_one(self.draws), axis=0, ddof=1) if len(self.draws) > 1 else None
 
     def distance(self, other: Table) -> float:
@@ -91,7 +84,7 @@ class Timepoints:
         return self.solution[self._place(pair)]
 
     def _place(self, pair: int) -> int:
-        """The number of a pair, also if it is counted from the end."""
+        """The number of a pair, counted from the front; negative numbers count from the end."""
         return range(len(self.pairs))[pair]
 
     def bootstraps(self, pair: int) -> list[Result[Any]]:
@@ -100,11 +93,11 @@ class Timepoints:
         return [self.solution[k] for k in range(place + step, len(self.solution), step)]
 
     def push(self, values: Any, pair: int) -> Array:
-        """Means of values of earlier cells for every later cell: where it comes from."""
+        """Mean of the earlier cells' values for every later cell, over the cells it comes from."""
         return self._means(values, pair, "col")
 
     def pull(self, values: Any, pair: int) -> Array:
-        """Means of values of later cells for every earlier cell: where it goes."""
+        """Mean of the later cells' values for every earlier cell, over the cells it goes to."""
         return self._means(values, pair, "row")
 
     def _means(self, values: Any, pair: int, side: str) -> Array:
@@ -141,8 +134,8 @@ class Timepoints:
                 raise ProblemError("times came as separate clouds; pass labels as a pair (of earlier, of later cells)")
             if np.shape(labels) != (self.count,):
                 raise ProblemError(f"labels must name {self.count} cells, those of the data, got {np.shape(labels)}")
-            labels = tuple(np.asarray(labels)[some] for some in cells)
-        sizes = [len(some) for some in cells]
+            labels = tuple(np.asarray(labels)[indices] for indices in cells)
+        sizes = [len(indices) for indices in cells]
         if [len(part) for part in labels] != sizes:
             raise ProblemError(f"labels are for {[len(part) for part in labels]} cells, the pair has {sizes}")
         here, there = (np.asarray(part).astype(str) for part in labels)
@@ -196,14 +189,14 @@ def couple_timepoints(
     Args:
         data: An AnnData, with `key` a column of obs; points (cells, d), with `key` their times; or a mapping from times
             to clouds.
-        key: See above.
+        key: Times of the cells: a column of obs, or one time for each cell; None with a mapping.
         rep: Where an AnnData has the points: an entry of obsm; None is X.
         times: Which time points, in order; cells of other times are left out. None: all time points. Ordered
             categories keep their order; numbers and dates are sorted. Texts that are numbers, or have one prefix and
             end in a number ("day2", "day10"), are sorted by that number, and a UserWarning states the order. The order
             of all other texts must be given. A label such as "mixed" or "unknown" is never a time point.
-        eps: Entropic strength, as a share of the pair's mean cost if `relative`.
-        relative: See eps.
+        eps: Entropic strength, in units of the cost, or of the pair's mean cost if `relative`.
+        relative: Whether `eps` is a share of the pair's mean cost.
         weights: A column of obs, or an array: weights of all cells, for example of growth; None: uniform.
         bootstraps: How often the cells of every time point are drawn anew, with replacement.
         seed: Decides the draws.
@@ -216,7 +209,7 @@ def couple_timepoints(
         >>> found.pairs, len(found.solution)
         ([(0, 1), (1, 2)], 8)
     """
-    names, cells, clouds, masses = _gathered(data, key, rep, times, weights)
+    names, cells, clouds, masses = _read_data(data, key, rep, times, weights)
     if bootstraps != 0 and not is_count(bootstraps):
         raise OptionsError(f"bootstraps must be an integer of at least 0, got {bootstraps!r}")
     if len(names) < 2:
@@ -224,7 +217,8 @@ def couple_timepoints(
     scales = [eps * (_mean_cost(x, y) if relative else 1.0) for x, y in itertools.pairwise(clouds)]
     rng, problems = np.random.default_rng(seed), list[Problem[Any]]()
     for draw in range(1 + bootstraps):
-        # The points stay, their weights are how often they were drawn: lanes share costs.
+        # A bootstrap changes the weights, to the number of times each cell was drawn, and not the points, so all lanes
+        # of a pair share their costs.
         drawn = masses if draw == 0 else [rng.multinomial(len(m), m / m.sum()).astype(float) for m in masses]
         drawn = [m / m.sum() for m in drawn]
         for k, scale in enumerate(scales):
@@ -235,6 +229,7 @@ def couple_timepoints(
 
 
 def _rows_to_one(mass: Array) -> Array:
+    """Divide rows by their sums; rows without mass stay zero."""
     total = mass.sum(axis=-1, keepdims=True)
     return np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
 
@@ -245,12 +240,14 @@ def _mean_cost(x: Array, y: Array) -> float:
     return float(((x.mean(0) - y.mean(0)) ** 2).sum() + x.var(0).sum() + y.var(0).sum())
 
 
-def _gathered(data: Any, key: Any, rep: Any, times: Any, weights: Any) -> tuple[list[Any], list[Array], list[Any], Any]:
-    """Times, places of their cells, their points and their weights."""
+def _read_data(
+    data: Any, key: Any, rep: Any, times: Any, weights: Any
+) -> tuple[list[Any], list[Array], list[Any], Any]:
+    """Return the time points in order and, for each, the indices of its cells, their points and their weights."""
     if isinstance(data, Mapping):
         if weights is not None or key is not None:
             raise ProblemError("with a mapping from times to clouds there is neither key nor weights")
-        names = _time_points(times, list(data), None)
+        names = time_points(times, list(data), None)
         clouds = [to_numpy(data[name]) for name in names]
         places = [np.arange(len(c)) for c in clouds]
         _require_finite(names, places, clouds)
@@ -270,10 +267,10 @@ def _gathered(data: Any, key: Any, rep: Any, times: Any, weights: Any) -> tuple[
     masses = np.ones(len(points)) if weights is None else to_numpy(weights).astype(np.float64)
     if masses.shape != (len(points),):
         raise ProblemError(f"weights must be one for each of {len(points)} cells, got shape {masses.shape}")
-    names = _time_points(times, labels.tolist(), _categories(key))
+    names = time_points(times, labels.tolist(), categories_of(key))
     for name in names:
-        some = masses[labels == name]
-        if not (np.isfinite(some).all() and (some >= 0).all() and some.sum() > 0):
+        own = masses[labels == name]
+        if not (np.isfinite(own).all() and (own >= 0).all() and own.sum() > 0):
             raise ProblemError(f"weights of time point {name!r} must be finite, not negative, and not all zero")
     cells = [np.flatnonzero(labels == name) for name in names]
     clouds = [np.ascontiguousarray(points[c]) for c in cells]
@@ -299,95 +296,8 @@ def _require_finite(names: list[Any], cells: list[Array], clouds: list[Array]) -
         )
 
 
-def _categories(key: Any) -> list[Any] | None:
-    """The categories of an ordered categorical of pandas, in order; None for anything else."""
-    dtype: Any = getattr(key, "dtype", None)
-    return list(dtype.categories) if getattr(dtype, "ordered", False) else None
-
-
-def _time_points(times: Iterable[Any] | None, labels: list[Any], categories: list[Any] | None) -> list[Any]:
-    """Time points in order.
-
-    Args:
-        times: The order that the caller gave, or None.
-        labels: Labels of all cells, or the keys of a mapping.
-        categories: Ordered categories, if the labels have them.
-    """
-    names = list(dict.fromkeys(labels))
-    present = [name for name in names if str(name).strip() not in MISSING]
-    if times is not None:
-        wanted = list(times)
-        absent = [name for name in wanted if name not in present]
-        if absent:
-            raise ProblemError(f"time point {absent[0]!r} has no cells; there are {present}")
-        _refuse_no_time(wanted)
-        return wanted
-    missing = [name for name in names if str(name).strip() in MISSING]
-    if missing:
-        raise ProblemError(
-            f"cell {labels.index(missing[0])} has no time ({missing[0]!r}); leave such cells out, or name the time "
-            "points in times="
-        )
-    _refuse_no_time(present)
-    if categories is not None:
-        return _in_category_order(present, categories)
-    if any(isinstance(name, (str, bytes)) for name in present):
-        return _in_number_order(present)
-    try:
-        return sorted(present)
-    except TypeError as error:
-        raise ProblemError(f"the order of time points {present} is unknown ({error}); give it as times=[...]") from None
-
-
-def _refuse_no_time(names: list[Any]) -> None:
-    for name in names:
-        if isinstance(name, str) and not NO_TIME.isdisjoint(re.split(r"[^a-z0-9]+", name.lower())):
-            raise ProblemError(
-                f"label {name!r} is no time point; leave such cells out, name the other time points in times=, or "
-                "rename it if it is one"
-            )
-
-
-def _in_category_order(present: list[Any], categories: list[Any]) -> list[Any]:
-    """Time points in the order of their categories; warns where numbers in their names say otherwise."""
-    order = [name for name in categories if name in present]
-    numbers = _numbers(order)
-    if numbers is not None and numbers != sorted(numbers):
-        _warn(f"the ordered categories have the time points in the order {order}, which is not that of their numbers")
-    return order
-
-
-def _in_number_order(present: list[Any]) -> list[Any]:
-    """Sort texts by the numbers they end in and state the order in a warning; ProblemError if they cannot be sorted."""
-    numbers = _numbers(present)
-    if numbers is None or len(set(numbers)) < len(numbers):
-        raise ProblemError(
-            f"the order of time points {present} is unknown: texts are sorted only if they have one prefix and end in "
-            "different numbers; give the order as times=[...], or make the column an ordered categorical"
-        )
-    order = [name for _, name in sorted(zip(numbers, present, strict=True))]
-    _warn(f"time points are taken in the order {order}, by the numbers they end in")
-    return order
-
-
-def _numbers(names: list[Any]) -> list[float] | None:
-    """Return the number that each text is, or ends in after a prefix common to all; None if some text has none."""
-    if not all(isinstance(name, str) for name in names):
-        return None
-    if all(NUMBER.fullmatch(name.strip()) for name in names):
-        return [float(name) for name in names]
-    ends = [NUMBERED.fullmatch(name.strip()) for name in names]
-    # "E18" and "P0", or "day-1" and "day1", have numbers that cannot be compared.
-    if None in ends or len({end["prefix"].rstrip(" _").lower() for end in ends if end}) > 1:
-        return None
-    return [float(end["number"]) for end in ends if end]
-
-
-def _warn(order: str) -> None:
-    warnings.warn(f"{order}; pass times=[...] to choose another order or to silence this", UserWarning, stacklevel=6)
-
-
 def _from_anndata(data: Any, key: Any, rep: Any, weights: Any) -> tuple[Array, Any, Any]:
+    """Return points (cells, d), times and weights of an AnnData; ProblemError names a column that it does not have."""
     try:
         import anndata
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""For people who have OTT-JAX problems and a solver: the same in, the same out, drained.
+"""OTT-JAX problems solved as one drained batch: OTT's problems and solver in, OTT's outputs out.
 
     from drainsinkhorn import ott as drained
 
@@ -8,7 +8,7 @@ Every lane makes the updates that OTT would make, in OTT's order and from OTT's 
 have been verified, at the end of one of the solver's `inner_iterations`.
 """
 
-# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: basic
 # OTT's own types are narrower than what it takes.
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def solve(
             warning is issued.
 
     Returns:
-        One SinkhornOutput for each problem. `converged` says that both marginals were verified; `errors` are ours, with
-        the rounding they may hold. A problem that is refused has potentials NaN.
+        One SinkhornOutput for each problem. `converged` says that both marginals were verified. `errors` are residuals
+        plus their rounding bound. An INVALID problem has potentials NaN.
 
     Raises:
         OptionsError: If the solver asks for what the drain does not do: scalings, momentum, Anderson, parallel updates.
@@ -66,7 +66,7 @@ def solve(
     """
     solver = Sinkhorn() if solver is None else solver
     _refuse_solver(solver)
-    each = _unstacked(problems) if isinstance(problems, LinearProblem) else list(problems)
+    each = _unstack(problems) if isinstance(problems, LinearProblem) else list(problems)
     outputs: dict[int, SinkhornOutput] = {}
     options: Settings = {
         "max_depth": solver.max_iterations,
@@ -75,26 +75,26 @@ def solve(
         "warn": False,
         **settings,
     }
-    # Rows at a time are a setting of the backend, so clouds that differ in them are solved apart.
+    # batch_size is a setting of the backend, so problems that differ in it are solved one group after another.
     for batch_size in sorted({_batch_size(problem) for problem in each}):
         places = [place for place, problem in enumerate(each) if _batch_size(problem) == batch_size]
-        given = [_problem(each[place], solver, place) for place in places]
-        errors = _Errors(len(given), solver)
+        batch = [_problem(each[place], solver, place) for place in places]
+        errors = _Errors(len(batch), solver)
         chosen = replace(backend or OttBackend(), stride=solver.inner_iterations, batch_size=batch_size or None)
-        for place, result in zip(places, api.solve(given, backend=chosen, observe=errors.note, **options), strict=True):
+        for place, result in zip(places, api.solve(batch, backend=chosen, observe=errors.note, **options), strict=True):
             outputs[place] = _output(each[place], result, solver, errors.of[result.ticket])
     return [outputs[place] for place in range(len(each))]
 
 
 class _Errors:
-    """Residuals as OTT keeps them: one per inner iterations, -1 where the lane had left."""
+    """Residuals in OTT's format: one entry per `inner_iterations` cycles, -1 for cycles that a lane did not run."""
 
     def __init__(self, count: int, solver: Sinkhorn) -> None:
         self._every = solver.inner_iterations
         self.of = np.full((count, int(solver.outer_iterations)), -1.0)
 
     def note(self, event: Any) -> None:
-        """What an advance says of its live lanes."""
+        """Store the residuals of live lanes after an advance."""
         if isinstance(event, Advanced):
             for standing in event.standings():
                 place = min(standing.depth // self._every, self.of.shape[1]) - 1
@@ -102,7 +102,7 @@ class _Errors:
 
 
 def _refuse_solver(solver: Sinkhorn) -> None:
-    """Raise OptionsError for what is not plain balanced Sinkhorn in the log domain."""
+    """Raise OptionsError unless the solver is plain balanced Sinkhorn in the log domain."""
     wanted = {
         "lse_mode=True": solver.lse_mode,
         "momentum=None": solver.momentum.value == 1.0 and solver.momentum.start == 0,
@@ -113,21 +113,21 @@ def _refuse_solver(solver: Sinkhorn) -> None:
         "min_iterations=0": solver.min_iterations == 0,
         "progress_fn=None": solver.progress_fn is None,
     }
-    for setting, given in wanted.items():
-        if not given:
+    for setting, is_met in wanted.items():
+        if not is_met:
             raise OptionsError(f"the drain needs a Sinkhorn with {setting}; solve this one with OTT itself")
 
 
 def _batch_size(problem: LinearProblem) -> int:
-    """Rows at a time of an online cloud; 0 for all others."""
+    """`batch_size` of a cloud whose costs are computed online; 0 for all others."""
     return int(getattr(problem.geom, "_batch_size", None) or 0)
 
 
-def _unstacked(problem: LinearProblem) -> list[LinearProblem]:
-    """The problems of one whose arrays have a leading axis."""
+def _unstack(problem: LinearProblem) -> list[LinearProblem]:
+    """Split a problem whose arrays have a leading axis."""
     geom = problem.geom
     points = isinstance(geom, pointcloud.PointCloud)
-    arrays = {"x": geom.x, "y": geom.y} if points else {"cost": geom._cost_matrix}
+    arrays: dict[str, Any] = {"x": geom.x, "y": geom.y} if points else {"cost": geom._cost_matrix}
     widths = {array.shape[0] for array in arrays.values() if getattr(array, "ndim", 0) == 3}
     if len(widths) != 1:
         shapes = {name: getattr(array, "shape", None) for name, array in arrays.items()}
@@ -149,7 +149,7 @@ def _unstacked(problem: LinearProblem) -> list[LinearProblem]:
 
 
 def _problem(problem: LinearProblem, solver: Sinkhorn, place: int) -> Problem[Any]:
-    """Ours, transposed: OTT updates g first, we update f first."""
+    """The problem with x and y exchanged: OTT updates g first, the lanes of this library update f first."""
     geom = problem.geom
     if not problem.is_balanced:
         raise ProblemError(
@@ -175,7 +175,7 @@ def _problem(problem: LinearProblem, solver: Sinkhorn, place: int) -> Problem[An
 
 
 def _output(problem: LinearProblem, result: Result[Any], solver: Sinkhorn, errors: Any) -> SinkhornOutput:
-    """OTT's own output, in OTT's convention."""
+    """The result as an output of OTT, in OTT's convention for potentials."""
     eps, dtype = float(problem.epsilon), problem.dtype
     weights = [np.asarray(side, dtype=np.float64) for side in (problem.a, problem.b)]
     ours = [np.full(side.shape, np.nan) for side in weights]
@@ -185,12 +185,14 @@ def _output(problem: LinearProblem, result: Result[Any], solver: Sinkhorn, error
         theirs = [side + eps * np.log(mass) for side, mass in zip(ours, weights, strict=True)]
     # OTT adds eps (1 - mass of the plan), which is 0 after an update, and for which it would reduce the geometry again.
     cost = sum(float(side @ mass) for side, mass in zip(ours, weights, strict=True))
+    # OTT's type says bool; its solver returns an array.
+    converged: Any = jnp.asarray(result.converged)
     return SinkhornOutput(
         tuple(jnp.asarray(side, dtype) for side in theirs),
         errors=jnp.asarray(errors, dtype),
         reg_ot_cost=jnp.asarray(cost, dtype),
         ot_prob=problem,
         threshold=jnp.asarray(solver.threshold),
-        converged=jnp.asarray(result.converged),
+        converged=converged,
         inner_iterations=solver.inner_iterations,
     )

@@ -24,7 +24,9 @@ Array = NDArray[np.float64]
 
 
 def windows(log: Any, length: int, step: int | None = None) -> Array:
-    """Windows (W, length, d) of a log (rows, d), a step apart (None: one after another); a rest is left out.
+    """Windows (W, length, d) of a log (rows, d) that begin `step` rows apart; None: `length` rows.
+
+    Rows after the last whole window are dropped.
 
     Examples:
         >>> windows(np.zeros((100, 3)), 40, 30).shape
@@ -45,9 +47,9 @@ class Scores:
     """Drift of windows.
 
     Attributes:
-        values: One score for each window; NaN for one that cannot be read.
-        alarms: Which of them exceed the threshold, or cannot be read.
-        divergences: What they were made of: windows x references.
+        values: One score for each window, (W,); NaN for a window with values that are not finite.
+        alarms: Whether each score exceeds the threshold or is NaN, (W,).
+        divergences: The divergence of each window from each reference, window by window.
     """
 
     values: Array
@@ -60,12 +62,12 @@ class Drift:
     """A detector: how far a window is from healthy ones, as a Sinkhorn divergence; made by `fit`.
 
     Attributes:
-        references: Healthy windows, scaled, that others are compared with.
-        middle: Mean of each sensor over healthy windows.
-        scale: Its standard deviation there; one for a sensor that never moves.
-        eps: Entropic strength.
-        threshold: The quantile of scores of healthy windows that are no references.
-        healthy: Those scores.
+        references: Healthy windows, centred and scaled, with which other windows are compared.
+        middle: Mean of each sensor over healthy windows, (d,).
+        scale: Standard deviation of each sensor over healthy windows, (d,); 1 for a sensor that is constant.
+        eps: Entropic strength, in units of the squared distance after scaling.
+        threshold: The score above which a window is an alarm.
+        healthy: Scores of the healthy windows that are not references.
         settings: Keywords of `divergence`.
     """
 
@@ -92,10 +94,10 @@ class Drift:
 
         Args:
             healthy: Windows (W, rows, d), or a list of windows of any lengths.
-            references: How many.
-            quantile: Of the scores of the others; what exceeds it is an alarm.
+            references: Number of references.
+            quantile: Quantile of the scores of the other healthy windows that becomes the threshold.
             eps: As a share of the mean squared distance within healthy windows, which is 2 d after scaling.
-            seed: Decides the draw.
+            seed: Seed of the draw of references.
             **settings: Keywords of `divergence`.
         """
         clouds = _clouds(healthy)
@@ -114,8 +116,8 @@ class Drift:
         order = np.random.default_rng(seed).permutation(len(clouds))
         chosen = [(clouds[k] - middle) / scale for k in order[:references]]
         strength = eps * 2 * rows.shape[1]
-        found = cls(chosen, middle, scale, strength, np.inf, np.empty(0), settings)
-        scores = found.score([clouds[k] for k in sorted(order[references:])]).values
+        untrained = cls(chosen, middle, scale, strength, np.inf, np.empty(0), settings)
+        scores = untrained.score([clouds[k] for k in sorted(order[references:])]).values
         return cls(chosen, middle, scale, strength, float(np.quantile(scores, quantile)), scores, settings)
 
     def score(self, given: Any) -> Scores:
@@ -123,10 +125,10 @@ class Drift:
         clouds = [(cloud - self.middle) / self.scale for cloud in _clouds(given, len(self.middle))]
         count = len(self.references)
         x = [cloud for cloud in clouds for _ in range(count)]
-        found = divergence(x, self.references * len(clouds), eps=self.eps, **self.settings)
-        values = to_numpy(found.values).reshape(len(clouds), count).mean(axis=1)
-        # Not `>`: what cannot be read must not pass for healthy.
-        return Scores(values, ~(values <= self.threshold), found)
+        divergences = divergence(x, self.references * len(clouds), eps=self.eps, **self.settings)
+        values = to_numpy(divergences.values).reshape(len(clouds), count).mean(axis=1)
+        # Not `>`: a score of NaN must be an alarm.
+        return Scores(values, ~(values <= self.threshold), divergences)
 
 
 def _clouds(given: Any, dim: int | None = None) -> list[Array]:
@@ -165,7 +167,7 @@ def frame_flow(clips: Any, *, eps: float, carry: bool = True, tol: float | None 
     Args:
         clips: A list of clips, each an array (T, n, d) or a list of frames (n, d) of any sizes.
         eps: Entropic strength, in units of the squared distance.
-        carry: See above.
+        carry: Whether frames of a clip start from their predecessor's potentials.
         tol: Bound on the larger L1 marginal residual.
         **settings: Keywords of `solve`.
 
@@ -192,10 +194,10 @@ def frame_flow(clips: Any, *, eps: float, carry: bool = True, tol: float | None 
     solution: Solution[Any] = solve(problems, tol=tol, **settings)
     fine = [k for k, result in enumerate(solution) if result.emitted is not None]
     images = dict(zip(fine, barycentric_map([replace(solution[k], warns=False) for k in fine]), strict=True))
-    found, first = list[Flow](), 0
+    flows, first = list[Flow](), 0
     for length in lengths:
-        some = range(first, first + length)
-        moved = [images[k] - problems[k].x if k in images else None for k in some]
-        found.append(Flow(moved, [solution[k] for k in some]))
+        places = range(first, first + length)
+        displacement = [images[k] - problems[k].x if k in images else None for k in places]
+        flows.append(Flow(displacement, [solution[k] for k in places]))
         first += length
-    return found
+    return flows

@@ -1,11 +1,11 @@
-"""What can be done with finished plans, some rows at a time: O(n + m) memory for each problem, beside what comes out.
+"""Consumers of finished plans, a block of rows at a time: O(n + m) memory for each problem, beside the output.
 
-Everything is made of the conditional laws of the points of one side,
+All consumers read the conditional distributions of the points of one side, `law_ij` for row i,
 
     law_ij = b_j exp((g_j - C_ij) / eps) / sum_j ...        # each row sums to 1
     log rho_i = f_i / eps + log sum_j b_j exp((g_j - C_ij) / eps)
 
-so that `P_ij = a_i rho_i law_ij`. The largest term is taken out of every sum. A backend brings its own `Laws`.
+so that `P_ij = a_i rho_i law_ij`. The largest exponent is subtracted before every sum. A backend has its own `Laws`.
 """
 
 from __future__ import annotations
@@ -16,31 +16,37 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.core.audit import is_count
+from drainsinkhorn.backends.consumer_arguments import (
+    check_pairs,
+    checked_count,
+    checked_rows,
+    checked_side,
+    checked_values,
+    uniforms,
+)
 from drainsinkhorn.model.couplings import TransportCost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.numerics.arrays import is_array, to_caller, to_numpy
+from drainsinkhorn.numerics.arrays import to_caller, to_numpy
 from drainsinkhorn.numerics.costs import exchange_sides, require_slope, slope, slope_of_distances, unit_rows
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-BLOCK_PAIRS, KEPT_PAIRS = 2**16, 2**21
-"""Pairs whose laws are held at a time by one thread; and up to which a lane's are held at once, to draw from."""
-
-SIDES = ("row", "col")
+BLOCK_PAIRS, SAMPLE_PAIRS = 2**16, 2**21
+"""Entries of conditional distributions that one thread holds at a time; and the largest n x m of a lane whose entries
+`sample` holds all at once."""
 
 
 class Block(NamedTuple):
-    """Some rows of one side.
+    """A block of k rows of one side.
 
     Attributes:
-        law: Their conditional laws, (k, m).
-        logs: Logarithms of their marginal ratios, (k,).
-        scores: `C / eps`, (k, m).
+        law: Conditional distributions of the rows, (k, m).
+        logs: Logarithms of the marginal ratios of the rows, (k,).
+        scores: Scaled costs `C / eps`, (k, m).
     """
 
     law: Matrix
@@ -49,10 +55,10 @@ class Block(NamedTuple):
 
 
 class Laws(Protocol):
-    """The conditional laws of one side of one problem, over the points of the other side that carry weight."""
+    """Conditional distributions of one side of one problem, over the points of the other side that have weight."""
 
     def block(self, rows: Places) -> Block:
-        """Laws of some rows."""
+        """The block of these rows."""
         ...
 
     def mean(self, weights: Matrix, values: Matrix) -> Matrix:
@@ -60,20 +66,20 @@ class Laws(Protocol):
         ...
 
     def draw(self, law: Matrix, rows: Places, numbers: Vector) -> Places:
-        """For each of `rows` of the laws, the first column at which its cumulative sum passes a number in [0, 1)."""
+        """For each of `rows` of `law`, the first column at which the cumulative sum exceeds its number in [0, 1)."""
         ...
 
 
 class Side(NamedTuple):
-    """One side of a problem as its laws see it.
+    """One side of a problem, with n points, and the m points of the other side that have weight.
 
     Attributes:
-        instance: The problem, turned so that this side is x.
-        f: Potentials of this side, in nats.
-        g: Potentials of the other side where it carries weight, in nats.
-        a: Weights of this side.
-        b: Weights of the other side where they are positive.
-        cols: Places of those.
+        instance: The problem, with its sides exchanged if necessary, so that this side is x.
+        f: Potentials of this side over eps, (n,).
+        g: Potentials of the other side over eps, (m,).
+        a: Weights of this side, (n,).
+        b: Positive weights of the other side, (m,).
+        cols: Indices of those m points among all points of the other side.
     """
 
     instance: Instance[Any]
@@ -85,12 +91,12 @@ class Side(NamedTuple):
 
     @property
     def others(self) -> Matrix:
-        """Points of the other side that carry weight."""
+        """Points of the other side that have weight, (m, d)."""
         return to_numpy(self.instance.y).astype(np.float64)[self.cols]
 
     @property
     def points(self) -> Matrix:
-        """Points of this side."""
+        """Points of this side, (n, d)."""
         return to_numpy(self.instance.x).astype(np.float64)
 
 
@@ -105,68 +111,8 @@ def side_of(instance: Instance[Any], potentials: Potentials[Any], side: str) -> 
     return Side(instance, f, g[cols], a, b[cols], cols)
 
 
-def checked_side(side: Any) -> str:
-    """One of the two sides, or ProblemError."""
-    if side not in SIDES:
-        raise ProblemError(f'side must be "row" or "col", got {side!r}')
-    return side
-
-
-def checked_values(values: Any, size: int) -> Any:
-    """Values over one side, one row for each of its points; ProblemError says what is wrong with others."""
-    if isinstance(values, (list, tuple)):
-        values = np.asarray(values)
-    if not is_array(values):
-        raise ProblemError(f"values must be an array, one row for each of {size} points, got {type(values).__name__}")
-    real = not any(kind in str(values.dtype) for kind in ("complex", "object", "str", "<U", "datetime"))
-    if not real or values.ndim == 0 or values.shape[0] != size:
-        raise ProblemError(
-            f"values must be real numbers, one row for each of the {size} points of the other side, "
-            f"got {values.dtype} of shape {tuple(values.shape)}"
-        )
-    return values
-
-
-def checked_count(count: Any) -> int:
-    """How many pairs to draw, or ProblemError."""
-    if not is_count(count):
-        raise ProblemError(f"count must be an integer of at least 1, got {count!r}")
-    return int(count)
-
-
-def checked_rows(rows: Any, size: int) -> Any:
-    """Places on one side, or ProblemError."""
-    rows = rows if is_array(rows) else np.asarray(rows)
-    if rows.ndim != 1 or "int" not in str(rows.dtype) or len(rows) == 0:
-        raise ProblemError(f"rows must be integers, (k,), got {rows.dtype} of shape {tuple(rows.shape)}")
-    low, high = int(rows.min()), int(rows.max())
-    if low < 0 or high >= size:
-        raise ProblemError(f"rows must lie between 0 and {size - 1}, got {low if low < 0 else high}")
-    return rows
-
-
-def check_pairs(instances: Sequence[Instance[Any]], max_pairs: int) -> None:
-    """Refuse dense plans that are larger than anybody asked for."""
-    pairs = sum(n * m for n, m in (instance.shape for instance in instances))
-    if pairs > max_pairs:
-        raise ProblemError(
-            f"{len(instances)} dense plan(s) have {pairs} entries, {8e-9 * pairs:.1f} GB in float64, and max_pairs is "
-            f"{max_pairs}; use apply, barycentric_map, sample or top_match, which need none, or plan(max_pairs={pairs})"
-        )
-
-
-def uniforms(seed: Any, count: int) -> tuple[Vector, Vector]:
-    """Numbers in [0, 1) that choose the rows and the columns of drawn pairs: the same on every device."""
-    try:
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
-    except (TypeError, ValueError):
-        given = seed[0] if isinstance(seed, tuple) else seed  # With the ticket of a result.
-        raise ProblemError(f"seed must be a non-negative integer, got {given!r}") from None
-    return rng.random(count), rng.random(count)
-
-
 def costs(eps: float, mass: float, transport: float, entropy: float, linear: float) -> TransportCost:
-    """All costs of a plan from sums in nats: of P, P C, P log(P / ab), and of a f and b g."""
+    """All costs of a plan from the sums of P, P C / eps, P log(P / ab), and of (a f + b g) / eps."""
     kl = entropy - mass + 1
     return TransportCost(eps * transport, kl, eps * (transport + kl), eps * (linear - mass + 1))
 
@@ -181,13 +127,13 @@ def one_by_one(work: Callable[[int], None], count: int) -> None:
 
 
 class BlockCouplings:
-    """Finished plans whose laws come in blocks of rows, in float64.
+    """Finished plans whose conditional distributions are computed in blocks of rows, in float64.
 
     Args:
-        instances: As given; all of them have passed the door.
-        potentials: Theirs.
-        laws: Makes the laws of a side.
-        each: Does pieces of work, in any order.
+        instances: The problems.
+        potentials: The potentials of each problem.
+        laws: Builds the Laws of a side.
+        each: Calls a function with 0, 1, ..., count - 1, in any order and perhaps in threads.
     """
 
     def __init__(
@@ -210,11 +156,11 @@ class BlockCouplings:
                 self._sides[side] = [(one, self._make(one)) for one in sides]
         return self._sides[side]
 
-    def _sweep(self, side: str, work: Callable[[int, Places, Block], None], some: Sequence[int] | None = None) -> None:
-        """Do `work(lane, rows, block)` for all rows of all lanes, or of some."""
+    def _sweep(self, side: str, work: Callable[[int, Places, Block], None], among: Sequence[int] | None = None) -> None:
+        """Call `work(lane, rows, block)` for all rows of all lanes, or of the lanes `among`."""
         lanes = self._lanes(side)
         pieces: list[tuple[int, Places]] = []
-        for lane in range(len(lanes)) if some is None else some:
+        for lane in range(len(lanes)) if among is None else among:
             one, _ = lanes[lane]
             step = max(4, BLOCK_PAIRS // one.b.size)
             pieces += [(lane, np.arange(k, min(k + step, one.a.size))) for k in range(0, one.a.size, step)]
@@ -240,17 +186,18 @@ class BlockCouplings:
         """Log marginal ratios."""
         return [self._return(lane, logs) for lane, logs in enumerate(self._logs(side))]
 
-    def _logs(self, side: str, some: Sequence[int] | None = None) -> list[Vector]:
-        found = [np.empty(one.a.size) for one, _ in self._lanes(side)]
+    def _logs(self, side: str, among: Sequence[int] | None = None) -> list[Vector]:
+        """Log marginal ratios of every lane; those of lanes that are not `among` are not computed."""
+        logs = [np.empty(one.a.size) for one, _ in self._lanes(side)]
 
         def work(lane: int, rows: Places, block: Block) -> None:
-            found[lane][rows] = block.logs
+            logs[lane][rows] = block.logs
 
-        self._sweep(side, work, some)
-        return found
+        self._sweep(side, work, among)
+        return logs
 
     def _means(self, values: Sequence[Any], side: str, *, weighted: bool, inverse: bool = False) -> list[Any]:
-        """Means of values; times the mass of the row if `weighted`; over the distance if `inverse`."""
+        """`sum_j law_ij values_j`, times the mass of row i if `weighted`; terms divided by C_ij / eps if `inverse`."""
         lanes = self._lanes(side)
         if len(values) != len(lanes):
             raise ProblemError(f"there are {len(lanes)} results and values for {len(values)}")
@@ -259,23 +206,23 @@ class BlockCouplings:
             for v, (one, _) in zip(values, lanes, strict=True)
         ]
         flat = [np.ascontiguousarray(array.reshape(len(array), -1)) for array in arrays]
-        found = [np.empty((one.a.size, v.shape[1])) for v, (one, _) in zip(flat, lanes, strict=True)]
+        means = [np.empty((one.a.size, v.shape[1])) for v, (one, _) in zip(flat, lanes, strict=True)]
 
         def work(lane: int, rows: Places, block: Block) -> None:
             one, laws = lanes[lane]
             law = np.where(block.scores > 0, block.law / block.scores, 0.0) if inverse else block.law
             mean = laws.mean(law, flat[lane])
-            found[lane][rows] = _times(_mass(one.a[rows], block.logs), mean) if weighted else mean
+            means[lane][rows] = _times(_mass(one.a[rows], block.logs), mean) if weighted else mean
 
         self._sweep(side, work)
-        return [out.reshape(len(out), *array.shape[1:]) for out, array in zip(found, arrays, strict=True)]
+        return [out.reshape(len(out), *array.shape[1:]) for out, array in zip(means, arrays, strict=True)]
 
     def apply(self, values: Sequence[Any], side: str = "row") -> list[Any]:
-        """Mass times means."""
+        """`P @ values` for side "row", `P.T @ values` for "col"."""
         return [self._return(lane, out) for lane, out in enumerate(self._means(values, side, weighted=True))]
 
     def average(self, values: Sequence[Any], side: str = "row") -> list[Any]:
-        """Means."""
+        """Means of values under the conditional distributions."""
         return [self._return(lane, out) for lane, out in enumerate(self._means(values, side, weighted=False))]
 
     def barycentric_map(self, side: str = "row") -> list[Any]:
@@ -290,95 +237,96 @@ class BlockCouplings:
         return clouds
 
     def top_match(self, side: str = "row") -> list[Any]:
-        """Places of the largest entries of rows."""
+        """Indices of the largest entries of rows."""
         lanes = self._lanes(side)
-        found = [np.empty(one.a.size, dtype=np.int64) for one, _ in lanes]
+        matches = [np.empty(one.a.size, dtype=np.int64) for one, _ in lanes]
 
         def work(lane: int, rows: Places, block: Block) -> None:
-            found[lane][rows] = lanes[lane][0].cols[block.law.argmax(axis=1)]
+            matches[lane][rows] = lanes[lane][0].cols[block.law.argmax(axis=1)]
 
         self._sweep(side, work)
-        return [self._return(lane, out) for lane, out in enumerate(found)]
+        return [self._return(lane, cols) for lane, cols in enumerate(matches)]
 
     def sample(self, count: int, seeds: Sequence[Any]) -> list[tuple[Any, Any]]:
-        """Rows by their mass, then columns by the law of the row, both by inverting cumulative sums."""
+        """Draw rows by their mass, then columns by their row's conditional distribution, inverting cumulative sums."""
         count, lanes = checked_count(count), self._lanes("row")
         draws = [uniforms(seed, count) for seed in seeds]
-        found: list[Any] = [None] * len(lanes)
-        small = [lane for lane, (one, _) in enumerate(lanes) if one.a.size * one.b.size <= KEPT_PAIRS]
+        pairs: list[Any] = [None] * len(lanes)
+        small = [lane for lane, (one, _) in enumerate(lanes) if one.a.size * one.b.size <= SAMPLE_PAIRS]
 
         @np.errstate(all="ignore")
         def take(k: int) -> None:
-            """A small lane at once: its laws are made but once."""
+            """Sample a small lane, whose conditional distributions are computed once."""
             (one, laws), numbers = lanes[small[k]], draws[small[k]]
             block = laws.block(np.arange(one.a.size))
             rows = _by_mass(_mass(one.a, block.logs), numbers[0])
-            found[small[k]] = rows, one.cols[laws.draw(block.law, rows, numbers[1])]
+            pairs[small[k]] = rows, one.cols[laws.draw(block.law, rows, numbers[1])]
 
         self._each(take, len(small))
-        large = [lane for lane, drawn in enumerate(found) if drawn is None]
+        large = [lane for lane, pair in enumerate(pairs) if pair is None]
         if large:
             logs = self._logs("row", large)
             rows = [_by_mass(_mass(lanes[lane][0].a, logs[lane]), draws[lane][0]) for lane in large]
-            cols = self._drawn(large, rows, [draws[lane][1] for lane in large])
+            cols = self._draw_columns(large, rows, [draws[lane][1] for lane in large])
             for lane, *pair in zip(large, rows, cols, strict=True):
-                found[lane] = pair
-        return [(self._return(lane, i), self._return(lane, j)) for lane, (i, j) in enumerate(found)]
+                pairs[lane] = pair
+        return [(self._return(lane, i), self._return(lane, j)) for lane, (i, j) in enumerate(pairs)]
 
     def partners(self, rows: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
-        """Columns by the laws of given rows."""
-        given = [
-            to_numpy(checked_rows(some, one.a.size)).astype(np.int64)
-            for some, (one, _) in zip(rows, self._lanes("row"), strict=True)
+        """Draw a column for each of the rows, by the row's conditional distribution."""
+        indices = [
+            to_numpy(checked_rows(own, one.a.size)).astype(np.int64)
+            for own, (one, _) in zip(rows, self._lanes("row"), strict=True)
         ]
-        numbers = [uniforms(seed, some.size)[1] for seed, some in zip(seeds, given, strict=True)]
-        drawn = self._drawn(range(len(given)), given, numbers)
-        return [self._return(lane, cols) for lane, cols in enumerate(drawn)]
+        numbers = [uniforms(seed, own.size)[1] for seed, own in zip(seeds, indices, strict=True)]
+        columns = self._draw_columns(range(len(indices)), indices, numbers)
+        return [self._return(lane, cols) for lane, cols in enumerate(columns)]
 
-    def _drawn(self, some: Sequence[int], rows: Sequence[Places], numbers: Sequence[Vector]) -> list[Places]:
-        """A column for each row of some lanes."""
-        lanes = [self._lanes("row")[lane] for lane in some]
-        found = [np.empty(given.size, dtype=np.int64) for given in rows]
+    def _draw_columns(self, among: Sequence[int], rows: Sequence[Places], numbers: Sequence[Vector]) -> list[Places]:
+        """Draw a column for each row of the lanes `among`, by numbers in [0, 1)."""
+        lanes = [self._lanes("row")[lane] for lane in among]
+        columns = [np.empty(indices.size, dtype=np.int64) for indices in rows]
         pieces: list[tuple[int, NDArray[np.intp]]] = []
-        for k, given in enumerate(rows):
-            # By row, so that the law of a row is made once for all its pairs.
-            order = np.argsort(given, kind="stable")
+        for k, indices in enumerate(rows):
+            # Sorted, so that the conditional distribution of a row is computed once for all its pairs.
+            order = np.argsort(indices, kind="stable")
             step = max(4, BLOCK_PAIRS // lanes[k][0].b.size)
-            pieces += [(k, order[first : first + step]) for first in range(0, given.size, step)]
+            pieces += [(k, order[first : first + step]) for first in range(0, indices.size, step)]
 
         @np.errstate(all="ignore")
         def take(piece: int) -> None:
             k, mine = pieces[piece]
             one, laws = lanes[k]
             distinct, where = np.unique(rows[k][mine], return_inverse=True)
-            found[k][mine] = one.cols[laws.draw(laws.block(distinct).law, where, numbers[k][mine])]
+            columns[k][mine] = one.cols[laws.draw(laws.block(distinct).law, where, numbers[k][mine])]
 
         self._each(take, len(pieces))
-        return found
+        return columns
 
     def transport_cost(self) -> list[TransportCost]:
-        """In one sweep over the rows."""
+        """The costs of every plan, in one sweep over the rows."""
         lanes = self._lanes("row")
-        found = [np.empty((3, one.a.size)) for one, _ in lanes]
+        # Mass, P C / eps and P log(P / ab), summed over each row.
+        row_sums = [np.empty((3, one.a.size)) for one, _ in lanes]
 
         def work(lane: int, rows: Places, block: Block) -> None:
             one, _ = lanes[lane]
             mass = _mass(one.a[rows], block.logs)
-            found[lane][0, rows] = mass
+            row_sums[lane][0, rows] = mass
             price = np.einsum("ij,ij->i", block.law, block.scores)
             entropy = one.f[rows] + np.einsum("ij,ij->i", block.law, one.g - block.scores)
-            found[lane][1:, rows] = _times(mass, np.c_[price, entropy]).T
+            row_sums[lane][1:, rows] = _times(mass, np.c_[price, entropy]).T
 
         self._sweep("row", work)
-        out: list[TransportCost] = []
+        plan_costs: list[TransportCost] = []
         for lane, (one, _) in enumerate(lanes):
-            mass, transport, entropy = (float(part.sum()) for part in found[lane])
+            mass, transport, entropy = (float(part.sum()) for part in row_sums[lane])
             linear = float((one.a * one.f).sum()) + float((one.b * one.g).sum())
-            out.append(costs(one.instance.eps, mass, transport, entropy, linear))
-        return out
+            plan_costs.append(costs(one.instance.eps, mass, transport, entropy, linear))
+        return plan_costs
 
     def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
-        """Through the means of the other cloud."""
+        """Gradients of the cost, from weighted means of the other cloud."""
         lanes, clouds = self._lanes(side), self._clouds(side)
         masses = [_mass(one.a, logs) for (one, _), logs in zip(lanes, self._logs(side), strict=True)]
         for one, _ in lanes:
@@ -391,30 +339,30 @@ class BlockCouplings:
             points = unit_rows(points) if form.directions else points
             values.append(weight[:, None] * np.c_[points, np.ones(len(points))])
         means = self._means(values, side, weighted=False)
-        # Over the distance: sum_j w_j (x - y_j) / r_j.
+        # For a cost that is a root, `sum_j w_j (x - y_j) / r_j` with r the distance.
         over = self._means(values, side, weighted=False, inverse=True) if any(form.root for form in forms) else means
-        found: list[Any] = []
+        gradients: list[Any] = []
         for lane, ((one, _), mass) in enumerate(zip(lanes, masses, strict=True)):
             cost, x = one.instance.cost, one.points
             if forms[lane].root:
                 value = slope_of_distances(cost, one.instance.eps, x, mass, over[lane])
             else:
                 value = slope(cost, x, mass, means[lane])
-            found.append(self._return(lane, value))
-        return found
+            gradients.append(self._return(lane, value))
+        return gradients
 
     def plan(self, max_pairs: int) -> list[Any]:
-        """All blocks, kept."""
+        """Dense plans, (n, m)."""
         check_pairs(self._instances, max_pairs)
         lanes = self._lanes("row")
-        found = [np.zeros(instance.shape) for instance in self._instances]
+        plans = [np.zeros(instance.shape) for instance in self._instances]
 
         def work(lane: int, rows: Places, block: Block) -> None:
             one = lanes[lane][0]
-            found[lane][np.ix_(rows, one.cols)] = _times(_mass(one.a[rows], block.logs), block.law)
+            plans[lane][np.ix_(rows, one.cols)] = _times(_mass(one.a[rows], block.logs), block.law)
 
         self._sweep("row", work)
-        return [self._return(lane, plan) for lane, plan in enumerate(found)]
+        return [self._return(lane, plan) for lane, plan in enumerate(plans)]
 
 
 def _mass(weights: Vector, logs: Vector) -> Vector:
@@ -429,6 +377,7 @@ def _times(mass: Vector, rows: Matrix) -> Matrix:
 
 
 def _by_mass(mass: Vector, numbers: Vector) -> Places:
+    """Draw rows in proportion to their mass; ProblemError if the mass is not finite."""
     if not np.isfinite(mass).all():
         raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
     return invert(mass, numbers)

@@ -1,4 +1,4 @@
-"""Conditional laws in plain NumPy: the reference, and what is used where nothing is compiled."""
+"""Conditional distributions in plain NumPy: the reference, and the way of backends without compiled ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drainsinkhorn.numerics.costs import cost_matrix
 
 
 class PlainLaws:
-    """Laws from costs by direct differences, in float64."""
+    """Conditional distributions from costs by direct differences, in float64."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
@@ -28,7 +28,7 @@ class PlainLaws:
             self._dense = to_numpy(instance.matrix)
 
     def block(self, rows: Places) -> Block:
-        """Laws of some rows."""
+        """The block of these rows."""
         side = self._side
         if not side.instance.is_dense:
             scores = cost_matrix(replace(self._instance, x=self._x[rows]))[0] / side.instance.eps
@@ -45,12 +45,12 @@ class PlainLaws:
         return weights @ values
 
     def draw(self, law: Matrix, rows: Places, numbers: Vector) -> Places:
-        """Columns, row by row."""
-        found = np.empty(rows.size, dtype=np.int64)
+        """Draw columns, row by row."""
+        columns = np.empty(rows.size, dtype=np.int64)
         for row in np.unique(rows):
             mine = rows == row
-            found[mine] = invert(law[row], numbers[mine])
-        return found
+            columns[mine] = invert(law[row], numbers[mine])
+        return columns
 
 
 def plain_couplings(instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:

@@ -1,4 +1,4 @@
-"""What a worker does, whichever way problems reach it: one `stream` over its windows, results back in batches."""
+"""The work of a worker, local or on a cluster: one `stream` over its windows, whose results it sends in batches."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.solve import stream
 
 REPORT_EVERY = 0.25
-"""Seconds between two reports of a worker that is at work."""
+"""Least time between two progress reports of a worker, in seconds."""
 BATCH = 256
-"""Results that travel together at most."""
+"""Largest number of results in one message."""
 GATHER = 0.002
-"""Seconds for which a result waits for others of its audit, so that they travel together."""
+"""Time for which a result waits for others of the same audit, to be sent with them, in seconds."""
 PATIENCE = 0.5
 """Seconds after which a problem may no longer be passed over by problems of another signature."""
 
 
 class Message(NamedTuple):
-    """What a worker says.
+    """A message from a worker.
 
     Kinds: ready, with its message format; results (facts of each, and the bytes of all); report, its progress;
     account, its ledger at the end; failed, with the reason; refused, an invalid problem under `strict`; and died, which
@@ -43,7 +43,7 @@ class Message(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """How a worker runs what it is given."""
+    """How a worker solves its problems: options, backend, and number of threads."""
 
     options: Options
     backend: Any
@@ -51,7 +51,7 @@ class Assignment(NamedTuple):
 
 
 class Windows(Tap[Any]):
-    """Problems as they come to a worker: in windows, with one lock for each and none for each problem.
+    """Problems of a worker. They arrive in windows; there is one queue operation per window, none per problem.
 
     Attributes:
         tickets: The fleet's ticket of every problem that was read, in the order of reading.
@@ -69,7 +69,7 @@ class Windows(Tap[Any]):
         self._arrived.put((time.monotonic(), parcel))
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Note that no further window comes."""
         self._arrived.put(None)
 
     def __next__(self) -> Problem[Any]:
@@ -90,7 +90,7 @@ class Windows(Tap[Any]):
         return True
 
     def overdue(self, ticket: int) -> bool:
-        """True if this problem has waited so long that others may not pass it over."""
+        """True if this problem has waited longer than PATIENCE, so that no other may overtake it."""
         return time.monotonic() > self._came[ticket] + PATIENCE
 
     def _open(self, window: tuple[float, wire.Parcel] | None) -> None:
@@ -104,7 +104,7 @@ class Windows(Tap[Any]):
 
 
 class Bench:
-    """A stream in a thread of its own. `push` feeds it, `messages` says what comes out, until `end`."""
+    """A stream in a thread of its own: `push` adds windows, `messages` yields its messages, `end` ends the windows."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._windows = Windows()
@@ -115,7 +115,7 @@ class Bench:
         threading.Thread(target=self._work, args=(assignment,), daemon=True).start()
 
     def messages(self) -> Iterator[Message]:
-        """Everything that is to be said, as soon as it is known; results that are there together go together."""
+        """Yield messages as soon as there are any; results that arrive together are joined into one message."""
         results: list[Message] = []
         while True:
             message = self._outbox.get()
@@ -146,7 +146,7 @@ class Bench:
             put(Message("account", {**run.ledger.account(), "tickets": self._windows.tickets}))
         except ProblemError as error:
             put(Message("refused", str(error)))
-        except BaseException as error:  # noqa: BLE001  whatever it is, the fleet is told and goes on
+        except BaseException as error:  # noqa: BLE001  reported to the fleet, which continues with other workers
             put(Message("failed", f"{type(error).__name__}: {error}"))
         put(None)
 

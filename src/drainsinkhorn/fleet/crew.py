@@ -1,4 +1,4 @@
-"""Workers as the dispatcher sees them, wherever they are."""
+"""The interface of a set of workers, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from drainsinkhorn.fleet.wire import Parcel
 
 
 class Crew(Protocol):
-    """A fixed number of workers, by number. A worker that has died says so once, and can be hired anew."""
+    """A fixed number of workers, numbered from 0. The end of a worker is reported once; it can be started again."""
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         ...
 
     @property
     def cores(self) -> int:
-        """Threads each worker may use."""
+        """Number of threads of each worker."""
         ...
 
     def hire(self, worker: int, assignment: Assignment) -> None:
-        """Start a worker if it does not live, and tell it how to run; it says "ready"."""
+        """Start a worker if it does not run, and send it the assignment; it answers "ready"."""
         ...
 
     def give(self, worker: int, parcel: Parcel) -> None:
@@ -30,15 +30,15 @@ class Crew(Protocol):
         ...
 
     def end(self, worker: int) -> None:
-        """Tell a worker that nothing more comes; it finishes, and says its account."""
+        """Tell a worker that no further window comes; it finishes its problems and sends its account."""
         ...
 
     def dismiss(self, worker: int) -> None:
-        """End a worker at once, whatever it does; it says nothing more."""
+        """Kill a worker; no further message of it is returned."""
         ...
 
     def wait(self, timeout: float) -> list[tuple[int, Message]]:
-        """What workers have said; waits for the first word for at most so many seconds."""
+        """Return messages of workers; wait at most `timeout` seconds for the first one."""
         ...
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from drainsinkhorn.model.errors import FleetError, OptionsError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SEND_SECONDS = 30.0
-"""A worker that takes nothing for so long has hung."""
+"""Longest time that a worker may take to accept a message, in seconds; after that it counts as hung."""
 CHUNK = 2**20
 
 
@@ -36,13 +36,13 @@ def cores_here() -> int:
 class LocalFleet(Fleet):
     """Processes on this machine, one per group of cores or one per GPU.
 
-    Problems travel through shared memory without a name: it is gone when the last process that has it is gone, however
-    that one ends.
+    Problems travel through anonymous shared memory, which the system frees when the last process that maps it ends,
+    even if that process is killed.
 
     Args:
-        workers: How many; None: as many groups of `cores` as there are cores, or one per device.
-        cores: Threads of each worker.
-        devices: GPUs, one per worker, by number or as CUDA names them.
+        workers: Number of workers; None: as many groups of `cores` as there are cores, or one per device.
+        cores: Number of threads of each worker.
+        devices: One GPU for each worker, by number or by CUDA's name for it.
         hang: Seconds without a message after which a worker that has work, or is starting, is replaced.
         strikes: Number of workers lost while they had a problem alone, at which the problem is quarantined.
 
@@ -78,7 +78,7 @@ class LocalFleet(Fleet):
 
 @dataclass
 class _Process:
-    """A worker process, this end of its socket, and what has arrived of its next message."""
+    """A worker process, the fleet's end of its socket, and the bytes that have arrived of its next message."""
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
@@ -86,7 +86,7 @@ class _Process:
 
 
 class LocalCrew:
-    """Worker processes, each with a socket pair that nobody else has."""
+    """Worker processes, each connected by a socket pair of its own."""
 
     def __init__(self, size: int, cores: int, devices: Sequence[int | str] | None) -> None:
         self.size = size
@@ -95,7 +95,7 @@ class LocalCrew:
         self._processes: dict[int, _Process] = {}
         self._selector = selectors.DefaultSelector()
         self._chunk = bytearray(CHUNK)
-        # Deaths that were noticed while something was sent.
+        # Messages about workers that ended, noticed while something was sent to them.
         self._noticed: list[tuple[int, Message]] = []
 
     def pid(self, worker: int) -> int:
@@ -116,7 +116,8 @@ class LocalCrew:
     def _start(self, worker: int) -> _Process:
         ours, theirs = socket.socketpair()
         env = os.environ | dict.fromkeys(THREADS, str(self.cores))
-        # Lanes live in a thread, and what a thread's own arena of glibc frees goes back to the system, page by page.
+        # A worker solves in a thread. Memory that is freed in a thread's own arena, glibc gives back to the system page
+        # by page; so all threads share one arena.
         env.setdefault("MALLOC_ARENA_MAX", "1")
         env["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         if self._devices is not None:
@@ -136,7 +137,7 @@ class LocalCrew:
             self._say(worker, frame("window", [parcel.tickets, parcel.problems, rows, size]), handle)
 
     def end(self, worker: int) -> None:
-        """Nothing more comes."""
+        """Send the message that no further window comes."""
         self._say(worker, frame("end"))
 
     def _say(self, worker: int, parts: list[bytes], *handles: int) -> None:
@@ -145,7 +146,7 @@ class LocalCrew:
             sent = socket.send_fds(connection, [parts[0]], handles)
             connection.sendall(parts[0][sent:] + b"".join(parts[1:]))
         except OSError as error:
-            # Its last words may still be there to be read; if it stands still there are none.
+            # A worker that has ended may have left messages to read; one that hangs has none, so its end is noted here.
             if isinstance(error, TimeoutError):
                 self._noticed.append((worker, Message("died", f"it took nothing for {SEND_SECONDS:g} s")))
 
@@ -161,13 +162,13 @@ class LocalCrew:
         self._noticed = [(other, message) for other, message in self._noticed if other != worker]
 
     def wait(self, timeout: float) -> list[tuple[int, Message]]:
-        """Whole messages that have arrived."""
+        """Return the complete messages that have arrived."""
         heard = list[tuple[int, Message]]()
         for key, _ in self._selector.select(0.0 if self._noticed else timeout):
             heard += self._read(key.data)
-        # A death comes last: nothing is heard of a worker after it, not even that it died in another way.
-        told = {worker for worker, message in heard if message.kind in ("died", "failed")}
-        heard += [(worker, message) for worker, message in self._noticed if worker not in told]
+        # The message that a worker ended is its last one, and there is only one of them.
+        ended = {worker for worker, message in heard if message.kind in ("died", "failed")}
+        heard += [(worker, message) for worker, message in self._noticed if worker not in ended]
         self._noticed = []
         return heard
 
@@ -187,7 +188,7 @@ class LocalCrew:
     def close(self) -> None:
         """End all processes."""
         for mine in self._processes.values():
-            # A worker that reads the end of its socket goes by itself; one that is gone has no other end.
+            # A worker exits when its socket is closed. The socket of one that has exited raises OSError.
             with contextlib.suppress(OSError):
                 mine.connection.shutdown(socket.SHUT_RDWR)
         for worker, mine in list(self._processes.items()):
@@ -198,21 +199,21 @@ class LocalCrew:
 
 
 def _messages(arrived: bytearray) -> list[Message]:
-    """Take the whole messages out of what has arrived."""
-    found, place = list[Message](), 0
+    """Remove complete messages from the bytes that have arrived, and return them."""
+    messages, place = list[Message](), 0
     while len(arrived) >= place + HEADER.size:
         text, raw = sizes(arrived, place)
         start, end = place + HEADER.size, place + HEADER.size + text + raw
         if len(arrived) < end:
             break
-        found.append(unframe(bytes(arrived[start : start + text]), bytes(arrived[start + text : end])))
+        messages.append(unframe(bytes(arrived[start : start + text]), bytes(arrived[start + text : end])))
         place = end
     del arrived[:place]
-    return found
+    return messages
 
 
 def _epitaph(process: subprocess.Popen[bytes]) -> Message:
-    """How a process ended: it was killed, or failed by itself."""
+    """The message that says how a process ended: killed by a signal, or with an exit code."""
     try:
         code = process.wait(1.0)
     except subprocess.TimeoutExpired:
@@ -225,7 +226,7 @@ def _epitaph(process: subprocess.Popen[bytes]) -> Message:
 
 @contextlib.contextmanager
 def _anonymous(size: int) -> Any:
-    """The descriptor of memory that has no name, to be mapped and passed on."""
+    """Yield the file descriptor of anonymous memory of this size."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("drainsinkhorn", os.MFD_CLOEXEC)
         try:

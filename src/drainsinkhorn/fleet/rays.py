@@ -29,11 +29,11 @@ class RayFleet(Fleet):
     cluster has room.
 
     Args:
-        address: Of a running cluster ("auto": the one this machine belongs to). "local" starts one for this program, on
-            loopback alone and without dashboard, and ends it with the fleet.
-        workers: How many; None: as many as the cluster has room for.
-        cores: Cores of each worker.
-        gpus: GPUs of each worker; 0: none.
+        address: Address of a running cluster ("auto": the one this machine belongs to). "local" starts one for this
+            program, on loopback alone and without dashboard, and ends it with the fleet.
+        workers: Number of workers; None: as many as the cluster has room for.
+        cores: Number of cores of each worker.
+        gpus: Number of GPUs of each worker; 0: none.
         hang: Seconds without a message after which a worker that has work, or is starting, is replaced.
         strikes: Number of workers lost while they had a problem alone, at which the problem is quarantined.
     """
@@ -64,8 +64,8 @@ class RayFleet(Fleet):
 
 
 def _connect(address: str, cores: int) -> tuple[Any, bool]:
-    """Ray, connected, and whether a cluster was started for it."""
-    # Ray would report its use to its makers otherwise.
+    """Return Ray, connected to a cluster, and whether that cluster was started here."""
+    # Otherwise Ray reports usage statistics to its developers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -85,20 +85,15 @@ def _connect(address: str, cores: int) -> tuple[Any, bool]:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if nobody listens at HOST:PORT, for which Ray would wait minutes."""
+    """Raise OSError if no server listens at HOST:PORT. Ray itself would wait for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
 
 
 def _start(ray: Any, cores: int) -> None:
-    """Start a cluster that nobody beyond this machine can reach."""
-    # With clusters of many machines ruled out Ray takes loopback for this node's address, and its servers listen there
-    # alone; the address given to init is replaced by one that others can reach.
-    constants, name = ray._private.ray_constants, "ENABLE_RAY_CLUSTER"
-    before = getattr(constants, name, None)
-    setattr(constants, name, False)
-    try:
+    """Start a cluster that only this machine can reach; raise FleetError if Ray listens at another address."""
+    with _clusters_ruled_out(ray):
         ray.init(
             "local",
             num_cpus=cores or None,
@@ -107,19 +102,40 @@ def _start(ray: Any, cores: int) -> None:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
-    finally:
-        setattr(constants, name, before)
-    found = ray.util.get_node_ip_address()
-    if found != LOOPBACK:
+    address = ray.util.get_node_ip_address()
+    if address != LOOPBACK:
         ray.shutdown()
         raise FleetError(
-            f"this version of Ray listens at {found}, and not on loopback alone; start a cluster yourself and give its "
-            "address"
+            f"this version of Ray listens at {address}, and not on loopback alone; start a cluster yourself and give "
+            "its address"
         )
 
 
+@contextlib.contextmanager
+def _clusters_ruled_out(ray: Any) -> Iterator[None]:
+    """Make Ray accept loopback as the address of its node, so that its servers listen there alone.
+
+    `ray.init` replaces 127.0.0.1 by an address that other machines can reach, unless clusters of several machines are
+    ruled out. No public setting does that here: Ray reads RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER once, when it is imported,
+    so it comes too late for a program that imported Ray, and for any other it would also change every later
+    `ray.init`. With another loopback address, such as 127.0.0.2, Ray's servers listen on all interfaces. So the
+    constant that holds the variable is set while Ray starts. A version of Ray without it is started as it is, and
+    `_start` checks where it listens.
+    """
+    constants, name = getattr(getattr(ray, "_private", None), "ray_constants", None), "ENABLE_RAY_CLUSTER"
+    if not hasattr(constants, name):
+        yield
+        return
+    before = getattr(constants, name)
+    setattr(constants, name, False)
+    try:
+        yield
+    finally:
+        setattr(constants, name, before)
+
+
 def _room(ray: Any, cores: int, gpus: float) -> int:
-    """Workers that the cluster can hold, counted node by node."""
+    """Number of workers that the cluster has room for, counted node by node."""
     count = 0
     for node in ray.nodes():
         if node["Alive"]:
@@ -130,13 +146,13 @@ def _room(ray: Any, cores: int, gpus: float) -> int:
 
 
 class Actor:
-    """A worker; its methods run side by side."""
+    """A worker, whose methods run concurrently."""
 
     def __init__(self) -> None:
         self._bench: Bench | None = None
 
     def pid(self) -> int:
-        """Its process."""
+        """The process id of the worker."""
         return os.getpid()
 
     def begin(self, version: int, assignment: Assignment) -> Iterator[Message]:
@@ -155,20 +171,20 @@ class Actor:
         self._bench.push(wire.Parcel(tickets, problems, wire.views(block, rows)))
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Note that no further window comes."""
         assert self._bench is not None, "the end is sent when the actor is ready"
         self._bench.end()
 
 
 class RayCrew:
-    """Actors, and what each of them has to say as a stream of objects."""
+    """Actors, and the stream of messages of each."""
 
     def __init__(self, ray: Any, size: int, cores: int, gpus: float, started: bool) -> None:
         self.size = size
         self.cores = cores
         self._ray = ray
         self._started = started
-        # `begin` speaks until the end, and `push`, `end` and `pid` must be heard meanwhile.
+        # `begin` yields messages until the end of a run, and `push`, `end` and `pid` must run meanwhile.
         self._actor = ray.remote(Actor).options(num_cpus=cores, num_gpus=gpus, max_concurrency=4, max_restarts=0)
         self._actors: dict[int, Any] = {}
         self._voices: dict[int, Any] = {}
@@ -178,20 +194,20 @@ class RayCrew:
         return self._ray.get(self._actors[worker].pid.remote())
 
     def hire(self, worker: int, assignment: Assignment) -> None:
-        """Start an actor, or use the one that lives."""
+        """Start an actor, or use the one that runs, and give it the assignment."""
         if worker not in self._actors:
             self._actors[worker] = self._actor.remote()
         begin = self._actors[worker].begin.options(num_returns="streaming")
         self._voices[worker] = begin.remote(wire.FORMAT, assignment)
 
     def give(self, worker: int, parcel: wire.Parcel) -> None:
-        """Send a window through the object store, its arrays in one block: each object in there has its price."""
+        """Send a window through the object store, its arrays as one object, because each object costs time."""
         rows, _ = wire.layout(parcel.arrays)
         block = np.concatenate([*wire.pieces(parcel.arrays), wire.GAP])
         self._actors[worker].push.remote(self._ray.put(((parcel.tickets, parcel.problems, rows), block)))
 
     def end(self, worker: int) -> None:
-        """Nothing more comes."""
+        """Send the message that no further window comes."""
         self._actors[worker].end.remote()
 
     def dismiss(self, worker: int) -> None:
@@ -203,7 +219,7 @@ class RayCrew:
                 self._ray.kill(actor)
 
     def wait(self, timeout: float) -> list[tuple[int, Message]]:
-        """One message of each actor that has something to say."""
+        """Return one message of each actor that has one."""
         if not self._voices:
             time.sleep(timeout)
             return []

@@ -1,4 +1,4 @@
-"""Float64 kernels that keep no matrix: scores are recomputed from the points, some rows at a time, with torch."""
+"""Float64 kernels that store no matrix: scaled costs are recomputed from the points with torch, some rows at a time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from drainsinkhorn.numerics.costs import UNIT, cost_matrix
 
 Vector = NDArray[np.float64]
 CHUNK_PAIRS = 2**22
-"""Pairs whose scores exist at one time, on a CPU; a GPU takes sixteen times as many."""
+"""Pairs whose scaled costs are in memory at a time on a CPU; on a GPU sixteen times as many."""
 
 
 class TorchKernels(AllRows):
-    """An admitted problem whose scores `C / eps` are made when they are needed, by direct differences.
+    """A problem whose scaled costs `C / eps` ("scores") are computed by direct differences when they are needed.
 
     Args:
-        instance: The problem, on its support.
-        device: A torch device.
+        instance: The problem, without points of weight zero.
+        device: Name of the torch device that computes.
     """
 
     def __init__(self, instance: Instance[Any], device: str) -> None:
@@ -35,10 +35,10 @@ class TorchKernels(AllRows):
         self._device = torch.device(device)
         self._cost, self._form = instance.cost, None if instance.is_dense else instance.cost.kind.distances
         points = (cost_matrix(instance)[0],) if self._form is None else instance.points
-        self._points = [self._moved(to_numpy(p).astype(np.float64)) for p in points]
+        self._points = [self._to_device(to_numpy(p).astype(np.float64)) for p in points]
         if self._form is not None and self._form.directions:
             self._points = [_unit_rows(p) for p in self._points]
-        self._log_a, self._log_b = (self._moved(w).log() for w in (self.a, self.b))
+        self._log_a, self._log_b = (self._to_device(w).log() for w in (self.a, self.b))
         chunk = max(1, CHUNK_PAIRS * (16 if self._device.type == "cuda" else 1) // m)
         self._chunks = [slice(first, min(n, first + chunk)) for first in range(0, n, chunk)]
         largest = max(float(scores.abs().max()) for _, scores in self._scores())
@@ -50,28 +50,28 @@ class TorchKernels(AllRows):
 
     def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
         """`log (P 1)_i / a_i`."""
-        shift = self._log_b + self._moved(g) / self.eps
+        shift = self._log_b + self._to_device(g) / self.eps
         parts = [torch.logsumexp(shift - scores, dim=1) for _, scores in self._scores()]
         return f / self.eps + torch.cat(parts).cpu().numpy()
 
     def log_col_ratio(self, f: Vector, g: Vector) -> Vector:
         """`log (P^T 1)_j / b_j`."""
-        shift = self._log_a + self._moved(f) / self.eps
+        shift = self._log_a + self._to_device(f) / self.eps
         total = torch.full((len(g),), -math.inf, dtype=torch.float64, device=self._device)
         for rows, scores in self._scores():
             total = torch.logaddexp(total, torch.logsumexp(shift[rows, None] - scores, dim=0))
         return g / self.eps + total.cpu().numpy()
 
     def band(self, f: Vector, g: Vector) -> float:
-        """How far rounding can carry a measured residual; as for dense kernels."""
+        """Bound on the rounding error of a measured residual, as for dense kernels."""
         potentials = (float(np.abs(f).max()) + float(np.abs(g).max())) / self.eps
         return SAFETY * (self._rounding + 4 * UNIT * potentials)
 
-    def _moved(self, values: Any) -> torch.Tensor:
+    def _to_device(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
     def _scores(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Scores of some rows against all columns, chunk after chunk."""
+        """Scaled costs of some rows against all columns, chunk after chunk."""
         for rows in self._chunks:
             yield rows, self._costs(rows) / self.eps
 

@@ -30,7 +30,7 @@ ALIGNMENT = 64
 PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
 POINTS = ("x", "y", "a", "b")
 PARTS = 1024
-"""Pieces of memory that a system takes at once."""
+"""Largest number of buffers in one call of writev (IOV_MAX on Linux)."""
 GAP = np.zeros(ALIGNMENT, np.uint8)
 
 
@@ -43,11 +43,11 @@ def other_format(version: object) -> str:
 
 
 class Unsendable(TypeError):
-    """A problem that the door would turn away, or that holds what is neither number nor array."""
+    """A problem that validation would reject, or a field of it that is neither a number nor an array."""
 
 
 class Parcel(NamedTuple):
-    """Problems on their way to a worker: what JSON can hold, and arrays that the former refer to by number."""
+    """Problems in transit to a worker: values that JSON can hold, and arrays to which they refer by number."""
 
     tickets: list[int]
     problems: list[dict[str, Any]]
@@ -55,7 +55,7 @@ class Parcel(NamedTuple):
 
 
 def send(tickets: Sequence[int], problems: Sequence[Problem[Any]]) -> Parcel:
-    """Problems as a parcel. Arrays that problems share are sent once, and shared again at the other end."""
+    """Return problems as a parcel. Arrays that problems share are sent once, and shared again by the worker."""
     arrays: list[Array] = []
     places: dict[int, int] = {}
 
@@ -65,11 +65,11 @@ def send(tickets: Sequence[int], problems: Sequence[Problem[Any]]) -> Parcel:
             arrays.append(plain(value))
         return places[id(value)]
 
-    return Parcel(list(tickets), [_sent(problem, place) for problem in problems], arrays)
+    return Parcel(list(tickets), [_to_plain_dict(problem, place) for problem in problems], arrays)
 
 
 def plain(value: Any) -> Array:
-    """An array of numbers that a worker reads as its caller meant it."""
+    """Return a contiguous NumPy array of the same numbers and dtype; raise Unsendable if there is none."""
     if type(value) is np.ndarray and value.dtype in PLAIN:
         return np.ascontiguousarray(value)
     if isinstance(value, (np.ma.MaskedArray, str, bytes)):
@@ -83,7 +83,7 @@ def plain(value: Any) -> Array:
 
 
 def plain_problem(problem: Any) -> Problem[Any]:
-    """The same problem in NumPy; raises for what cannot be sent."""
+    """Return the same problem with NumPy arrays; raise Unsendable if it cannot be sent."""
     if _is_plain(problem):
         return problem
     (received,) = receive(send([0], [problem]))
@@ -91,7 +91,7 @@ def plain_problem(problem: Any) -> Problem[Any]:
 
 
 def _is_plain(problem: Any) -> bool:
-    """True for the common case, in which nothing is to be done: float arrays of NumPy, and a cost by name."""
+    """True if a problem can be sent as it is, the common case: float arrays of NumPy, and a cost by name."""
     return (
         type(problem) is Problem
         and type(problem.eps) is float
@@ -111,7 +111,7 @@ def _is_float(part: Any) -> bool:
 
 
 def pairs(problem: Problem[Any]) -> float:
-    """Pairs of points of a problem that can be sent; 1 for one that makes no sense and will be refused."""
+    """Number of pairs of points of a problem; 1 for a problem whose shapes are invalid."""
     cost: Any = problem.cost
     x: Any = problem.x
     y: Any = problem.y
@@ -124,15 +124,16 @@ def pairs(problem: Problem[Any]) -> float:
         return 1.0
 
 
-def _sent(problem: Any, place: Any) -> dict[str, Any]:
+def _to_plain_dict(problem: Any, place: Any) -> dict[str, Any]:
+    """A problem as numbers and texts, with arrays replaced by their place in the parcel."""
     if _is_plain(problem):
         sent = {"eps": problem.eps, "cost": problem.cost, "tol": problem.tol, "init": problem.init}
-        return sent | _placed(problem, place)
+        return sent | _array_places(problem, place)
     if not isinstance(problem, Problem):
         raise Unsendable(f"{type(problem).__name__} is no Problem")
     if library(problem.x) != library(problem.y):
         raise Unsendable("x and y belong to different libraries")
-    sent: dict[str, Any] = {"eps": _number(problem.eps)} | _placed(problem, place)
+    sent: dict[str, Any] = {"eps": _number(problem.eps)} | _array_places(problem, place)
     if problem.tol is not None:
         sent["tol"] = _number(problem.tol)
     sent["cost"] = _sent_cost(problem.cost, place)
@@ -145,12 +146,12 @@ def _sent(problem: Any, place: Any) -> dict[str, Any]:
     return sent
 
 
-def _placed(problem: Any, place: Any) -> dict[str, int]:
+def _array_places(problem: Any, place: Any) -> dict[str, int]:
     return {name: place(part) for name in POINTS if (part := getattr(problem, name)) is not None}
 
 
 def _sent_cost(given: Any, place: Any) -> Any:
-    """A name as it is, a cost between points as a list, a matrix as its place."""
+    """A cost in transit: a name is sent as it is, a cost between points as a list, a matrix as its place."""
     cost = given if isinstance(given, str) else as_cost(given)
     if not isinstance(cost, Cost):
         return cost if isinstance(cost, str) else place(cost)
@@ -181,10 +182,10 @@ def _number(value: Any) -> float:
 
 def receive(parcel: Parcel) -> list[Problem[Any]]:
     """The problems of a parcel."""
-    return [_received(sent, parcel.arrays) for sent in parcel.problems]
+    return [_from_plain_dict(sent, parcel.arrays) for sent in parcel.problems]
 
 
-def _received(sent: dict[str, Any], arrays: Sequence[Array]) -> Problem[Any]:
+def _from_plain_dict(sent: dict[str, Any], arrays: Sequence[Array]) -> Problem[Any]:
     parts: dict[str, Any] = {name: arrays[sent[name]] for name in POINTS if name in sent}
     cost, init = _received_cost(sent["cost"], arrays), sent.get("init")
     if isinstance(init, list):
@@ -215,13 +216,14 @@ def pieces(arrays: Sequence[Array]) -> list[Array]:
 
 def write(handle: int, parts: Sequence[Array]) -> None:
     """Write pieces to a file, one after the other, many in each call; nothing is copied on the way."""
-    left = deque(part for part in parts if part.nbytes)
-    while left:
-        written = os.writev(handle, list(islice(left, PARTS)))  # pyright: ignore[reportArgumentType]  arrays are buffers
-        while left and written >= left[0].nbytes:
-            written -= left.popleft().nbytes
+    # NumPy's types do not say that an array is a buffer.
+    unwritten: deque[Any] = deque(part for part in parts if part.nbytes)
+    while unwritten:
+        written = os.writev(handle, list(islice(unwritten, PARTS)))
+        while unwritten and written >= unwritten[0].nbytes:
+            written -= unwritten.popleft().nbytes
         if written:
-            left[0] = left[0][written:]
+            unwritten[0] = unwritten[0][written:]
 
 
 def views(block: Any, rows: Sequence[Sequence[Any]]) -> list[Array]:

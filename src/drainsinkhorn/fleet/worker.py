@@ -43,7 +43,7 @@ def unframe(text: bytes, raw: Any) -> Message:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:
-    """So many bytes; EOFError when the other end is gone."""
+    """Receive exactly `size` bytes; raise EOFError if the other end has closed."""
     raw = bytearray(size)
     view, place = memoryview(raw), 0
     while place < size:
@@ -65,28 +65,28 @@ def _receive(connection: socket.socket) -> tuple[Message, list[int]]:
 
 
 def _parcel(message: Message, handles: list[int]) -> wire.Parcel:
-    """The parcel of a message; its arrays stay where the fleet has put them."""
+    """The parcel of a message; its arrays are views of the shared memory that the fleet has written."""
     tickets, problems, rows, size = message.body
-    # Copy on write: nobody can write into the fleet's memory, and nothing is copied as long as nobody writes.
+    # Copy on write: a worker cannot modify the fleet's memory, and pages are copied only if it writes to them.
     block = mmap.mmap(handles[0], size, access=mmap.ACCESS_COPY)
     os.close(handles[0])
     return wire.Parcel(tickets, problems, wire.views(block, rows))
 
 
 class Worker:
-    """Reads what the fleet sends in the main thread, and says what comes of it in another."""
+    """Reads messages of the fleet in the main thread, and sends messages to it from another."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._bench: Bench | None = None
 
     def run(self) -> None:
-        """Until the fleet is gone."""
+        """Handle messages until the fleet closes the connection."""
         while True:
             try:
                 message, handles = _receive(self._connection)
             except (EOFError, OSError):
-                # The lanes are in other threads, and nobody wants them any more.
+                # Lanes run in another thread, and their results are no longer needed.
                 os._exit(0)
             except FleetError as error:
                 self._say(Message("failed", str(error)))
@@ -95,12 +95,12 @@ class Worker:
 
     def _take(self, message: Message, handles: list[int]) -> None:
         if message.kind == "begin":
-            # Not from a file: from the process that started this one, through a socket nobody else has.
+            # Unpickling is safe: only the process that started this one has the other end of the socket.
             path, assignment = message.body, message.raw
             sys.path[:] = path
             try:
                 self._bench = Bench(pickle.loads(assignment))
-            except Exception as error:  # noqa: BLE001  said to the fleet
+            except Exception as error:  # noqa: BLE001  reported to the fleet
                 self._say(Message("failed", f"it could not begin: {type(error).__name__}: {error}"))
                 return
             self._say(Message("ready", wire.FORMAT))
@@ -123,6 +123,6 @@ class Worker:
 
 def main() -> None:
     """Work for the fleet at the other end of the socket whose descriptor is the first argument."""
-    # Ctrl-C is for the program that started it, which ends its workers.
+    # Ctrl-C is handled by the program that started this process, which ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Worker(socket.socket(fileno=int(sys.argv[1]))).run()

@@ -20,11 +20,11 @@ from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
 
 MAX_STEPS, RTOL, COARSE = 1000, 1e-10, 1e-3
-"""Steps of conjugate gradients; residuals over that of zero at which a lane rests, and of which callers are warned."""
+"""Largest number of steps of conjugate gradients; relative residual at which a lane stops, and above which it warns."""
 
 
 class Pulled(NamedTuple):
-    """Cotangents of the inputs of every lane."""
+    """Cotangents of the inputs of every lane, each of the shape of its input."""
 
     x: list[Any]
     y: list[Any]
@@ -33,7 +33,7 @@ class Pulled(NamedTuple):
 
 
 def pull_back(plans: Couplings[Any], instances: Sequence[Instance[Any]], u: Sequence[Any], v: Sequence[Any]) -> Pulled:
-    """Cotangents of points and weights from those of f and g; weights are positive."""
+    """Return cotangents of points and weights from those of f, `u`, and g, `v`; weights must be positive."""
     p, q = solve_marginals(plans, u, v)
     rows, cols = plans.slopes("row"), plans.slopes("col")
     x = [own[:, None] * s + t for own, s, t in zip(p, rows, plans.slopes("row", q), strict=True)]
@@ -44,7 +44,7 @@ def pull_back(plans: Couplings[Any], instances: Sequence[Instance[Any]], u: Sequ
 
 
 def solve_marginals(plans: Couplings[Any], u: Sequence[Any], v: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """(p, q) of every lane, by conjugate gradients on all of them at once; a lane that is done rests."""
+    """Return p and q of every lane, by conjugate gradients on all lanes at once; converged lanes are skipped."""
     r = plans.apply([one * 0 + 1 for one in v], "row")
     c = plans.apply([one * 0 + 1 for one in u], "col")
 
@@ -55,7 +55,7 @@ def solve_marginals(plans: Couplings[Any], u: Sequence[Any], v: Sequence[Any]) -
 
     shifted = plans.apply([one / mass for one, mass in zip(v, c, strict=True)], "row")
     residual = [one - w for one, w in zip(u, shifted, strict=True)]
-    # Rounding may leave a part along the gauge, which nothing can take away.
+    # Rounding may leave a component along the gauge, which conjugate gradients cannot reduce.
     residual = [one - mass * (one.sum() / mass.sum()) for one, mass in zip(residual, r, strict=True)]
     p = [one * 0 for one in residual]
     scaled = [one / mass for one, mass in zip(residual, r, strict=True)]
@@ -81,9 +81,9 @@ def solve_marginals(plans: Couplings[Any], u: Sequence[Any], v: Sequence[Any]) -
             norms[k] = norm
             if norm <= RTOL**2 * firsts[k]:
                 moving.remove(k)
-    # Lanes that ran out of steps, or stood still because rounding left no direction to go.
-    left = [(norm / first) ** 0.5 for norm, first in zip(norms, firsts, strict=True) if first > 0]
-    coarse = [relative for relative in left if relative > COARSE]
+    # Lanes that reached MAX_STEPS, or stopped because rounding left no direction of descent.
+    relative_residuals = [(norm / first) ** 0.5 for norm, first in zip(norms, firsts, strict=True) if first > 0]
+    coarse = [relative for relative in relative_residuals if relative > COARSE]
     if coarse:
         warnings.warn(
             f"implicit differentiation: {len(coarse)} of {len(p)} lanes end with a relative residual of up to "

@@ -16,7 +16,7 @@ import numpy as np
 from drainsinkhorn.backends import load
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
-from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of, refuse_zeros
+from drainsinkhorn.grad.lanes import Task, fix_gauge, lanes_of, plans_of, refuse_zeros
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.run.validate import validate
@@ -33,10 +33,10 @@ def value(
 
     Args:
         x: Points: shared (n, d), stacked (W, n, d), or a list of unequal clouds.
-        y: Likewise.
+        y: Points of the other side, in one of the forms of x.
         eps: A number, or one for each problem; not traced.
-        a: Weights; normalised here, so that derivatives are those of the normalised problem.
-        b: Likewise.
+        a: Weights of x; normalised here, so that derivatives are those of the normalised problem. None: uniform.
+        b: Weights of y, normalised likewise.
         cost: A name or a Cost.
         **settings: Keywords of `solve`: tol, accelerate, ...
 
@@ -61,9 +61,9 @@ def divergence(
     if not pairs:
         return _nothing(x, y)
     lanes, within = with_clouds_themselves(pairs)
-    found: Any = _value(_task(lanes, cost, settings), *_columns(lanes))
-    first, second = (found[np.array([pair[side] for pair in within])] for side in (0, 1))
-    return found[: len(pairs)] - first / 2 - second / 2
+    values: Any = _value(_task(lanes, cost, settings), *_columns(lanes))
+    first, second = (values[np.array([pair[side] for pair in within])] for side in (0, 1))
+    return values[: len(pairs)] - first / 2 - second / 2
 
 
 def potentials(
@@ -78,9 +78,9 @@ def potentials(
     if not lanes:
         return []
     columns = _columns(lanes)
-    found: Any = _potentials(_task(lanes, cost, settings), *columns)
-    fs, gs = found
-    return [gauged(f, g, other, jnp.nan_to_num(g)) for f, g, other in zip(fs, gs, columns[3], strict=True)]
+    sides: Any = _potentials(_task(lanes, cost, settings), *columns)
+    fs, gs = sides
+    return [fix_gauge(f, g, other, jnp.nan_to_num(g)) for f, g, other in zip(fs, gs, columns[3], strict=True)]
 
 
 def _nothing(*points: Any) -> jax.Array:
@@ -97,17 +97,17 @@ def _columns(lanes: Sequence[Problem[Any]]) -> Columns:
     """All x, all y, all a and all b; weights normalised."""
     xs, ys = ([jnp.asarray(points) for points in column] for column in zip(*((p.x, p.y) for p in lanes), strict=True))
 
-    def weights(given: Any, points: Any) -> Any:
+    def normalise(weights: Any, points: Any) -> Any:
         dtype = points.dtype if jnp.issubdtype(points.dtype, jnp.floating) else jnp.float32
-        given = jnp.ones(points.shape[0], dtype) if given is None else jnp.asarray(given, dtype)
-        # Not by a negative sum, which would make negative weights look right.
-        return given / jnp.abs(given.sum())
+        weights = jnp.ones(points.shape[0], dtype) if weights is None else jnp.asarray(weights, dtype)
+        # The absolute sum: dividing by a negative one would turn negative weights into valid ones.
+        return weights / jnp.abs(weights.sum())
 
     return (
         xs,
         ys,
-        [weights(p.a, x) for p, x in zip(lanes, xs, strict=True)],
-        [weights(p.b, y) for p, y in zip(lanes, ys, strict=True)],
+        [normalise(p.a, x) for p, x in zip(lanes, xs, strict=True)],
+        [normalise(p.b, y) for p, y in zip(lanes, ys, strict=True)],
     )
 
 
@@ -138,33 +138,33 @@ def _value(task: Task, xs: Any, ys: Any, weights: Any, others: Any) -> Any:
 
 
 def _value_forward(task: Task, xs: Any, ys: Any, weights: Any, others: Any) -> Any:
-    """Values, and all derivatives at once: potentials in float32 would lose what float64 knows."""
+    """Values, and all derivatives at once, because rounding potentials to float32 first would cost accuracy."""
     columns = xs, ys, weights, others
     shapes = _shapes(columns)
     values = jax.ShapeDtypeStruct((len(xs),), weights[0].dtype)
 
-    def host(*given: Any) -> Any:
-        solution = task.solve(*_host(given))
-        found = [[np.full(s.shape, np.nan) for s in column] for column in shapes]
+    def host(*arrays: Any) -> Any:
+        solution = task.solve(*_host(arrays))
+        exact = [[np.full(s.shape, np.nan) for s in column] for column in shapes]
         for places, plans in plans_of(solution):
             for column, side in ((0, "row"), (1, "col")):
                 for k, slope in zip(places, plans.slopes(side), strict=True):
-                    found[column][k] = slope
+                    exact[column][k] = slope
             for k in places:
-                found[2][k], found[3][k] = solution[k].potentials
-        gradients = [_as(column, shape) for column, shape in zip(found, shapes, strict=True)]
+                exact[2][k], exact[3][k] = solution[k].potentials
+        gradients = [_as(column, shape) for column, shape in zip(exact, shapes, strict=True)]
         return np.array(duals(solution), dtype=values.dtype), gradients
 
     return _call(host, (values, shapes), *columns)
 
 
 def _value_backward(task: Task, gradients: Any, cotangents: Any) -> Any:
-    """Where a cotangent is zero its lane adds nothing, though its derivatives be NaN."""
+    """Gradients times cotangents; a lane whose cotangent is zero adds zero, even where its gradients are NaN."""
 
-    def scaled(gradient: Any, cotangent: Any) -> Any:
+    def scale(gradient: Any, cotangent: Any) -> Any:
         return jnp.where(cotangent == 0, 0, gradient * cotangent)
 
-    return tuple([scaled(g, cotangents[k]) for k, g in enumerate(column)] for column in gradients)
+    return tuple([scale(g, cotangents[k]) for k, g in enumerate(column)] for column in gradients)
 
 
 _value.defvjp(_value_forward, _value_backward)
@@ -176,50 +176,50 @@ def _potentials(task: Task, xs: Any, ys: Any, weights: Any, others: Any) -> Any:
 
 
 def _potentials_forward(task: Task, *columns: Any) -> Any:
-    """Potentials, and what their dtype could not hold of them, which derivatives need."""
+    """Potentials in their dtype, and their rounding errors, because derivatives need potentials in float64."""
     shapes = _shapes(columns[2:])
 
-    def host(*given: Any) -> Any:
-        arrays = _host(given)
+    def host(*inputs: Any) -> Any:
+        arrays = _host(inputs)
         refuse_zeros(arrays[2:])
         pairs = [
             result.emitted or Potentials(*(np.full(len(w), np.nan) for w in both))
             for result, both in zip(task.solve(*arrays), zip(*arrays[2:], strict=True), strict=True)
         ]
         exact = [[np.asarray(pair[side], np.float64) for pair in pairs] for side in (0, 1)]
-        found = [_as(column, shape) for column, shape in zip(exact, shapes, strict=True)]
-        lost = [[e - f for e, f in zip(*both, strict=True)] for both in zip(exact, found, strict=True)]
-        return found, [_as(column, shape) for column, shape in zip(lost, shapes, strict=True)]
+        rounded = [_as(column, shape) for column, shape in zip(exact, shapes, strict=True)]
+        lost = [[e - f for e, f in zip(*both, strict=True)] for both in zip(exact, rounded, strict=True)]
+        return rounded, [_as(column, shape) for column, shape in zip(lost, shapes, strict=True)]
 
-    found, lost = _call(host, (shapes, shapes), *columns)
-    return found, (columns, found, lost)
+    rounded, lost = _call(host, (shapes, shapes), *columns)
+    return rounded, (columns, rounded, lost)
 
 
-def _potentials_backward(task: Task, kept: Any, cotangents: Any) -> Any:
-    columns, found, lost = kept
+def _potentials_backward(task: Task, saved: Any, cotangents: Any) -> Any:
+    columns, rounded, lost = saved
     shapes = _shapes(columns)
 
-    def host(columns: Any, found: Any, lost: Any, cotangents: Any) -> Any:
+    def host(columns: Any, rounded: Any, lost: Any, cotangents: Any) -> Any:
         problems, moved = task.problems(*_host(columns)), _host(cotangents)
         exact = [
             [f.astype(np.float64) + e for f, e in zip(*both, strict=True)]
-            for both in zip(_host(found), _host(lost), strict=True)
+            for both in zip(_host(rounded), _host(lost), strict=True)
         ]
         pairs = [Potentials(f, g) for f, g in zip(*exact, strict=True)]
-        # A lane without potentials has no derivatives: NaN tells, unless nothing depends on it.
+        # A lane without potentials has no derivatives: they are NaN, or zero where the cotangent is zero.
         fills = [np.nan if u.any() or v.any() else 0.0 for u, v in zip(*moved, strict=True)]
         out = [[np.full(s.shape, fill) for s, fill in zip(column, fills, strict=True)] for column in shapes]
-        some = [k for k, pair in enumerate(pairs) if np.isfinite(pair.f).all()]
-        if some:
-            instances = [validate(problems[k], tol=1.0) for k in some]
-            plans = load("cpu").couple(instances, [pairs[k] for k in some])
-            u, v = ([side[k] for k in some] for side in moved)
+        solved = [k for k, pair in enumerate(pairs) if np.isfinite(pair.f).all()]
+        if solved:
+            instances = [validate(problems[k], tol=1.0) for k in solved]
+            plans = load("cpu").couple(instances, [pairs[k] for k in solved])
+            u, v = ([side[k] for k in solved] for side in moved)
             for column, gradients in zip(out, pull_back(plans, instances, u, v), strict=True):
-                for k, gradient in zip(some, gradients, strict=True):
+                for k, gradient in zip(solved, gradients, strict=True):
                     column[k] = gradient
         return tuple(_as(column, shape) for column, shape in zip(out, shapes, strict=True))
 
-    return _call(host, tuple(shapes), columns, found, lost, cotangents)
+    return _call(host, tuple(shapes), columns, rounded, lost, cotangents)
 
 
 _potentials.defvjp(_potentials_forward, _potentials_backward)

@@ -18,11 +18,11 @@ from drainsinkhorn.run.stack import problems
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """How to solve a batch: everything that is not differentiated.
+    """The inputs of a batch that are not differentiated.
 
     Attributes:
-        eps: Of every lane.
-        cost: Between points.
+        eps: Entropic strength of every lane.
+        cost: The cost between points, of all lanes.
         settings: Keywords of `solve`.
     """
 
@@ -55,22 +55,22 @@ def lanes_of(x: Any, y: Any, a: Any, b: Any, eps: Any, cost: Any) -> list[Proble
 
 
 def plans_of(solution: Solution[Any]) -> list[tuple[list[int], Couplings[Any]]]:
-    """Plans of the lanes that have potentials, and their places."""
-    some = [k for k, result in enumerate(solution) if result.emitted is not None]
-    return [([some[i] for i in places], plans) for places, plans in couplings([solution[k] for k in some])]
+    """Plans of the lanes that have potentials, grouped by backend, with the numbers of these lanes."""
+    solved = [k for k, result in enumerate(solution) if result.emitted is not None]
+    return [([solved[i] for i in places], plans) for places, plans in couplings([solution[k] for k in solved])]
 
 
-def gauged(f: Any, g: Any, b: Any, finite: Any) -> Potentials[Any]:
-    """Potentials whose g is zero in the mean: the one pair among all `(f + t, g - t)` that has derivatives.
+def fix_gauge(f: Any, g: Any, b: Any, finite: Any) -> Potentials[Any]:
+    """Shift potentials so that `sum_j b_j g_j = 0`: of all pairs `(f + t, g - t)` the one that has derivatives.
 
-    `finite` is g with zeros for NaN, so that a lane without potentials does not harm weights that it shares.
+    `finite` is g with zeros for NaN, so that gradients of shared weights stay finite if one lane has no potentials.
     """
     shift = (b * finite).sum()
     return Potentials(f + shift, g - shift)
 
 
 def refuse_zeros(columns: Sequence[Sequence[Any]]) -> None:
-    """Raise if weights, all a and all b, are zero anywhere."""
+    """Raise ProblemError if a weight is zero; `columns` are all a and all b."""
     for name, column in zip("ab", columns, strict=True):
         for k, weights in enumerate(column):
             if weights is not None and bool((weights == 0).any()):

@@ -11,7 +11,7 @@ import torch
 
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
-from drainsinkhorn.grad.lanes import Task, gauged, lanes_of, plans_of, refuse_zeros
+from drainsinkhorn.grad.lanes import Task, fix_gauge, lanes_of, plans_of, refuse_zeros
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
@@ -29,10 +29,10 @@ def value(
 
     Args:
         x: Points: shared (n, d), stacked (W, n, d), or a list of unequal clouds.
-        y: Likewise.
+        y: Points of the other side, in one of the forms of x.
         eps: A number, or one for each problem.
-        a: Weights; normalised here, so that derivatives are those of the normalised problem.
-        b: Likewise.
+        a: Weights of x; normalised here, so that derivatives are those of the normalised problem. None: uniform.
+        b: Weights of y, normalised likewise.
         cost: A name or a Cost.
         **settings: Keywords of `solve`: tol, backend, accelerate, ...
 
@@ -65,9 +65,9 @@ def divergence(
     if not pairs:
         return _nothing(x, y)
     lanes, within = with_clouds_themselves(pairs)
-    found = _values(lanes, cost, settings)
-    first, second = (found[[pair[side] for pair in within]] for side in (0, 1))
-    return found[: len(pairs)] - first / 2 - second / 2
+    values = _values(lanes, cost, settings)
+    first, second = (values[[pair[side] for pair in within]] for side in (0, 1))
+    return values[: len(pairs)] - first / 2 - second / 2
 
 
 def potentials(
@@ -87,18 +87,18 @@ def potentials(
     if not lanes:
         return []
     task, tensors = _task(lanes, cost, settings)
-    found: Any = _Potentials.apply(task, *tensors)
+    sides: Any = _Potentials.apply(task, *tensors)
     count = len(lanes)
     return [
-        gauged(f, g, 1 / len(g) if b is None else b, g.nan_to_num())
-        for f, g, b in zip(found[:count], found[count:], tensors[3 * count :], strict=True)
+        fix_gauge(f, g, 1 / len(g) if b is None else b, g.nan_to_num())
+        for f, g, b in zip(sides[:count], sides[count:], tensors[3 * count :], strict=True)
     ]
 
 
 def _values(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any]) -> Tensor:
     task, tensors = _task(lanes, cost, settings)
-    found: Any = _Value.apply(task, *tensors)
-    return found
+    values: Any = _Value.apply(task, *tensors)
+    return values
 
 
 def _nothing(*points: Any) -> Tensor:
@@ -108,37 +108,38 @@ def _nothing(*points: Any) -> Tensor:
 
 
 def _task(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any]) -> tuple[Task, list[Any]]:
-    """What is not differentiated, and all x, y, a and b, one after the other, weights normalised."""
+    """Return the task, and all x, all y, all a and all b in one list; weights are normalised."""
     for lane in lanes:
         for name, points in (("x", lane.x), ("y", lane.y)):
             if not isinstance(points, torch.Tensor):
                 raise ProblemError(f"{name} must be a torch tensor, got {type(points).__name__}")
     task = Task(tuple(float(lane.eps) for lane in lanes), cost, settings)
-    # Each given tensor is normalised once, so that lanes that share it still share it.
+    # Each tensor is normalised once, so that lanes that share weights share the normalised weights.
     known: dict[int, Any] = {}
 
-    def weights(given: Any, points: Any) -> Any:
-        if given is None:
+    def normalise(weights: Any, points: Any) -> Any:
+        if weights is None:
             return None
-        if id(given) not in known:
-            tensor = torch.as_tensor(given, device=points.device)
+        if id(weights) not in known:
+            tensor = torch.as_tensor(weights, device=points.device)
             tensor = tensor if tensor.dtype.is_floating_point else tensor.double()
-            # Not by a negative sum, which would make negative weights look right.
-            known[id(given)] = tensor / tensor.sum().abs()
-        return known[id(given)]
+            # The absolute sum: dividing by a negative one would turn negative weights into valid ones.
+            known[id(weights)] = tensor / tensor.sum().abs()
+        return known[id(weights)]
 
     columns = (
         [lane.x for lane in lanes],
         [lane.y for lane in lanes],
-        [weights(lane.a, lane.x) for lane in lanes],
-        [weights(lane.b, lane.y) for lane in lanes],
+        [normalise(lane.a, lane.x) for lane in lanes],
+        [normalise(lane.b, lane.y) for lane in lanes],
     )
     return task, [tensor for column in columns for tensor in column]
 
 
-def _detached(tensors: Sequence[Any]) -> list[list[Any]]:
+def _detach_columns(tensors: Sequence[Any]) -> list[list[Any]]:
+    """Detached copies of all x, all y, all a and all b, as four lists."""
     count = len(tensors) // 4
-    # One detached tensor for each given one: lanes that share a cloud must be seen to.
+    # One detached tensor for each tensor, so that `solve` still sees which lanes share a cloud.
     known = {id(tensor): tensor if tensor is None else tensor.detach() for tensor in tensors}
     return [[known[id(tensor)] for tensor in tensors[k * count : (k + 1) * count]] for k in range(4)]
 
@@ -169,20 +170,21 @@ class _Value(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, task: Task, *tensors: Any) -> Any:
-        solution = task.solve(*_detached(tensors))
+        solution = task.solve(*_detach_columns(tensors))
         ctx.plans, ctx.lanes = plans_of(solution), len(solution)
         ctx.potentials = [result.emitted for result in solution]
-        # Plans read these again in backward; saved, torch sees whether somebody wrote to them in between.
+        # Plans read these again in backward; for saved tensors torch raises if they were modified in between.
         ctx.save_for_backward(*tensors)
         return torch.tensor(duals(solution), dtype=_float_dtype(tensors), device=tensors[0].device)
 
     @staticmethod
-    def backward(ctx: Any, cotangents: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         _refuse_second_order()
+        (cotangents,) = grad_outputs
         tensors, count = ctx.saved_tensors, ctx.lanes
         needs = ctx.needs_input_grad[1:]
-        # A lane without potentials has no derivatives: NaN tells, unless nothing depends on it.
-        found: list[Any] = [
+        # A lane without potentials has no derivatives: they are NaN, or zero where the cotangent is zero.
+        gradients: list[Any] = [
             _like(torch.full_like(tensor, float("nan")), tensor, cotangents[k % count]) if needed else None
             for k, (tensor, needed) in enumerate(zip(tensors, needs, strict=True))
         ]
@@ -190,13 +192,13 @@ class _Value(torch.autograd.Function):
             for column, side in ((0, "row"), (1, "col")):
                 if any(needs[column * count + k] for k in places):
                     for k, slope in zip(places, plans.slopes(side), strict=True):
-                        found[column * count + k] = _like(slope, tensors[column * count + k], cotangents[k])
+                        gradients[column * count + k] = _like(slope, tensors[column * count + k], cotangents[k])
             for k in places:
                 for column in (2, 3):
                     tensor = tensors[column * count + k]
                     if needs[column * count + k]:
-                        found[column * count + k] = _like(ctx.potentials[k][column - 2], tensor, cotangents[k])
-        return None, *(g if needed else None for g, needed in zip(found, needs, strict=True))
+                        gradients[column * count + k] = _like(ctx.potentials[k][column - 2], tensor, cotangents[k])
+        return None, *(g if needed else None for g, needed in zip(gradients, needs, strict=True))
 
 
 class _Potentials(torch.autograd.Function):
@@ -204,11 +206,11 @@ class _Potentials(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, task: Task, *tensors: Any) -> Any:
-        columns = _detached(tensors)
+        columns = _detach_columns(tensors)
         refuse_zeros(columns[2:])
         solution = task.solve(*columns)
         dtype = _float_dtype(tensors)
-        found = [
+        pairs = [
             result.emitted
             or Potentials(*(torch.full((len(p),), torch.nan, dtype=dtype, device=p.device) for p in (x, y)))
             for result, x, y in zip(solution, *columns[:2], strict=True)
@@ -216,15 +218,16 @@ class _Potentials(torch.autograd.Function):
         ctx.plans, ctx.lanes = plans_of(solution), len(solution)
         ctx.save_for_backward(*tensors)
         ctx.instances = [None if result.emitted is None else result.instance for result in solution]
-        return *(pair.f for pair in found), *(pair.g for pair in found)
+        return *(pair.f for pair in pairs), *(pair.g for pair in pairs)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         _refuse_second_order()
+        cotangents = grad_outputs
         tensors, count = ctx.saved_tensors, ctx.lanes
-        # A lane without potentials has no derivatives: NaN tells, unless nothing depends on it.
+        # A lane without potentials has no derivatives: they are NaN, or zero where the cotangent is zero.
         moved = [cotangents[k].any() | cotangents[count + k].any() for k in range(count)]
-        found: list[Any] = [
+        returned: list[Any] = [
             _like(torch.full_like(tensor, torch.nan), tensor, moved[k % count]) if needed else None
             for k, (tensor, needed) in enumerate(zip(tensors, ctx.needs_input_grad[1:], strict=True))
         ]
@@ -236,10 +239,10 @@ class _Potentials(torch.autograd.Function):
             for column, gradients in enumerate(pull_back(plans, instances, u, v)):
                 for k, gradient in zip(places, gradients, strict=True):
                     if ctx.needs_input_grad[1 + column * count + k]:
-                        found[column * count + k] = _like(
+                        returned[column * count + k] = _like(
                             gradient, tensors[column * count + k], torch.ones((), device=gradient.device)
                         )
-        return None, *found
+        return None, *returned
 
 
 def _on(instance: Instance[Any], like: Tensor) -> Instance[Any]:

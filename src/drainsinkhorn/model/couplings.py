@@ -1,4 +1,8 @@
-"""What can be done with finished plans, and what a plan costs."""
+"""The protocol of finished plans, which backends implement and `plans` consumes, and the costs of a plan.
+
+It is part of the model and not of `plans`, because `Result` and every backend refer to it, and neither `model` nor
+`backends` may import `plans`.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ from drainsinkhorn.model.problem import A, Potentials
 
 
 class TransportCost(NamedTuple):
-    """What a plan costs.
+    """The costs of a plan.
 
     Attributes:
         transport: `sum_ij P_ij C_ij`.
         kl: `KL(P | a b') = sum_ij P_ij log(P_ij / (a_i b_j)) - P_ij + a_i b_j`.
-        entropic: `transport + eps * kl`, what the problem minimises.
-        dual: `sum_i a_i f_i + sum_j b_j g_j - eps (sum_ij P_ij - 1)`: never above the minimum, and off by a
-            term of second order in the residual, so of all numbers here the one closest to it.
+        entropic: `transport + eps * kl`, the objective of the problem.
+        dual: `sum_i a_i f_i + sum_j b_j g_j - eps (sum_ij P_ij - 1)`: never above the minimum of the objective, and
+            below it by a term of second order in the residual, so the best estimate of that minimum.
     """
 
     transport: float
@@ -27,9 +31,10 @@ class TransportCost(NamedTuple):
 
 
 class Couplings(Protocol[A]):
-    """Finished plans of some problems, consumed together, in their order. Nothing of size n x m is kept but by `plan`.
+    """Finished plans of several problems, consumed together, in their order. Only `plan` stores n x m arrays.
 
-    A side is "row" (the points of x) or "col" (the points of y). What comes back lies where the problem's arrays lie.
+    A side is "row" (the points of x) or "col" (the points of y). Returned arrays are of the library, and on the device,
+    of the problem's arrays.
     """
 
     def log_ratios(self, side: str = "row") -> list[A]:
@@ -41,7 +46,7 @@ class Couplings(Protocol[A]):
         ...
 
     def average(self, values: Sequence[A], side: str = "row") -> list[A]:
-        """Means of values under the conditional law of every point of the side, whatever its own weight."""
+        """Means of values under the conditional distribution of every point of the side, even one of weight zero."""
         ...
 
     def barycentric_map(self, side: str = "row") -> list[A]:
@@ -49,7 +54,7 @@ class Couplings(Protocol[A]):
         ...
 
     def top_match(self, side: str = "row") -> list[A]:
-        """The point of the other side to which each point sends most mass; the first of equals."""
+        """Index of the point of the other side to which each point sends most mass; of equal masses the first."""
         ...
 
     def sample(self, count: int, seeds: Sequence[Any]) -> list[tuple[A, A]]:
@@ -57,30 +62,30 @@ class Couplings(Protocol[A]):
         ...
 
     def partners(self, rows: Sequence[A], seeds: Sequence[Any]) -> list[A]:
-        """For given points of x, a point of y each, drawn independently from their laws."""
+        """For points of x, by index, the index of a point of y each, drawn from its conditional distribution."""
         ...
 
     def transport_cost(self) -> list[TransportCost]:
-        """What each plan costs."""
+        """The costs of each plan."""
         ...
 
     def slopes(self, side: str = "row", weights: Sequence[A] | None = None) -> list[A]:
-        """`sum_j P_ij w_j dC(x_i, y_j)/dx_i`, shaped like the points of the side; weights of one if there are none."""
+        """`sum_j P_ij w_j dC(x_i, y_j)/dx_i`, shaped like the points of the side; weights None: all 1."""
         ...
 
     def plan(self, max_pairs: int) -> list[A]:
-        """Dense plans; refused above `max_pairs` entries in all."""
+        """Dense plans, (n, m); ProblemError if they have more than `max_pairs` entries in all."""
         ...
 
 
 class Coupler(Protocol[A]):
-    """What can build finished plans: every backend."""
+    """Builds finished plans; every backend does."""
 
     @property
     def name(self) -> str:
-        """The name users ask for it by."""
+        """The name by which users select it."""
         ...
 
     def couple(self, instances: Sequence[Instance[A]], potentials: Sequence[Potentials[A]]) -> Couplings[A]:
-        """The finished plans of some instances with these potentials."""
+        """The finished plans of these instances with these potentials."""
         ...

@@ -12,11 +12,11 @@ class DrainError(Exception):
 
 
 class ProblemError(DrainError, ValueError):
-    """A problem that cannot be solved as given; the text says what to change."""
+    """A problem or argument that is invalid; the text says what to change."""
 
 
 class OptionsError(DrainError, ValueError):
-    """An option that makes no sense; the text says which values do."""
+    """An option with an invalid value; the text says which values are valid."""
 
 
 class BackendUnavailable(DrainError, ImportError):
@@ -62,14 +62,14 @@ class FeedClosed(DrainError, RuntimeError):
 
 
 class FeedFull(DrainError, TimeoutError):
-    """There was no room in a feed within the time given."""
+    """A feed had no room for a problem within the timeout."""
 
 
 class DeadlineError(DrainError, TimeoutError):
     """A problem's deadline came before its result.
 
     Attributes:
-        result: What there was of it when its lane left, with status EXPIRED; None if it never ran, or has not left yet.
+        result: Its state when its lane left, with status EXPIRED; None if it never ran, or has not left yet.
     """
 
     def __init__(self, message: str, result: object) -> None:
@@ -78,7 +78,7 @@ class DeadlineError(DrainError, TimeoutError):
 
 
 class FleetError(DrainError, RuntimeError):
-    """A fleet that cannot work: its workers do not start, or it is used in a way that cannot be."""
+    """A fleet that cannot run: its workers do not start, or it is used in a way it does not support."""
 
 
 class DrainWarning(RuntimeWarning):

@@ -1,7 +1,8 @@
-"""What to do with couplings, batched over results and without a plan in memory.
+"""Samples, maps, costs and products of optimal plans, batched over results and without the n x m plan in memory.
 
-Every function takes one Result, or many: a Solution, or any sequence of Results. For many, what is given for each of
-them is a list, or an array whose first axis runs over the results, and what comes back is a list in the same order.
+Every function takes one Result, or many: a Solution, or any sequence of Results. For many results, an argument that
+each of them needs is a list, or an array whose first axis runs over the results; the return value is a list in the same
+order.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def apply(results: Results, values: Any, side: str = "row") -> Any:
     """
     if isinstance(results, Result):
         return results.apply(values, side)
-    given = _many(results)
-    each = _for_each("values", values, len(given))
-    return _together(given, lambda plans, places: plans.apply([each[i] for i in places], side))
+    many = _many(results)
+    each = _for_each("values", values, len(many))
+    return _together(many, lambda plans, places: plans.apply([each[i] for i in places], side))
 
 
 def barycentric_map(results: Results, side: str = "row") -> Any:
@@ -63,7 +64,7 @@ def sample(results: Results, count: int, *, seed: int) -> Any:
 
 
 def partners(results: Results, rows: Any, *, seed: int) -> Any:
-    """For given points of x, (k,) places, a point of y each, drawn independently from their conditional laws.
+    """For given points of x, (k,) places, a point of y each, drawn independently from their conditional distributions.
 
     For many results a list of places, or an array with an axis in front.
     """
@@ -79,6 +80,11 @@ def transport_cost(results: Results) -> TransportCost | list[TransportCost]:
     return _one_or_many(results, lambda plans, _: plans.transport_cost())
 
 
+def transport_costs(results: Iterable[Result[Any]]) -> list[TransportCost]:
+    """`transport_cost` of many results: the same values, with a type that says so."""
+    return _together(_many(results), lambda plans, _: plans.transport_cost())
+
+
 def plan(results: Results, *, max_pairs: int = MAX_PAIRS) -> Any:
     """Dense plans (n, m); refused above `max_pairs` entries in all."""
     return _one_or_many(results, lambda plans, _: plans.plan(max_pairs))
@@ -86,17 +92,17 @@ def plan(results: Results, *, max_pairs: int = MAX_PAIRS) -> Any:
 
 def couplings(results: Iterable[Result[Any]]) -> list[tuple[list[int], Couplings[Any]]]:
     """Finished plans grouped by the backend that consumes them, with their places: for consumers of your own."""
-    given = _many(results)
+    many = _many(results)
     groups: dict[Any, tuple[Coupler[Any], list[int]]] = {}
-    for place, result in enumerate(given):
+    for place, result in enumerate(many):
         if not isinstance(result, Result):
             raise ProblemError(f"expected Results, got {type(result).__name__} at place {place}")
         groups.setdefault(result.backend, (result.backend, []))[1].append(place)
-    warn_of_plans(given)
-    # Before normal forms, which a problem without potentials has not.
-    potentials = [result.potentials for result in given]
+    warn_of_plans(many)
+    # Before instances: an INVALID problem has neither, and `potentials` raises the error that says so.
+    potentials = [result.potentials for result in many]
     return [
-        (places, backend.couple([given[i].instance for i in places], [potentials[i] for i in places]))
+        (places, backend.couple([many[i].instance for i in places], [potentials[i] for i in places]))
         for backend, places in groups.values()
     ]
 
@@ -116,11 +122,12 @@ def _many(results: Results) -> list[Result[Any]]:
 
 
 def _together(results: list[Result[Any]], verb: Callable[[Couplings[Any], list[int]], Sequence[Any]]) -> list[Any]:
-    found: list[Any] = [None] * len(results)
+    """Call `verb(plans, places)` for the results of each backend; return one value per result, in order."""
+    values: list[Any] = [None] * len(results)
     for places, plans in couplings(results):
-        for place, out in zip(places, verb(plans, places), strict=True):
-            found[place] = out
-    return found
+        for place, value in zip(places, verb(plans, places), strict=True):
+            values[place] = value
+    return values
 
 
 def _for_each(name: str, values: Any, count: int) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""Pictures of a run: what the survival curve needed, what the kernel executed, what a static batch would have spent."""
+"""Plots of a run: its survival curve, the width of the kernel over cycles, and the slots of other modes and widths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drainsinkhorn.model.errors import BackendUnavailable
 
 
 def plot_ledger(ledger: Ledger, path: str | None = None) -> Any:
-    """The survival curve; and the width of the kernel over its cycles, before the static batches it did without.
+    """Plot the survival curve, and the width of the kernel over its cycles in front of that of static batches.
 
     Args:
         ledger: The account of a run.
@@ -21,14 +21,14 @@ def plot_ledger(ledger: Ledger, path: str | None = None) -> Any:
         The matplotlib figure.
     """
     figure = _figure(10, 4)
-    left, right = figure.subplots(1, 2)
-    _draw_survival(left, ledger.survival, len(ledger.depths))
-    _draw_widths(right, ledger)
-    return _saved(figure, path)
+    survival, widths = figure.subplots(1, 2)
+    _draw_survival(survival, ledger.survival, len(ledger.depths))
+    _draw_widths(widths, ledger)
+    return _save(figure, path)
 
 
 def plot_explanation(ledger: Mapping[str, Any], said: Mapping[str, Any], path: str | None = None) -> Any:
-    """A saved ledger's survival curve, the seconds of its verbs, and the slots of other modes and widths.
+    """Plot the survival curve of a saved ledger, the seconds of its steps, and the slots of other modes and widths.
 
     Args:
         ledger: The account as `drain solve` saves it.
@@ -36,31 +36,31 @@ def plot_explanation(ledger: Mapping[str, Any], said: Mapping[str, Any], path: s
         path: Where to save the picture.
     """
     figure = _figure(14, 4.2)
-    left, middle, right = figure.subplots(1, 3)
-    _draw_survival(left, ledger["survival"], max(ledger["survival"], default=0))
+    survival, times, slots = figure.subplots(1, 3)
+    _draw_survival(survival, ledger["survival"], max(ledger["survival"], default=0))
     seconds = sorted(ledger["seconds"].items(), key=lambda item: item[1])
-    middle.barh([verb for verb, _ in seconds], [value for _, value in seconds], color=NEEDED)
-    middle.set_xlabel("seconds")
-    middle.set_title("Where the time went")
+    times.barh([verb for verb, _ in seconds], [value for _, value in seconds], color=NEEDED)
+    times.set_xlabel("seconds")
+    times.set_title("Where the time went")
     needed = min((choice["slots"] for choice in said["what_if"]), default=0)
     names = [f"{choice['mode']} {choice['width']}" for choice in said["what_if"]][::-1]
     spent = [choice["slots"] for choice in said["what_if"]][::-1]
-    right.barh(names, spent, color=REMOVED, label="could be removed")
-    right.barh(names, [min(needed, slots) for slots in spent], color=EXECUTED, label="needed")
-    right.set_xlabel("slots")
-    right.xaxis.get_major_locator().set_params(nbins=4)
-    right.xaxis.set_major_formatter("{x:,.0f}")
-    right.set_title("The same depths in other modes and widths")
+    slots.barh(names, spent, color=REMOVED, label="could be removed")
+    slots.barh(names, [min(needed, count) for count in spent], color=EXECUTED, label="needed")
+    slots.set_xlabel("slots")
+    slots.xaxis.get_major_locator().set_params(nbins=4)
+    slots.xaxis.set_major_formatter("{x:,.0f}")
+    slots.set_title("The same depths in other modes and widths")
     if names:
-        right.legend(loc="lower right")
-    return _saved(figure, path)
+        slots.legend(loc="lower right")
+    return _save(figure, path)
 
 
 def plot_trials(curves: Mapping[str, Sequence[int]], path: str | None = None) -> Any:
-    """Survival curves of one sample under several settings; cycles in a logarithmic scale.
+    """Plot survival curves of one sample under several settings; the axis of cycles is logarithmic.
 
     Args:
-        curves: Name to survival curve.
+        curves: The survival curve of each setting, by the name of the setting.
         path: Where to save the picture.
     """
     figure = _figure(7, 4.2)
@@ -74,7 +74,7 @@ def plot_trials(curves: Mapping[str, Sequence[int]], path: str | None = None) ->
     axes.set_ylabel("problems still at work")
     axes.set_title("Survival of the sample")
     axes.legend()
-    return _saved(figure, path)
+    return _save(figure, path)
 
 
 def _figure(width: float, height: float) -> Any:
@@ -85,7 +85,8 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _saved(figure: Any, path: str | None) -> Any:
+def _save(figure: Any, path: str | None) -> Any:
+    """Save the figure if there is a path, and return it."""
     if path is not None:
         figure.savefig(path, dpi=130)
     return figure
@@ -105,7 +106,7 @@ def _draw_survival(axes: Any, curve: Sequence[int], count: int) -> None:
 
 
 def _draw_widths(axes: Any, ledger: Ledger) -> None:
-    """Width over cycles; the title has the exact slots (here a lane that rests still counts as width)."""
+    """Draw width over cycles. A held lane counts as width here; the title has the exact number of slots."""
     runs = ((ledger.static_widths, REMOVED, "removed"), (ledger.widths, EXECUTED, "executed"))
     for widths, colour, label in runs:
         if widths:

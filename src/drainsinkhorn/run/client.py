@@ -22,14 +22,14 @@ class Client:
     """Takes problems from any number of threads and asyncio tasks and runs them through one stream.
 
     Args:
-        tol: As for `stream`, and so on.
-        init: Likewise.
-        backend: Likewise.
-        options: Likewise.
-        observe: Likewise; called in the client's own thread.
-        capacity: Problems that may wait, and requests of an event loop that may be under way.
-        patience: Seconds after which a waiting problem may no longer be passed over by those of another signature.
-        through: Runs the feed instead of `stream`: the `stream` of a fleet.
+        tol: Bound on the larger L1 marginal residual, as for `stream`.
+        init: The start of problems that name none, as for `stream`.
+        backend: "auto", a name, or a Backend, as for `stream`.
+        options: All options at once, as for `stream`.
+        observe: Receives every event of the run, in the client's own thread.
+        capacity: Largest number of problems that wait, and of unfinished requests of one event loop.
+        patience: Seconds after which problems of another signature may no longer overtake a waiting problem.
+        through: Function that solves the feed in place of `stream`: the `stream` method of a fleet.
         **settings: Fields of Options.
 
     Examples:
@@ -58,7 +58,7 @@ class Client:
         self._feed: Feed[Any] = Feed(capacity, patience=patience)
         self._capacity = capacity
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        # Opened here, so that bad options are refused where they were written.
+        # Opened in the caller's thread, so that invalid options raise here.
         run = through(self._feed, tol=tol, init=init, backend=backend, options=options, observe=observe, **settings)
         self._thread = threading.Thread(target=self._drain, args=(run,), name="drainsinkhorn-client", daemon=True)
         self._thread.start()
@@ -78,8 +78,8 @@ class Client:
         room, until = self._room(loop), None if deadline is None else loop.time() + deadline
         try:
             async with asyncio.timeout_at(until), room:
-                left = None if until is None else max(1e-9, until - loop.time())
-                answer = self._feed.push(problem, deadline=left, bounded=False)
+                remaining = None if until is None else max(1e-9, until - loop.time())
+                answer = self._feed.push(problem, deadline=remaining, bounded=False)
                 try:
                     return await asyncio.wrap_future(answer)
                 except asyncio.CancelledError:

@@ -20,7 +20,7 @@ from drainsinkhorn.model.status import Status
 
 Clock = Callable[[], float]
 PRUNING = 0.05
-"""Seconds between two looks at everything that waits."""
+"""Least time between two searches of the queue for problems that need not be solved any more, in seconds."""
 
 
 class Answer(Future[Result[Any]]):
@@ -35,33 +35,33 @@ class Answer(Future[Result[Any]]):
 
     @property
     def unwanted(self) -> bool:
-        """True if its deadline has come, or nobody waits for it."""
+        """True if the deadline has come, or the caller has cancelled."""
         return self.until <= self._clock() or self.cancelled()
 
     def result(self, timeout: float | None = None) -> Result[Any]:
         """The Result; waits for it, but not past its deadline."""
-        left = self.until - self._clock()
-        if left == math.inf or (timeout is not None and timeout < left):
+        remaining = self.until - self._clock()
+        if remaining == math.inf or (timeout is not None and timeout < remaining):
             return super().result(timeout)
         try:
-            return super().result(max(0.0, left))
+            return super().result(max(0.0, remaining))
         except DeadlineError:
             raise
         except TimeoutError:
             raise self.too_late() from None
 
     def fail(self, error: BaseException) -> None:
-        """Raise this for whoever waits, unless there is an answer already; its owner may cancel it at any moment."""
+        """Set this exception unless the future is done; its owner may cancel it at any moment."""
         with contextlib.suppress(InvalidStateError):
             self.set_exception(error)
 
     def too_late(self) -> DeadlineError:
-        """What to raise when the deadline has come and there is no result."""
+        """The error to raise if the deadline has come and there is no result."""
         return DeadlineError(f"the deadline came first; it was handed in {self._clock() - self.since:.3g} s ago", None)
 
 
 class Tap(Iterator[Problem[A]], Generic[A]):
-    """Problems that come while one `stream` reads them: what the stream asks of them, and tells them."""
+    """Problems that arrive while one `stream` reads them: the interface between the source and the stream."""
 
     _claimed = False
 
@@ -78,7 +78,7 @@ class Tap(Iterator[Problem[A]], Generic[A]):
 
     @abstractmethod
     def overdue(self, ticket: int) -> bool:
-        """True if this problem has waited so long that others may not pass it over."""
+        """True if this problem has waited so long that no other may overtake it."""
 
     @property
     def expired(self) -> Container[int]:
@@ -86,22 +86,22 @@ class Tap(Iterator[Problem[A]], Generic[A]):
         return ()
 
     def settle(self, result: Result[Any]) -> None:
-        """Told every result."""
+        """Receives every result of the stream."""
 
     def fail(self, error: BaseException) -> None:
-        """Told that the stream is over."""
+        """Receives the error, or the end, that ended the stream."""
 
 
 class Feed(Tap[A]):
     """Problems from many threads for one `stream`.
 
-    `stream` takes what is there whenever lanes fall vacant, never waits while lanes are live, and sleeps when there is
-    nothing to do. So problems of concurrent callers share packs.
+    `stream` takes waiting problems whenever there are vacancies, never waits while lanes are live, and sleeps when
+    there are no problems. So problems of concurrent callers share packs.
 
     Args:
-        capacity: Problems that may wait to be read; `push` waits while there are so many.
-        patience: Seconds after which a waiting problem may no longer be passed over by problems of another signature.
-        clock: Seconds.
+        capacity: Largest number of problems that wait to be read; `push` waits while there are that many.
+        patience: Seconds after which problems of another signature may no longer overtake a waiting problem.
+        clock: Function that returns the time in seconds; deadlines and patience are measured by it.
     """
 
     def __init__(self, capacity: int = 1024, *, patience: float = 0.5, clock: Clock = time.monotonic) -> None:
@@ -117,7 +117,7 @@ class Feed(Tap[A]):
         self._flight: dict[int, Answer] = {}
         self._read = 0
         self._pruned = -math.inf
-        # Whether anything pushed so far may expire.
+        # Whether any problem pushed so far has a deadline or was cancelled.
         self.hurried = False
         self._closed: Exception | None = None
 
@@ -135,8 +135,8 @@ class Feed(Tap[A]):
             problem: The problem; bad ones get a Result that says INVALID, like everywhere.
             deadline: Seconds from now. A problem that still waits then is not run; one in a lane leaves at the next
                 audit. None: no deadline.
-            timeout: Seconds to wait for room; then FeedFull is raised. None: as long as it takes.
-            bounded: False goes past the capacity, for callers that bound themselves.
+            timeout: Seconds to wait for room; then FeedFull is raised. None: no limit.
+            bounded: False ignores the capacity, for callers that bound their number of problems themselves.
         """
         if deadline is not None and not deadline > 0:
             raise OptionsError(f"deadline is in seconds from now and must be positive, got {deadline!r}")
@@ -156,12 +156,12 @@ class Feed(Tap[A]):
         return answer
 
     def give_up(self, answer: Answer) -> None:
-        """Nobody wants this one any more: it is not run, or its lane leaves at the next audit."""
+        """Cancel a problem: if it waits it is not run, if it is in a lane the lane leaves at the next audit."""
         self.hurried, answer.until = True, -math.inf
         answer.cancel()
 
     def close(self) -> None:
-        """Nothing more comes: the stream ends when it has answered what was pushed."""
+        """Accept no further problems: the stream ends when it has answered those that were pushed."""
         with self._changed:
             self._closed = self._closed or FeedClosed("the feed was closed")
             self._changed.notify_all()
@@ -173,11 +173,11 @@ class Feed(Tap[A]):
         self.close()
 
     def __len__(self) -> int:
-        """Problems that wait to be read."""
+        """Number of problems that wait to be read."""
         return len(self._waiting)
 
     def __next__(self) -> Problem[A]:
-        """The next problem that somebody still wants; sleeps until there is one."""
+        """Return the next problem that is neither cancelled nor too late; sleeps until there is one."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -185,7 +185,7 @@ class Feed(Tap[A]):
                     raise StopIteration
                 answer = self._waiting.popleft()
                 self._changed.notify_all()
-                if not self._dropped(answer) and answer.set_running_or_notify_cancel():
+                if not self._drop_if_unwanted(answer) and answer.set_running_or_notify_cancel():
                     break
             self._flight[self._read] = answer
             self._read += 1
@@ -198,12 +198,12 @@ class Feed(Tap[A]):
         with self._changed:
             if self._clock() > self._pruned + PRUNING:
                 self._prune()
-            while self._waiting and self._dropped(self._waiting[0]):
+            while self._waiting and self._drop_if_unwanted(self._waiting[0]):
                 self._waiting.popleft()
             return bool(self._waiting) or self._closed is not None
 
     def overdue(self, ticket: int) -> bool:
-        """True if this problem has waited so long that others may not pass it over."""
+        """True if this problem has waited so long that no other may overtake it."""
         answer = self._flight.get(ticket)
         return answer is not None and self._clock() > answer.since + self._patience
 
@@ -228,14 +228,14 @@ class Feed(Tap[A]):
             answer.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """The stream is over: whatever has no answer gets this one."""
+        """Fail all problems without an answer with this error, because the stream has ended."""
         with self._changed:
             self._closed = self._closed or FeedClosed(f"the stream has ended ({type(error).__name__}: {error})")
-            left = [*self._flight.values(), *self._waiting]
+            unanswered = [*self._flight.values(), *self._waiting]
             self._flight.clear()
             self._waiting.clear()
             self._changed.notify_all()
-        for answer in left:
+        for answer in unanswered:
             answer.fail(error)
 
     def _has_room(self) -> bool:
@@ -244,23 +244,23 @@ class Feed(Tap[A]):
         return len(self._waiting) < self._capacity
 
     def _prune(self) -> None:
-        """Forget what waits and nobody wants any more."""
+        """Remove problems from the queue that were cancelled or whose deadline has come."""
         self._pruned = self._clock()
-        whole, self._waiting = self._waiting, deque(answer for answer in self._waiting if not answer.unwanted)
-        if len(whole) > len(self._waiting):
+        before, self._waiting = self._waiting, deque(answer for answer in self._waiting if not answer.unwanted)
+        if len(before) > len(self._waiting):
             self._changed.notify_all()
-            for answer in whole:
-                self._dropped(answer)
+            for answer in before:
+                self._drop_if_unwanted(answer)
 
-    def _dropped(self, answer: Answer) -> bool:
-        """Whether nobody wants it any more; then it is told so."""
+    def _drop_if_unwanted(self, answer: Answer) -> bool:
+        """Fail the future of a problem whose deadline has come; return True if the future is done."""
         if answer.unwanted:
             answer.fail(answer.too_late())
         return answer.done()
 
 
 class _Expired(Container[int]):
-    """Tickets under way whose deadline has come, looked up when asked: once for every live lane at every audit."""
+    """Tickets whose deadline has come. The clock is read on every lookup: once per live lane and audit."""
 
     def __init__(self, feed: Feed[Any]) -> None:
         self._feed = feed

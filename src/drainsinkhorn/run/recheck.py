@@ -68,13 +68,13 @@ class Finding(NamedTuple):
 
     Attributes:
         side: "rows" or "columns".
-        seen: Number of them that were checked.
-        total: Number of them in all.
+        checked: Number of rows or columns that were checked.
+        total: Number of rows or columns that have weight.
         least: Lower bound on the residual of the side: the sum over those checked, less its rounding error.
     """
 
     side: str
-    seen: int
+    checked: int
     total: int
     least: float
 
@@ -136,15 +136,16 @@ class Recheck:
         In mode "all" every row and column is recomputed, else some of them.
         """
         assert outcome.potentials is not None, "a converged result has potentials"
-        tol, whole = instance.tol / self._margin, self._mode == "all"
-        finding = refute(instance, outcome.potentials, tol, ticket=outcome.ticket, whole=whole)
+        tol, check_all = instance.tol / self._margin, self._mode == "all"
+        finding = refute(instance, outcome.potentials, tol, ticket=outcome.ticket, check_all=check_all)
         if finding is not None:
-            seen = f"all {finding.total}" if finding.seen == finding.total else f"{finding.seen} of {finding.total}"
+            count = "all" if finding.checked == finding.total else f"{finding.checked} of"
             raise ContractError(
                 f"backend {self._backend!r}: problem {outcome.ticket} was reported as CONVERGED with residual "
-                f"{outcome.residual.worst:.3g}, but recomputed from its own arrays in float64 the residual of {seen} "
-                f"{finding.side} is {finding.least:.3g}, above tol = {tol:.3g}. The result is withheld; the backend or "
-                'the machine is at fault. Solve again with another backend, for example backend="reference"'
+                f"{outcome.residual.worst:.3g}, but recomputed from its own arrays in float64 the residual of {count} "
+                f"{finding.total} {finding.side} is {finding.least:.3g}, above tol = {tol:.3g}. The result is "
+                "withheld; the backend or the machine is at fault. Solve again with another backend, for example "
+                'backend="reference"'
             )
 
     def _seconds(self, instance: Instance[Any], depth: int) -> float:
@@ -162,12 +163,12 @@ def price_of(instance: Instance[Any]) -> float:
     """Predict the seconds for the first rows and columns of a problem."""
     (rows, cols, dim), where = _shape(instance), _where(instance)
     own = not instance.is_dense and instance.cost.kind.distances is None
-    seen = _first_count(rows, cols, dim)
-    return OVERHEAD[where] + CALLERS_OWN * own + ENTRY[where] * seen * (rows + cols) * (dim + 8)
+    sampled = _first_count(rows, cols, dim)
+    return OVERHEAD[where] + CALLERS_OWN * own + ENTRY[where] * sampled * (rows + cols) * (dim + 8)
 
 
 def refute(
-    instance: Instance[Any], potentials: Potentials[Any], tol: float, *, ticket: int = 0, whole: bool = False
+    instance: Instance[Any], potentials: Potentials[Any], tol: float, *, ticket: int = 0, check_all: bool = False
 ) -> Finding | None:
     """Return evidence that a residual of these potentials exceeds tol; None if there is none.
 
@@ -176,10 +177,10 @@ def refute(
         potentials: As they were emitted.
         tol: Claimed bound on both residuals.
         ticket: Seed of the sample of rows and columns.
-        whole: Check all rows and columns.
+        check_all: Check all rows and columns.
     """
     rows, cols, dim = _shape(instance)
-    count = max(rows, cols) if whole else _first_count(rows, cols, dim)
+    count = max(rows, cols) if check_all else _first_count(rows, cols, dim)
     # The same fraction for the same ticket; fractions of neighbouring tickets are far apart.
     offset = (ticket + 1) * 0.6180339887498949 % 1.0
     with np.errstate(all="ignore"):
@@ -193,9 +194,9 @@ def refute(
                 total, estimate = side.sums(places, ratio)
                 # Written so that NaN, which only non-finite potentials give, leads to the bound below.
                 if not total <= tol:
-                    least, seen = side.least(places, ratio)
+                    least, checked = side.least(places, ratio)
                     if not least <= tol * (1 + 4 * UNIT):
-                        return Finding(side.name, seen, side.total, least)
+                        return Finding(side.name, checked, side.total, least)
                 if estimate > SUSPICIOUS * tol and len(places) < side.total:
                     suspicious.append(side)
             sides, count = suspicious, count * MORE
@@ -203,7 +204,7 @@ def refute(
 
 
 def _shape(instance: Instance[Any]) -> tuple[int, int, int]:
-    """Rows, columns and coordinates of an admitted problem; 0 coordinates for a matrix."""
+    """Numbers of rows, columns and coordinates of a problem; 0 coordinates for a matrix."""
     return *instance.shape, instance.dim
 
 
@@ -326,14 +327,14 @@ class _Side:
         wide = min(size, room)
         step, parts = max(1, room // wide), list[Any]()
         for first in range(0, len(places), step):
-            rows, found = places[first : first + step], None
+            rows, measured = places[first : first + step], None
             mine = own[rows][:, None]
             for begin in range(0, size, wide):
                 cols = slice(begin, begin + wide)
                 cost = self._costs(rows, cols)
-                some = measure((mine + others[cols] - cost) / state.instance.eps, cost, mass[cols])
-                found = some if found is None else join(found, some)
-            parts.append(found)
+                values = measure((mine + others[cols] - cost) / state.instance.eps, cost, mass[cols])
+                measured = values if measured is None else join(measured, values)
+            parts.append(measured)
         return parts[0] if len(parts) == 1 else state.library.concatenate(parts)
 
     def _costs(self, rows: NDArray[np.intp], cols: slice) -> Any:

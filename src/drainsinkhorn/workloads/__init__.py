@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.workloads import clouds, digits
 
 Workload = Callable[[int], list[Problem[Any]]]
-"""A seed to problems."""
+"""A function from a seed to problems."""
 
-WORKLOADS: dict[str, str] = {
-    "digits": "drainsinkhorn.workloads.digits",
-    "clouds": "drainsinkhorn.workloads.clouds",
-}
-"""Name to the module whose `problems(seed)` makes it and whose docstring describes it."""
+WORKLOADS = {"digits": digits, "clouds": clouds}
+"""Names and modules. A module has `problems(seed)`, and the first line of its docstring describes them."""
 
 
 def load(name: str) -> tuple[Workload, str]:
-    """The workload of that name, and one line about it."""
+    """Return the workload of that name and one line that describes it."""
     if name not in WORKLOADS:
         raise OptionsError(f"workload {name!r} is unknown; use one of {sorted(WORKLOADS)}")
-    module = importlib.import_module(WORKLOADS[name])
-    return _explained(module.problems), str(module.__doc__).splitlines()[0]
+    module = WORKLOADS[name]
+    return _with_advice(module.problems), str(module.__doc__).splitlines()[0]
 
 
-def _explained(workload: Workload) -> Workload:
+def _with_advice(workload: Workload) -> Workload:
+    """The workload, whose ImportError says what to install."""
+
     def problems(seed: int) -> list[Problem[Any]]:
         try:
             return workload(seed)

@@ -12,13 +12,13 @@ from drainsinkhorn.model.problem import Problem
 def problems(seed: int, count: int = 48, sizes: tuple[int, int] = (60, 260), dimension: int = 3) -> list[Problem[Any]]:
     """Mixtures of eight clusters; the spread of the centres grows from pair to pair, and with it the depth."""
     rng = np.random.default_rng(seed)
-    made: list[Problem[Any]] = []
+    pairs: list[Problem[Any]] = []
     for spread in np.linspace(0.3, 3.0, count):
         n, m = rng.integers(*sizes, size=2)
         x, y = (_mixture(rng, int(size), dimension, float(spread)) for size in (n, m))
-        made.append(Problem(x=x, y=y, eps=0.1))
+        pairs.append(Problem(x=x, y=y, eps=0.1))
     order = rng.permutation(count)
-    return [made[i] for i in order]
+    return [pairs[i] for i in order]
 
 
 def _mixture(rng: np.random.Generator, size: int, dimension: int, spread: float) -> Any:

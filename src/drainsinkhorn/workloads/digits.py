@@ -16,9 +16,9 @@ def problems(seed: int) -> list[Problem[Any]]:
     images, labels = load_digits(return_X_y=True)
     classes = [images[labels == digit] / 16.0 for digit in range(10)]
     pairs = [(i, j) for i in range(10) for j in range(i)]
-    made: list[Problem[Any]] = []
+    pair_problems: list[Problem[Any]] = []
     for i, j in np.random.default_rng(seed).permutation(pairs):
         x, y = classes[i], classes[j]
         median = float(np.median(((x[::5, None] - y[None, ::5]) ** 2).sum(axis=-1)))
-        made.append(Problem(x=x, y=y, eps=0.005 * median))
-    return made
+        pair_problems.append(Problem(x=x, y=y, eps=0.005 * median))
+    return pair_problems

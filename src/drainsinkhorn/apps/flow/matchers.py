@@ -7,9 +7,6 @@
 stays POT's. Matchers that do not couple are torchcfm's own. Needs torchcfm.
 """
 
-# pyright: basic
-# torchcfm has no types.
-
 from __future__ import annotations
 
 from typing import Any
@@ -18,14 +15,14 @@ from drainsinkhorn.apps.flow.sampler import OTPlanSampler as OTPlanSampler
 from drainsinkhorn.model.errors import BackendUnavailable
 
 try:
-    from torchcfm import conditional_flow_matching as _theirs
+    from torchcfm import conditional_flow_matching as _torchcfm
 except ImportError as error:
     raise BackendUnavailable(f"drainsinkhorn.flow.matchers needs torchcfm ({error}); pip install torchcfm") from error
 
-ConditionalFlowMatcher = _theirs.ConditionalFlowMatcher
-TargetConditionalFlowMatcher = _theirs.TargetConditionalFlowMatcher
-VariancePreservingConditionalFlowMatcher = _theirs.VariancePreservingConditionalFlowMatcher
-pad_t_like_x = _theirs.pad_t_like_x
+ConditionalFlowMatcher = _torchcfm.ConditionalFlowMatcher
+TargetConditionalFlowMatcher = _torchcfm.TargetConditionalFlowMatcher
+VariancePreservingConditionalFlowMatcher = _torchcfm.VariancePreservingConditionalFlowMatcher
+pad_t_like_x = _torchcfm.pad_t_like_x
 
 __all__ = [
     "ConditionalFlowMatcher",
@@ -38,7 +35,7 @@ __all__ = [
 ]
 
 
-class ExactOptimalTransportConditionalFlowMatcher(_theirs.ExactOptimalTransportConditionalFlowMatcher):
+class ExactOptimalTransportConditionalFlowMatcher(_torchcfm.ExactOptimalTransportConditionalFlowMatcher):
     """torchcfm's matcher over exact plans, POT's; pairs are drawn by this library's sampler."""
 
     def __init__(self, sigma: float = 0.0) -> None:
@@ -46,12 +43,12 @@ class ExactOptimalTransportConditionalFlowMatcher(_theirs.ExactOptimalTransportC
         self.ot_sampler: Any = OTPlanSampler(method="exact")
 
 
-class SchrodingerBridgeConditionalFlowMatcher(_theirs.SchrodingerBridgeConditionalFlowMatcher):
+class SchrodingerBridgeConditionalFlowMatcher(_torchcfm.SchrodingerBridgeConditionalFlowMatcher):
     """torchcfm's Schrodinger bridge matcher; its eps is 2 sigma^2.
 
     Args:
         sigma: Spread of the bridges.
-        ot_method: "sinkhorn" is this library's, what else there is is POT's.
+        ot_method: "sinkhorn" is solved by this library, all other methods by POT.
         **settings: Further keywords of `OTPlanSampler`, such as tol, seed or backend.
     """
 

@@ -1,4 +1,4 @@
-"""Minibatches as problems: points where they lie, or, on a CPU and in many dimensions, their distances."""
+"""Minibatches as problems: with their points, or, on a CPU and in many dimensions, with their cost matrix."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.numerics.arrays import to_numpy
 
-MANY_DIMENSIONS, KEPT_PAIRS = 48, 2**22
-"""From so many coordinates on, and up to so many pairs, a CPU keeps distances: solving and drawing look at them."""
+MANY_DIMENSIONS, MATRIX_PAIRS = 48, 2**22
+"""Least number of coordinates and largest number of pairs for which a CPU computes a cost matrix, once for solving and
+sampling."""
 
 Tensor = torch.Tensor
 
 
 def refuse_other_than_tensors(**named: Any) -> None:
-    """Raise for what is not a torch tensor."""
+    """Raise ProblemError for the first argument that is not a torch tensor."""
     for name, value in named.items():
         if not isinstance(value, torch.Tensor):
             advice = "write torch.as_tensor(...), with numbers in place of names"
@@ -30,30 +31,34 @@ def refuse_other_than_tensors(**named: Any) -> None:
 def problems_of(
     pairs: Sequence[Sequence[Tensor]], eps: Sequence[float], scales: Sequence[float] | None = None, backend: Any = None
 ) -> list[Problem[Any]]:
-    """The problems of minibatches, (n, ...) and (m, ...), with costs `scale |x0 - x1|^2`.
+    """The problems of minibatches with costs `scale |x0 - x1|^2`.
 
-    Distances are computed on as many threads as `backend` has, if it says so.
+    Args:
+        pairs: For each minibatch x0, (n, ...), and x1, (m, ...).
+        eps: Entropic strength of each.
+        scales: Factor of the cost of each; None: 1.
+        backend: Its `threads`, if it has that attribute, is the number of threads that compute cost matrices.
     """
     flat = [[points.detach().reshape(len(points), -1) for points in pair] for pair in pairs]
     scales = [1.0] * len(flat) if scales is None else scales
-    found: list[Problem[Any]] = [
+    problems: list[Problem[Any]] = [
         Problem(x=x, y=y, eps=strength, cost=Cost("sqeuclidean", scale))
         for (x, y), strength, scale in zip(flat, eps, scales, strict=True)
     ]
-    kept = [place for place, pair in enumerate(flat) if _keeps(*pair)]
-    if not kept or importlib.util.find_spec("numba") is None:
-        return found
+    dense = [place for place, pair in enumerate(flat) if _wants_matrix(*pair)]
+    if not dense or importlib.util.find_spec("numba") is None:
+        return problems
     from drainsinkhorn.backends.cpu.distances import squared_distances
 
-    clouds = [[to_numpy(points) for points in flat[place]] for place in kept]
-    matrices = squared_distances(clouds, [scales[place] for place in kept], getattr(backend, "threads", None))
-    for place, costs in zip(kept, matrices, strict=True):
+    clouds = [[to_numpy(points) for points in flat[place]] for place in dense]
+    matrices = squared_distances(clouds, [scales[place] for place in dense], getattr(backend, "threads", None))
+    for place, costs in zip(dense, matrices, strict=True):
         if costs is not None:
-            found[place] = Problem(cost=torch.from_numpy(costs), eps=eps[place])
-    return found
+            problems[place] = Problem(cost=torch.from_numpy(costs), eps=eps[place])
+    return problems
 
 
-def _keeps(x: Tensor, y: Tensor) -> bool:
-    """True if distances of these points are to be kept."""
-    many = x.shape[1] >= MANY_DIMENSIONS and 0 < len(x) * len(y) <= KEPT_PAIRS
+def _wants_matrix(x: Tensor, y: Tensor) -> bool:
+    """True if the cost matrix of these points is to be computed once, instead of costs in every cycle."""
+    many = x.shape[1] >= MANY_DIMENSIONS and 0 < len(x) * len(y) <= MATRIX_PAIRS
     return many and x.shape[1] == y.shape[1] and all(p.device.type == "cpu" and p.is_floating_point() for p in (x, y))

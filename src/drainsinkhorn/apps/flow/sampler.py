@@ -20,7 +20,7 @@ from drainsinkhorn.run.solve import solve
 
 METHODS = ("sinkhorn", "exact", "unbalanced", "partial")
 CHUNK = 1024
-"""Rows of distances that are looked at together for the largest one."""
+"""Rows of the distance matrix that are computed at a time to find its largest entry."""
 
 Tensor = torch.Tensor
 
@@ -39,7 +39,7 @@ class OTPlanSampler:
         num_threads: Threads of "exact".
         warn: Warn of a problem that did not converge; its last state is used.
         tol: Bound on the larger L1 marginal residual of "sinkhorn".
-        seed: What draws begin with; None takes it from torch's generator, so that `torch.manual_seed` decides.
+        seed: Seed of all draws; None: torch's generator gives one, so that `torch.manual_seed` decides.
         backend: "auto", a name, or a Backend.
     """
 
@@ -65,7 +65,7 @@ class OTPlanSampler:
         self.tol, self.backend = tol, backend
         self._seeds = None if seed is None else np.random.default_rng(seed)
 
-    def _seed(self) -> int:
+    def _next_seed(self) -> int:
         if self._seeds is not None:
             return int(self._seeds.integers(2**62))
         return int(torch.randint(2**62, ()).item())
@@ -93,33 +93,37 @@ class OTPlanSampler:
         a, b = np.full(len(x), 1 / len(x)), np.full(len(y), 1 / len(y))
         ot = _pot(self.method)
         if self.method == "exact":
-            found = ot.emd(a, b, cost, numThreads=self.num_threads)
+            coupling = ot.emd(a, b, cost, numThreads=self.num_threads)
         elif self.method == "unbalanced":
-            found = ot.unbalanced.sinkhorn_knopp_unbalanced(a, b, cost, reg=self.reg, reg_m=self.reg_m)
+            coupling = ot.unbalanced.sinkhorn_knopp_unbalanced(a, b, cost, reg=self.reg, reg_m=self.reg_m)
         else:
-            found = ot.partial.entropic_partial_wasserstein(a, b, cost, reg=self.reg)
-        found = np.asarray(found)
-        if not np.isfinite(found).all() or not found.sum() > 1e-8:
+            coupling = ot.partial.entropic_partial_wasserstein(a, b, cost, reg=self.reg)
+        coupling = np.asarray(coupling)
+        if not np.isfinite(coupling).all() or not coupling.sum() > 1e-8:
             raise ProblemError(
-                f"POT's {self.method} plan is not finite or empty (sum {found.sum():.3g}); raise reg={self.reg}"
+                f"POT's {self.method} plan is not finite or empty (sum {coupling.sum():.3g}); raise reg={self.reg}"
             )
-        return found
+        return coupling
 
     def sample_map(self, pi: Any, batch_size: int, replace: bool = True) -> tuple[Any, Any]:
-        """Places (i, j) of pairs drawn from a dense plan."""
-        law = np.asarray(pi, dtype=np.float64).ravel()
-        rng = np.random.default_rng(self._seed())
-        drawn = rng.choice(law.size, p=law / law.sum(), size=batch_size, replace=replace)
+        """Indices (i, j) of pairs drawn from a dense plan."""
+        mass = np.asarray(pi, dtype=np.float64).ravel()
+        rng = np.random.default_rng(self._next_seed())
+        drawn = rng.choice(mass.size, p=mass / mass.sum(), size=batch_size, replace=replace)
         return np.divmod(drawn, np.shape(pi)[1])
 
     def _places(self, x0: Tensor, x1: Tensor, replace: bool) -> tuple[Any, Any]:
-        """Places (i, j) of as many pairs as x0 has points."""
+        """Indices (i, j) of as many pairs as x0 has points."""
         refuse_other_than_tensors(x0=x0, x1=x1)
         if self.method != "sinkhorn":
             i, j = self.sample_map(self._pot_map(x0, x1), len(x0), replace=replace)
             return torch.from_numpy(i).to(x0.device), torch.from_numpy(j).to(x1.device)
         result = self._solve([(x0, x1)])[0]
-        return sample(result, len(x0), seed=self._seed()) if replace else _distinct(result, len(x0), self._seed())
+        return (
+            sample(result, len(x0), seed=self._next_seed())
+            if replace
+            else _distinct(result, len(x0), self._next_seed())
+        )
 
     def sample_plan(self, x0: Tensor, x1: Tensor, replace: bool = True) -> tuple[Tensor, Tensor]:
         """Pairs drawn from the plan, as many as x0 has points."""
@@ -144,12 +148,12 @@ class OTPlanSampler:
         solution = self._solve(steps) if self.method == "sinkhorn" and steps else None
         for t, (x0, x1) in enumerate(steps):
             if solution is not None:
-                places.append(partners(solution[t], places[-1], seed=self._seed()))
+                places.append(partners(solution[t], places[-1], seed=self._next_seed()))
                 continue
-            law = self._pot_map(x0, x1)[places[-1].cpu().numpy()]
-            rng = np.random.default_rng(self._seed())
-            passed = law.cumsum(axis=1) <= rng.random((len(law), 1)) * law.sum(axis=1, keepdims=True)
-            columns = np.minimum(passed.sum(axis=1), law.shape[1] - 1)
+            rows = self._pot_map(x0, x1)[places[-1].cpu().numpy()]
+            rng = np.random.default_rng(self._next_seed())
+            passed = rows.cumsum(axis=1) <= rng.random((len(rows), 1)) * rows.sum(axis=1, keepdims=True)
+            columns = np.minimum(passed.sum(axis=1), rows.shape[1] - 1)
             places.append(torch.from_numpy(columns).to(X.device))
         return torch.stack([X[:, t][i] for t, i in enumerate(places)], dim=1).detach().cpu().numpy()
 
@@ -165,7 +169,7 @@ def _pot(method: str) -> Any:
 
 
 def _judge(result: Result[Any], *, warn: bool) -> None:
-    """Refuse what has no potentials; warn of what did not converge."""
+    """Raise ProblemError for an INVALID result; warn of one that did not converge."""
     if result.status is Status.INVALID:
         raise ProblemError(f"this minibatch cannot be coupled: {result.message}")
     if warn and not result.converged:
@@ -178,13 +182,13 @@ def _judge(result: Result[Any], *, warn: bool) -> None:
 
 
 def _largest(x: Tensor, y: Tensor) -> float:
-    """The largest squared distance, some rows at a time."""
-    found = max(float(torch.cdist(rows, y).amax()) for rows in x.split(CHUNK)) ** 2
-    return found if found > 0 else 1.0
+    """The largest squared distance, CHUNK rows at a time; 1 if all points are equal."""
+    largest = max(float(torch.cdist(rows, y).amax()) for rows in x.split(CHUNK)) ** 2
+    return largest if largest > 0 else 1.0
 
 
 def _distinct(result: Result[Any], count: int, seed: int) -> tuple[Any, Any]:
-    """Pairs without repetition: what was drawn before is passed over, which is what drawing without replacement is."""
+    """Draw pairs without replacement: repeated pairs are skipped."""
     n, m = (len(p) for p in result.potentials)
     if count > n * m:
         raise ProblemError(f"{count} distinct pairs cannot be drawn from a plan of {n} x {m}")

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.couplings import (
+from drainsinkhorn.backends.consumer_arguments import (
     check_pairs,
     checked_count,
     checked_rows,
     checked_side,
     checked_values,
-    costs,
     uniforms,
 )
+from drainsinkhorn.backends.couplings import costs
 from drainsinkhorn.backends.triton.arena import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
 
 from drainsinkhorn.campaign.plan import SCALES, Campaign
@@ -26,4 +26,22 @@ def load(name: str, *, scale: str = "small", data: Path | None = None, device: s
         raise OptionsError(f"scale must be one of {list(SCALES)}, got {scale!r}")
     if data is not None and not data.is_dir():
         raise OptionsError(f"--data must be a folder with data files, and {data} is none")
-    return importlib.import_module(f"drainsinkhorn.campaign.named.{name}").campaign(scale, data, device)
+    return _campaigns()[name](scale, data, device)
+
+
+def _campaigns() -> dict[str, Callable[[str, Path | None, str], Campaign]]:
+    """The campaigns by name, imported on first use, so that listing NAMES stays cheap."""
+    from drainsinkhorn.campaign.named import (
+        attribution,
+        grouping,
+        imagenet,
+        lidar,
+        metropt3,
+        packer19,
+        precision,
+        scaleout,
+        transfer,
+    )
+
+    modules = (metropt3, packer19, imagenet, lidar, transfer, grouping, attribution, precision, scaleout)
+    return {module.__name__.rpartition(".")[2]: module.campaign for module in modules}

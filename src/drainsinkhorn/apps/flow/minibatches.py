@@ -1,0 +1,211 @@
+"""Minibatches coupled as one batch of lanes, whole or class by class."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from drainsinkhorn.apps.flow.problems import problems_of, refuse_other_than_tensors
+from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError
+from drainsinkhorn.model.errors import warn as issue
+from drainsinkhorn.model.status import Status
+from drainsinkhorn.plans.consumers import sample
+from drainsinkhorn.run.solution import Solution
+from drainsinkhorn.run.solve import solve
+
+Tensor = torch.Tensor
+
+
+class Pairs(NamedTuple):
+    """Pairs drawn from the coupling of a minibatch.
+
+    Attributes:
+        x0: Source of each pair, (n, ...).
+        x1: Target of each pair, (n, ...).
+        label: Labels of the targets, (n,); None if the minibatch has none.
+        converged: The share of this minibatch's problems that converged.
+    """
+
+    x0: Tensor
+    x1: Tensor
+    label: Tensor | None
+    converged: float
+
+
+class _Part(NamedTuple):
+    """One problem of a minibatch.
+
+    Attributes:
+        batch: The number of the minibatch.
+        rows: Indices of the problem's sources in the minibatch; None: all.
+        cols: Indices of its targets; None: all.
+        size: The number of sources, and of pairs to draw.
+    """
+
+    batch: int
+    rows: Any
+    cols: Any
+    size: int
+
+
+def couple_minibatches(
+    batches: Sequence[Sequence[Any]],
+    *,
+    eps: float | Callable[[Tensor, Tensor], float],
+    by_class: bool = False,
+    seed: int = 0,
+    tol: float | None = None,
+    warn: bool = True,
+    **settings: Any,
+) -> list[Pairs]:
+    """Couple minibatches `(x0, x1)` or `(x0, x1, label)` as one batch of lanes and draw as many pairs as x0 has points.
+
+    Args:
+        batches: Tensors (n, ...) and (m, ...); labels (m,).
+        eps: Entropic strength in units of the squared distance, or a function of (x0, x1).
+        by_class: Couple within classes: targets of each label are coupled to their share of the sources (drawn at
+            random; labels of sources, a fourth entry, decide if they are given), each class a lane of its own size.
+            Sources whose class has no targets are left out, with a warning.
+        seed: Together with the place of a minibatch it decides the draw.
+        tol: Bound on the larger L1 marginal residual.
+        warn: Warn if problems did not converge (their last states are used), or sources were left out.
+        **settings: Keywords of `solve`.
+
+    Examples:
+        >>> batches = [(torch.randn(64, 2), torch.randn(64, 2) + 3) for _ in range(8)]
+        >>> pairs = couple_minibatches(batches, eps=0.5)
+        >>> len(pairs), tuple(pairs[0].x1.shape)
+        (8, (64, 2))
+    """
+    parts = [part for k, batch in enumerate(batches) for part in _parts(k, batch, by_class, seed)]
+    pairs = [
+        tuple(
+            points if places is None else points[places]
+            for points, places in zip(batches[part.batch][:2], (part.rows, part.cols), strict=True)
+        )
+        for part in parts
+    ]
+    strengths = [eps(*pair) if callable(eps) else eps for pair in pairs]
+    problems = problems_of(pairs, strengths, backend=settings.get("backend"))
+    solution = solve(problems, tol=tol, warn=False, **settings)
+    for part, result in zip(parts, solution, strict=True):
+        if result.status is Status.INVALID:
+            raise ProblemError(f"minibatch {part.batch} cannot be coupled: {result.message}")
+    if warn and not solution.converged:
+        failed = sum(count for status, count in solution.counts.items() if status is not Status.CONVERGED)
+        worst = max(result.residual.worst for result in solution)
+        issue(
+            ConvergenceWarning(
+                f"{failed} of {len(solution)} couplings did not converge (residual up to {worst:.2g}); their last "
+                "states are used; raise eps or max_depth",
+                solution,
+            )
+        )
+    if warn and by_class:
+        _warn_of_left_out(batches, parts)
+    draws: list[list[_Draw]] = [[] for _ in batches]
+    for part, (i, j), result in zip(parts, _draw(parts, solution, seed), solution, strict=True):
+        draws[part.batch].append(_Draw(part, i, j, result.converged))
+    return [_gather(batch, of_batch) for batch, of_batch in zip(batches, draws, strict=True)]
+
+
+def _warn_of_left_out(batches: Sequence[Any], parts: Sequence[_Part]) -> None:
+    """Warn of sources whose class has no targets, so that they cannot be coupled within it."""
+    left_out = sum(len(batch[0]) for batch in batches) - sum(part.size for part in parts)
+    if left_out:
+        warnings.warn(
+            f"{left_out} sources are of classes that have no targets in their minibatch and were left out; "
+            "pass larger minibatches, or leave out the labels of sources",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+class _Draw(NamedTuple):
+    """Pairs drawn for one part: indices i and j within the part, and whether its problem converged."""
+
+    part: _Part
+    i: Tensor
+    j: Tensor
+    converged: bool
+
+
+def _draw(parts: Sequence[_Part], solution: Solution[Any], seed: int) -> list[tuple[Any, Any]]:
+    """Indices (i, j) of the pairs of every part; parts of equal size are drawn together."""
+    pairs: list[Any] = [None] * len(parts)
+    for count in {part.size for part in parts}:
+        places = [k for k, part in enumerate(parts) if part.size == count]
+        for k, pair in zip(places, sample([solution[k] for k in places], count, seed=seed), strict=True):
+            pairs[k] = pair
+    return pairs
+
+
+def _gather(batch: Sequence[Any], draws: Sequence[_Draw]) -> Pairs:
+    """The pairs of all parts of a minibatch, in random order: classes must not come one after another."""
+    rows = [draw.i if draw.part.rows is None else draw.part.rows[draw.i] for draw in draws]
+    cols = [draw.j if draw.part.cols is None else draw.part.cols[draw.j] for draw in draws]
+    (i, *_), (j, *_) = rows, cols
+    if len(draws) > 1:
+        i, j = torch.cat(rows), torch.cat(cols)
+        order = torch.from_numpy(np.random.default_rng(len(i)).permutation(len(i))).to(i.device)
+        i, j = i[order], j[order]
+    label = batch[2] if len(batch) > 2 else None
+    share = sum(draw.converged for draw in draws) / len(draws)
+    x0, x1 = batch[0].index_select(0, i), batch[1].index_select(0, j)
+    return Pairs(x0, x1, None if label is None else label[j], share)
+
+
+def _describe(batch: Any) -> str:
+    return f"{len(batch)} entries" if isinstance(batch, (tuple, list)) else type(batch).__name__
+
+
+def _parts(place: int, batch: Any, by_class: bool, seed: int) -> Iterator[_Part]:
+    """The problems of a minibatch: one, or one for each class that sources and targets have in common."""
+    if not isinstance(batch, (tuple, list)) or not 2 <= len(batch) <= 4:
+        raise ProblemError(
+            f"minibatch {place} must be (x0, x1), (x0, x1, label) or (x0, x1, label, label of x0), got "
+            f"{_describe(batch)}"
+        )
+    names = ("x0", "x1", "label", "label of x0")
+    entries = {
+        f"{name} of minibatch {place}": entry for name, entry in zip(names, batch, strict=False) if entry is not None
+    }
+    refuse_other_than_tensors(**entries)
+    count = len(batch[0])
+    if not by_class:
+        yield _Part(place, None, None, count)
+        return
+    if len(batch) < 3 or batch[2] is None:
+        raise ProblemError(f"minibatch {place} has no labels; by_class needs (x0, x1, label)")
+    target = batch[2]
+    source = batch[3] if len(batch) > 3 else None
+    source = _shares(target, count, (seed, place)) if source is None else source
+    source = source.to(target.device)
+    for points, labels, size in (("targets", target, len(batch[1])), ("sources", source, count)):
+        if labels.shape != (size,):
+            raise ProblemError(
+                f"minibatch {place} has labels of shape {tuple(labels.shape)} for {size} {points}; pass one for each"
+            )
+    if not bool(torch.isin(source, target).any()):
+        raise ProblemError(
+            f"minibatch {place} has sources of the classes {source.unique().tolist()} and targets of "
+            f"{target.unique().tolist()}, which have none in common; by_class couples within classes"
+        )
+    for name in target[torch.isin(target, source)].unique().tolist():
+        rows, cols = (source == name).nonzero()[:, 0], (target == name).nonzero()[:, 0]
+        yield _Part(place, rows, cols, len(rows))
+
+
+def _shares(target: Tensor, count: int, seed: Any) -> Tensor:
+    """Labels for `count` sources in the proportions of the targets, in random order."""
+    names, sizes = target.cpu().unique(return_counts=True)
+    ideal = sizes.double().numpy() * count / len(target)
+    shares = np.floor(ideal).astype(int)
+    # Sources that remain after rounding down go to the classes with the largest remainders.
+    shares[np.argsort(shares - ideal, kind="stable")[: count - shares.sum()]] += 1
+    labels = names.numpy().repeat(shares)
+    return torch.from_numpy(np.random.default_rng(seed).permutation(labels))
