@@ -51,7 +51,7 @@ def coverage(backend: Any, count: int, seed: int, device: str) -> None:
         given = validate(problem(rng, device), 1e-3)
         pack = backend.pack([given])
         pack.advance(int(rng.integers(1, 60)), [-np.inf])
-        (said,), (certified,) = pack.verify([0]), pack.verify([0], exact=True)
+        (said,), (certified,) = pack.verify([0]).rows(), pack.verify([0], exact=True).rows()
         if not certified.worst < 10:
             continue
         error = max(abs(said.row - certified.row), abs(said.col - certified.col))

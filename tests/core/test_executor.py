@@ -260,7 +260,8 @@ def test_shadow_finds_lanes_that_the_screen_missed() -> None:
 
         def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False):
             said = super().advance(cycles, [-math.inf] * len(stops), lockstep=lockstep)
-            return [p._replace(stale=2.0 if p.depth < 8 else p.stale) for p in said]
+            stale = [2.0 if depth < 8 else stale for depth, stale in zip(*said, strict=True)]
+            return said._replace(stale=stale)
 
     class Lying(ScriptedBackend):
         def pack(self, problems):
@@ -341,7 +342,7 @@ class Astray(ScriptedPack):
     """Emits the state of lane 0 wherever lane 1 leaves."""
 
     def emit(self, lanes: Sequence[int]):
-        return [super(Astray, self).emit([0 if lane == 1 else lane])[0] for lane in lanes]
+        return super().emit([0 if lane == 1 else lane for lane in lanes])
 
 
 class Swapping(ScriptedPack):
@@ -423,7 +424,7 @@ def test_lanes_say_where_they_stand_to_those_who_ask(monkeypatch: pytest.MonkeyP
         if isinstance(event, Advanced):
             assert len(list(event.standings())) == event.live
 
-    monkeypatch.setattr("drainsinkhorn.core.window.Standing", standing)
+    monkeypatch.setattr("drainsinkhorn.core.executor.Standing", standing)
     for observe in (ignore, ask):
         source = Batch([Admission(t, scripted(d)) for t, d in enumerate([3, 9])])
         list(execute(ScriptedBackend(), source, Options(mode="compact", audit=Audit(every=4)).plan(None), observe))

@@ -79,7 +79,7 @@ class ToyLane:
         if math.isnan(self.stale):
             return ds.Residual(math.nan, math.nan, math.nan)
         if exact:
-            return certify(self.instance, self.emit().potentials)
+            return certify(self.instance, self.emit().potentials(0))
         eps, state = self.instance.eps, self.rounded()
         f, g = state.f / eps, state.g / eps
         col = float((self.instance.b * np.abs(np.expm1(self.col_ratios(f, g)))).sum())

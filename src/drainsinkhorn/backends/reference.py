@@ -198,7 +198,7 @@ class ReferenceLane:
         if math.isnan(self.stale):
             return Residual(math.nan, math.nan, math.nan)
         if exact and self.geometry.whole:
-            return certify(self.instance, self.emit().potentials)
+            return certify(self.instance, self.emit().potentials(0))
         state, geometry = self._rounded(), self.geometry
         f, g = geometry.split(state.f, state.g)
         row = self._row_residual(geometry.log_row_ratio(f, g))

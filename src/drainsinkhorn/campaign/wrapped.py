@@ -10,7 +10,7 @@ from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residuals
 
 
 class WrappedPack:
@@ -29,7 +29,7 @@ class WrappedPack:
         """See Pack."""
         return self.inner.spent
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Sequence[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """See Pack."""
         return self.inner.advance(cycles, stops, lockstep=lockstep)
 
@@ -37,11 +37,11 @@ class WrappedPack:
         """See Pack."""
         return self.inner.screen(lanes)
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Sequence[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """See Pack."""
         return self.inner.verify(lanes, exact=exact)
 
-    def emit(self, lanes: Sequence[int]) -> Sequence[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """See Pack."""
         return self.inner.emit(lanes)
 

@@ -30,7 +30,7 @@ from drainsinkhorn.core.protocol import Emission, Progress
 from drainsinkhorn.model.errors import BackendUnavailable, FleetError, OptionsError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.costs import UNIT, require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
 from drainsinkhorn.run.journal import fingerprint
@@ -196,7 +196,7 @@ class RowShardedPack(LanePack[ReferenceLane]):
         with self._in_step():
             super().repack(keep, admit)
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Run cycles one after another, in step with the other ranks."""
         with self._in_step():
             return super().advance(cycles, stops, lockstep=lockstep)
@@ -206,12 +206,12 @@ class RowShardedPack(LanePack[ReferenceLane]):
         with self._in_step():
             return super().screen(lanes)
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Return both residuals of the states as they will be emitted, in step with the other ranks."""
         with self._in_step():
             return super().verify(lanes, exact=exact)
 
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """Return copies for the caller, in step with the other ranks."""
         with self._in_step():
             return super().emit(lanes)

@@ -32,7 +32,6 @@ from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Options, Plan, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.source import Admission, Batch
-from drainsinkhorn.core.timed import Timed
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import (
     ContractError,
@@ -484,11 +483,10 @@ class _Run:
         if self._whole:
             self._sorter.fill()
             yield from self.refusals()
-        backend = Timed(self._backend, self.ledger.seconds)
         for first, line in self._sorter.lines():
             if first is not None:
                 self._plan, self._arithmetic = self._plan_for(first), self._backend.describe(first)
-            for retired in execute(backend, line, self._plan, self._observe):
+            for retired in execute(self._backend, line, self._plan, self._observe, self.ledger.seconds):
                 yield from self.refusals()
                 if retired.status is not Status.CONVERGED:
                     retired = self._sized(with_finite_potentials(retired))
@@ -570,7 +568,7 @@ class _Run:
         precise = self._backend.precise()
         waiting = [Admission(t, replace(r.instance, init=restart(r))) for t, r in self._failed.items()]
         plan = replace(self._plan, mode=MODES["width-one"], width=1)
-        for retired in execute(Timed(precise, ledger.seconds), Batch(waiting), plan, ledger):
+        for retired in execute(precise, Batch(waiting), plan, ledger, ledger.seconds):
             yield self._better(self._failed.pop(retired.ticket), with_finite_potentials(retired))
 
     def _better(self, first: Retired, second: Retired) -> Retired:

@@ -13,7 +13,7 @@ from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residual, Residuals
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class ScriptedPack:
         """Slots and legs so far."""
         return Spent(self._slots, self._legs)
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """See Pack."""
         if cycles % self._backend.stride:
             raise ValueError(f"{cycles} cycles are no multiple of the stride {self._backend.stride}")
@@ -172,22 +172,22 @@ class ScriptedPack:
             if cycle % self._backend.stride == 0:
                 held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
                 moving = [] if lockstep and held else [i for i in moving if i not in held]
-        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
+        return Progress([lane.depth for lane in self._lanes], [lane.stale for lane in self._lanes])
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """See Pack."""
         self._legs += len(lanes)
         return [self._lanes[i].stale for i in lanes]
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """See Pack."""
         self._legs += 2 * len(lanes)
-        return [self._lanes[i].residual for i in lanes]
+        return Residuals.from_rows(self._lanes[i].residual for i in lanes)
 
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """The lane's depth stands for its potentials."""
-        some = [self._lanes[i] for i in lanes]
-        return [Emission(Potentials(lane.depth, lane.depth), False, lane.instance) for lane in some]
+        depths = [self._lanes[i].depth for i in lanes]
+        return Emission(depths, depths, [False] * len(lanes), [self._lanes[i].instance for i in lanes])
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """See Pack."""
