@@ -55,7 +55,7 @@ def coverage(backend: Any, count: int, seed: int, device: str) -> None:
         if not certified.worst < 10:
             continue
         error = max(abs(said.row - certified.row), abs(said.col - certified.col))
-        ratios[backend.describe(given)].append(max(0.0, error - certified.band) / said.band)
+        ratios[backend.hints(given).arithmetic].append(max(0.0, error - certified.band) / said.band)
     print("| arithmetic | states | error <= band | median error / band | largest |\n| --- | --- | --- | --- | --- |")
     for name, found in sorted(ratios.items()):
         values = np.array(found)

@@ -198,7 +198,7 @@ def test_audits_are_far_apart_where_lanes_rest() -> None:
     backend = TritonBackend()
     problem = clouds(3, 1.0)[0]
     spacing = {
-        (refills, holds): backend.natural_spacing(problem, refills=refills, holds=holds)
+        (refills, holds): backend.hints(problem).spacing(refills=refills, holds=holds)
         for refills in (True, False)
         for holds in (True, False)
     }
@@ -213,5 +213,5 @@ def test_audits_of_large_problems_are_never_far_apart_in_time() -> None:
     for n in (1 << 10, 1 << 14, 1 << 16, 1 << 20):
         points = torch.zeros((1, 3)).expand(n, 3)
         problem = validate(ds.Problem(x=points, y=points, eps=1.0), 1e-3)
-        spacing.append(TritonBackend().natural_spacing(problem, refills=False, holds=True))
+        spacing.append(TritonBackend().hints(problem).spacing(refills=False, holds=True))
     assert spacing == [HELD_SPACING, 512, 32, 8]

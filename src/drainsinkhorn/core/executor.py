@@ -77,11 +77,11 @@ def _run_alone(
     # Arrays of the discarded pack may be in reference cycles.
     gc.collect()
     backend.release()
-    frugal, ways, reason = backend.frugal(), {backend.describe(lane.instance): backend}, ""
+    frugal, ways, reason = backend.frugal(), {backend.hints(lane.instance).arithmetic: backend}, ""
     # The frugal backend may not support this problem's cost.
     with suppress(ProblemError):
         frugal.signature(lane.instance)
-        ways.setdefault(frugal.describe(lane.instance), frugal)
+        ways.setdefault(frugal.hints(lane.instance).arithmetic, frugal)
     for way in ways.values():
         window = _Window(way, replace(plan, width=1), observe, seconds, streamed=way is not backend)
         _, shortage = yield from window.run(Batch([]), [lane])

@@ -11,6 +11,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import A, Potentials
@@ -144,6 +145,31 @@ class Counted:
         return Spent(self._slots, self._legs)
 
 
+class Hints(NamedTuple):
+    """How a backend runs problems like a given one, and what it recommends where the caller leaves a choice open.
+
+    Attributes:
+        arithmetic: Precision and representation; equal for problems of equal signature.
+        width: Lanes of a pack.
+        refilled: Cycles between audits where lanes are refilled: a vacancy waits for the next audit.
+        draining: Cycles between audits where lanes are neither refilled nor held.
+        held: Cycles between audits where lanes are held and not refilled. An audit may come late: a held lane keeps the
+            state that passed, and a call ends when all lanes are held.
+    """
+
+    arithmetic: str
+    width: int
+    refilled: int = EVERY
+    draining: int = EVERY
+    held: int = EVERY
+
+    def spacing(self, *, refills: bool, holds: bool) -> int:
+        """Return the cycles between audits for lanes that are refilled or not, and held or not."""
+        if refills:
+            return self.refilled
+        return self.held if holds else self.draining
+
+
 class Backend(Protocol[A]):
     """A way to compute: frozen, picklable settings, never arrays."""
 
@@ -175,20 +201,12 @@ class Backend(Protocol[A]):
         """Physical width of that many lanes, zero included: identity, or the next rung of a compile ladder."""
         ...
 
-    def natural_width(self, instance: Instance[A]) -> int:
-        """Lanes of a pack of such problems, if the caller names no width."""
-        ...
-
-    def natural_spacing(self, instance: Instance[A], *, refills: bool, holds: bool) -> int:
-        """Cycles between audits of such problems, if the caller names none.
-
-        Where lanes are refilled, a vacancy waits for an audit. Where they are held, an audit may come late: lanes rest
-        at the states that passed, and a call ends when all of them do.
-        """
+    def hints(self, instance: Instance[A]) -> Hints:
+        """How it runs problems like this one; may raise ProblemError for a problem that has no signature."""
         ...
 
     def prepare(self, instances: Sequence[Instance[A]]) -> None:
-        """Compile or load whatever a pack of these will need, so that no timing has it inside."""
+        """Compile or load what a pack of these problems needs. The executor calls it before `pack`."""
         ...
 
     def pack(self, instances: Sequence[Instance[A]]) -> Pack[A]:
@@ -203,10 +221,6 @@ class Backend(Protocol[A]):
         """The same backend with one of its accelerations."""
         ...
 
-    def describe(self, instance: Instance[A]) -> str:
-        """Precision and representation in which it runs an admitted problem; equal for equal signatures."""
-        ...
-
     def precise(self) -> Backend[A]:
         """The same backend with all arithmetic in float64; itself where it already is. Rescue runs there."""
         ...
@@ -214,8 +228,8 @@ class Backend(Protocol[A]):
     def frugal(self) -> Backend[A]:
         """The same backend with every lane in the representation that needs least memory: streaming, where it can.
 
-        A lane for which memory does not suffice alone runs on it, and `Result.streamed` is true. If `describe` returns
-        the same text for both backends, the frugal one needs no less memory.
+        A lane for which memory does not suffice alone runs on it, and `Result.streamed` is true. If the hints of both
+        backends name the same arithmetic, the frugal one needs no less memory.
         """
         ...
 

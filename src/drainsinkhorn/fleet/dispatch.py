@@ -320,7 +320,7 @@ class Dispatch:
         size = int(wire.pairs(problem)).bit_length()
         if size not in self._widths:
             try:
-                self._widths[size] = self._backend.natural_width(self._validated(problem))
+                self._widths[size] = self._backend.hints(self._validated(problem)).width
             except ProblemError:
                 return 1
         return self._widths[size]

@@ -25,8 +25,7 @@ from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.backends.support import part, restrict
-from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.protocol import Emission, Progress
+from drainsinkhorn.core.protocol import Emission, Hints, Progress
 from drainsinkhorn.model.errors import BackendUnavailable, FleetError, OptionsError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
@@ -280,19 +279,15 @@ class RowShardedBackend:
         """Problems with the same kind of kernels share packs."""
         if self._streams(instance, Ranks(self.group)):
             require_form(instance, self.name, FORMS)
-        return self.describe(instance)
+        return self._arithmetic(instance)
 
     def width_for(self, lanes: int) -> int:
         """A pack is as wide as its lanes are many."""
         return lanes
 
-    def natural_width(self, instance: Instance[Any]) -> int:
-        """One: these problems are huge."""
-        return 1
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """A look costs little beside a cycle."""
-        return EVERY
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return kernels and ranks, and a width of one: these problems are huge."""
+        return Hints(self._arithmetic(instance), 1)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Nothing to do."""
@@ -323,8 +318,7 @@ class RowShardedBackend:
         """Plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)
 
-    def describe(self, instance: Instance[Any]) -> str:
-        """Kernels and ranks."""
+    def _arithmetic(self, instance: Instance[Any]) -> str:
         ranks = Ranks(self.group)
         kernels = "streaming" if self._streams(instance, ranks) else "dense"
         return f"float64, {kernels}, rows over {ranks.size} ranks"

@@ -30,7 +30,7 @@ from drainsinkhorn.core.events import (
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Options, Plan, Settings
-from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.core.protocol import Backend, Hints
 from drainsinkhorn.core.source import Admission, Batch
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import (
@@ -485,7 +485,8 @@ class _Run:
             yield from self.refusals()
         for first, line in self._sorter.lines():
             if first is not None:
-                self._plan, self._arithmetic = self._plan_for(first), self._backend.describe(first)
+                hints = self._backend.hints(first)
+                self._plan, self._arithmetic = self._plan_for(first, hints), hints.arithmetic
             for retired in execute(self._backend, line, self._plan, self._observe, self.ledger.seconds):
                 yield from self.refusals()
                 if retired.status is not Status.CONVERGED:
@@ -503,14 +504,14 @@ class _Run:
         if self._sorter.error is not None:
             raise self._sorter.error
 
-    def _plan_for(self, instance: Instance[Any]) -> Plan:
+    def _plan_for(self, instance: Instance[Any], hints: Hints) -> Plan:
         """How to run a line of problems like this one; told once for each choice."""
         # Successors come as their predecessors leave.
         count = self._count if instance.chain is None else None
-        plan = self._options.plan(count, self._backend.natural_width(instance))
+        plan = self._options.plan(count, hints.width)
         # Callers of a feed wait for each answer, and not past its deadline: lanes that rest are not left alone.
         refills, holds = plan.mode.refill is not None, plan.holds and self.feed is None
-        every = plan.audit.every or self._backend.natural_spacing(instance, refills=refills, holds=holds)
+        every = plan.audit.every or hints.spacing(refills=refills, holds=holds)
         chosen = Chosen("mode", plan.mode.name, plan.reason)
         if chosen not in self.ledger.choices:
             self._observe(chosen)
@@ -535,8 +536,8 @@ class _Run:
         blamable = retired.status is Status.NONFINITE or isinstance(retired.instance.init, Potentials)
         if blamable and restart(retired) is not retired.potentials:
             return True
-        same = self._backend.precise().describe(retired.instance) == self._backend.describe(retired.instance)
-        hopeless = same and retired.residual.band >= self._plan.stop(retired.instance)
+        first, second = (ran.hints(retired.instance) for ran in (self._backend, self._backend.precise()))
+        hopeless = first.arithmetic == second.arithmetic and retired.residual.band >= self._plan.stop(retired.instance)
         return not hopeless
 
     def _rescue_due(self) -> bool:
@@ -610,7 +611,7 @@ class _Run:
         if (potentials is not None and status is not Status.CONVERGED) or ticket in self._rescued or streamed:
             # self._arithmetic may be that of another signature: the lane may have waited while others ran.
             ran = self._rescued.get(ticket, self._backend)
-            arithmetic = (ran.frugal() if streamed else ran).describe(instance)
+            arithmetic = (ran.frugal() if streamed else ran).hints(instance).arithmetic
         return Record(ticket, potentials, residual, status, depth, widened, arithmetic, detail, streamed)
 
     def _why(self, retired: Retired) -> str:

@@ -422,7 +422,9 @@ def _every_cost(bench: Bench) -> None:
 def _backends_say_how_they_run(bench: Bench) -> None:
     problem = bench.problem(1)
     hash(bench.backend.signature(problem))
-    assert bench.backend.describe(problem), "describe names precision and representation"
+    hints = bench.backend.hints(problem)
+    assert hints.arithmetic, "hints name precision and representation"
+    assert hints.width >= 1, f"hints recommend packs of {hints.width} lanes"
     assert bench.backend.using("none").name == bench.backend.name, "plain Sinkhorn is always offered"
     precise = bench.backend.precise()
     ride = Ride(precise, precise.pack([problem]), 1)
@@ -438,7 +440,9 @@ def _frugal_lanes_are_as_right_as_others(bench: Bench) -> None:
     problem, frugal = bench.problem(1), bench.backend.frugal()
     bench.backend.release()
     assert (frugal.name, frugal.bitwise) == (bench.backend.name, bench.backend.bitwise)
-    assert frugal.frugal().describe(problem) == frugal.describe(problem), "there is nothing left to save"
+    assert frugal.frugal().hints(problem).arithmetic == frugal.hints(problem).arithmetic, (
+        "there is nothing left to save"
+    )
     ride = Ride(frugal, frugal.pack([problem]), 1)
     ride.go(3)
     said, (row, col) = ride.residual(0), marginal_errors(problem, ride.potentials(0))

@@ -7,8 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.core.protocol import Emission, Hints, Progress, Spent, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
@@ -75,13 +74,9 @@ class ScriptedBackend:
         """Identity, or the next power of two."""
         return 1 << (lanes - 1).bit_length() if self.ladder and lanes else lanes
 
-    def natural_width(self, instance: Instance[Any]) -> int:
-        """Sixteen."""
-        return 16
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """A look costs little."""
-        return EVERY
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return integers for an arithmetic, and sixteen lanes."""
+        return Hints("integers, streaming" if self.streams else "integers", 16)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Nothing to do."""
@@ -97,10 +92,6 @@ class ScriptedBackend:
     def using(self, acceleration: str) -> ScriptedBackend:
         """Itself: scripts cannot be hurried."""
         return self
-
-    def describe(self, instance: Instance[Any]) -> str:
-        """Scripts are integers."""
-        return "integers, streaming" if self.streams else "integers"
 
     def precise(self) -> ScriptedBackend:
         """Itself: integers are exact."""

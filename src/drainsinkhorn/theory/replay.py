@@ -7,12 +7,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from drainsinkhorn.core.audit import EVERY, Audit
+from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.events import Observer
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Mode, Options, Plan
-from drainsinkhorn.core.protocol import Emission, Progress, Spent
+from drainsinkhorn.core.protocol import Emission, Hints, Progress, Spent
 from drainsinkhorn.core.source import Admission, Batch
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.instance import Instance
@@ -109,12 +109,9 @@ class _ReplayBackend:
     def width_for(self, lanes: int) -> int:
         return lanes
 
-    def natural_width(self, instance: Instance[Any]) -> int:
-        return 16
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """A look costs little."""
-        return EVERY
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return sixteen lanes."""
+        return Hints("depths", 16)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         pass
@@ -127,9 +124,6 @@ class _ReplayBackend:
 
     def using(self, acceleration: str) -> _ReplayBackend:
         return self
-
-    def describe(self, instance: Instance[Any]) -> str:
-        return "depths"
 
     def precise(self) -> _ReplayBackend:
         return self
