@@ -136,8 +136,9 @@ REAL: dict[str, Callable[[Path], list[ds.Problem[Any]]]] = {
 def ours(**settings: Any) -> Callable[[list[ds.Problem[Any]], float], tuple[Found, Any]]:
     def run(problems: list[ds.Problem[Any]], _: float) -> tuple[Found, Any]:
         solution = ds.solve(problems, tol=TOL, backend="triton", max_depth=MOST, **settings)
-        pairs = solution.results.records.potentials
-        return {i: lambda pair=pair: [pair] for i, pair in enumerate(pairs)}, solution.ledger
+        ended = solution.outcomes
+        rows = zip(ended.tickets, ended.f, ended.g, strict=True)
+        return {ticket: lambda pair=(f, g): [pair] for ticket, f, g in rows}, solution.ledger
 
     return run
 

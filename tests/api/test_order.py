@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
+from tests.core.gate import ScriptedGate
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.core.options import ORDERS
 from drainsinkhorn.core.source import Admission
-from drainsinkhorn.run.queue import Sorter, ordered
+from drainsinkhorn.run.queue import Policy
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.scripted import Script, scripted
 from drainsinkhorn.workloads.clouds import problems
@@ -32,16 +33,16 @@ def depth_of(problem: ds.Problem[Any]) -> float:
 
 class TestOrdered:
     def test_grouped_is_deepest_first(self) -> None:
-        line = ordered(admissions([3, 9, 1, 9, 5]), depth_of, "grouped", 2)
+        line = Policy(order="grouped", predict_depth=depth_of).arrange(admissions([3, 9, 1, 9, 5]), 2)
         assert [admission.ticket for admission in line] == [1, 3, 4, 0, 2]
 
     def test_mixed_gives_every_window_some_of_each(self) -> None:
-        line = ordered(admissions([1, 2, 3, 4, 5, 6]), depth_of, "mixed", 3)
+        line = Policy(order="mixed", predict_depth=depth_of).arrange(admissions([1, 2, 3, 4, 5, 6]), 3)
         assert [depth_of(admission.instance) for admission in line] == [6, 4, 2, 5, 3, 1]
 
     @given(st.lists(st.integers(1, 50), max_size=40), st.sampled_from(ORDERS[1:]), st.integers(1, 9))
     def test_nobody_is_lost(self, depths: list[int], order: str, width: int) -> None:
-        line = ordered(admissions(depths), depth_of, order, width)
+        line = Policy(order=order, predict_depth=depth_of).arrange(admissions(depths), width)
         assert sorted(admission.ticket for admission in line) == list(range(len(depths)))
 
 
@@ -54,17 +55,10 @@ class TestOrdered:
 def test_every_order_serves_everything_once(
     made: list[tuple[str, int]], order: str, lookahead: float, width: int
 ) -> None:
-    sorter: Sorter[Any] = Sorter(
-        (scripted(Script(depth, shape=shape)) for shape, depth in made),
-        admit=lambda problem: problem,
-        signature=lambda problem: problem.x.shape,
-        refuse=lambda *_: None,
-        lookahead=lookahead,
-        order=order,
-        depth=depth_of,
-    )
+    scripts = (scripted(Script(depth, shape=shape)) for shape, depth in made)
+    queue = ScriptedGate(scripts, Policy(lookahead, order, depth_of)).queue
     served: list[int] = []
-    for _, line in sorter.lines():
+    for _, line in queue.lines():
         while taken := line.take(width):
             assert len({made[admission.ticket][0] for admission in taken}) == 1
             served += [admission.ticket for admission in taken]
@@ -76,16 +70,8 @@ def test_an_endless_source_is_ordered_block_by_block() -> None:
         for depth in range(10**9):
             yield scripted(depth + 1)
 
-    sorter: Sorter[Any] = Sorter(
-        endless(),
-        admit=lambda problem: problem,
-        signature=lambda problem: 0,
-        refuse=lambda *_: None,
-        lookahead=6,
-        order="grouped",
-        depth=depth_of,
-    )
-    _, line = next(sorter.lines())
+    queue = ScriptedGate(endless(), Policy(6, "grouped", depth_of)).queue
+    _, line = next(queue.lines())
     assert [admission.ticket for _ in range(4) for admission in line.take(3)] == [5, 4, 3, 2, 1, 0, 11, 10, 9, 8, 7, 6]
 
 

@@ -14,8 +14,9 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
-from drainsinkhorn.core.events import Retired
 from drainsinkhorn.core.protocol import Pack, Progress
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.outcome import Outcome, Outcomes
 from drainsinkhorn.model.result import Residual, Residuals
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.run import recheck
@@ -210,22 +211,26 @@ def test_a_stray_lane_is_withheld_and_what_was_finished_is_kept() -> None:
     assert list(e.value.results) == [0]
 
 
-def ended(ticket: int, problem: ds.Problem[Any], depth: int) -> Retired:
-    zero = ds.Potentials(np.zeros(len(problem.x)), np.zeros(len(problem.y)))  # type: ignore[arg-type]
-    return Retired(ticket, problem, zero, Residual(1e-4 / (1 + ticket), 0.0, 0.0), Status.CONVERGED, depth)
+def ended(ticket: int, instance: Instance[Any], depth: int) -> Outcomes:
+    zero = ds.Potentials(*map(np.zeros, instance.shape))
+    outcomes = Outcomes()
+    outcomes.append(Outcome(ticket, zero, Residual(1e-4 / (1 + ticket), 0.0, 0.0), Status.CONVERGED, depth))
+    return outcomes
 
 
 @pytest.mark.parametrize(("n", "runs", "count", "most"), [(64, 1, 10_000, 80), (64, 1000, 1, 20), (512, 1, 400, 200)])
 def test_few_results_are_rechecked_and_always_the_same(
     n: int, runs: int, count: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem, looked = validate(cloud(0, n=n, m=n), TOL), list[int]()
+    instance, looked = validate(cloud(0, n=n, m=n), TOL), list[int]()
     monkeypatch.setattr(recheck, "refute", lambda *_, ticket, **__: looked.append(ticket))
     for _ in range(2):
         for run in range(runs):
             watch = Recheck("sampled", 1.0, "cpu", count)
             for ticket in range(count):
-                watch(ended(ticket + run, problem, 30))
+                outcomes = ended(ticket + run, instance, 30)
+                for place in watch.select([instance], outcomes):
+                    watch.check(instance, outcomes[place])
     half = len(looked) // 2
     assert 0 < half <= most
     assert looked[:half] == looked[half:]

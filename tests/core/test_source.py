@@ -1,48 +1,26 @@
-"""The sorter: lines by signature, a bounded look ahead, fairness, refusals."""
+"""The queue: lines by signature, a bounded look ahead, fairness, refusals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.gate import BAD, ScriptedGate
 
-from drainsinkhorn.model.errors import ProblemError
-from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.run.queue import Sorter
+from drainsinkhorn.run.queue import Policy
 from drainsinkhorn.testing.scripted import Script, scripted
 
-BAD = "bad"
 
-
-class Door:
-    def __init__(self, shapes: Iterator[str] | list[str], lookahead: float = math.inf) -> None:
-        self.read = 0
-        self.refused: list[int] = []
-        self.sorter: Sorter[Any] = Sorter(
-            self.problems(shapes),
-            admit=self.admit,
-            signature=lambda problem: problem.x.shape,
-            refuse=lambda ticket, problem, error: self.refused.append(ticket),
-            lookahead=lookahead,
-        )
-
-    def problems(self, shapes: Iterator[str] | list[str]) -> Iterator[Problem[Any]]:
-        for shape in shapes:
-            self.read += 1
-            yield scripted(Script(1, shape=shape))
-
-    def admit(self, problem: Problem[Any]) -> Problem[Any]:
-        if problem.x.shape == BAD:
-            raise ProblemError("no")
-        return problem
+class Door(ScriptedGate):
+    def __init__(self, shapes: Iterable[str], lookahead: float = math.inf) -> None:
+        super().__init__((scripted(Script(1, shape=shape)) for shape in shapes), Policy(lookahead))
 
     def served(self, width: int) -> list[list[int]]:
         """Tickets of each line, taken to the end."""
         lines: list[list[int]] = []
-        for _, line in self.sorter.lines():
+        for _, line in self.queue.lines():
             tickets: list[int] = []
             while taken := line.take(width):
                 tickets += [admission.ticket for admission in taken]
@@ -71,7 +49,7 @@ def test_an_endless_source_is_read_no_further_than_needed() -> None:
             yield "a"
 
     door = Door(endless(), 100)
-    _, line = next(door.sorter.lines())
+    _, line = next(door.queue.lines())
     assert [admission.ticket for admission in line.take(4)] == [0, 1, 2, 3]
     assert door.read == 4
 
@@ -84,7 +62,7 @@ def test_a_flood_of_one_shape_does_not_starve_another() -> None:
             yield "a"
 
     door = Door(flood(), 10)
-    lines = door.sorter.lines()
+    lines = door.queue.lines()
     (_, first), served = next(lines), list[int]()
     while taken := first.take(3):
         served += [admission.ticket for admission in taken]
@@ -94,7 +72,7 @@ def test_a_flood_of_one_shape_does_not_starve_another() -> None:
 
 def test_what_is_given_back_comes_first_again() -> None:
     door = Door(list("aaaa"))
-    _, line = next(door.sorter.lines())
+    _, line = next(door.queue.lines())
     taken = line.take(3)
     line.give_back(taken[1:])
     assert [admission.ticket for admission in line.take(9)] == [1, 2, 3]
@@ -106,6 +84,6 @@ def test_refusals_of_an_endless_bad_source_can_be_handed_on() -> None:
             yield BAD
 
     door = Door(bad())
-    lines = door.sorter.lines()
+    lines = door.queue.lines()
     assert list(next(lines)[1].take(4)) == []
     assert door.refused == [0]

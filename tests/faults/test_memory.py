@@ -31,7 +31,7 @@ from drainsinkhorn.fleet import wire
 from drainsinkhorn.numerics.memory import is_out_of_memory, memory_errors
 from drainsinkhorn.run import stack as batch_module
 from drainsinkhorn.run.journal import Journal
-from drainsinkhorn.run.solve import _Run
+from drainsinkhorn.run.session import Session
 from drainsinkhorn.testing.auditor import marginal_errors
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted
 
@@ -327,8 +327,8 @@ def test_messages_and_files_say_that_a_lane_streamed(tmp_path: Path) -> None:
     for flag in (True, False):
         result = replace(streamed_result(), streamed=flag)
         facts, raw = wire.from_result(5, result)
-        ((record, rescued),) = wire.to_records([facts], memoryview(raw))
-        assert (record.streamed, record.ticket, rescued) == (flag, 5, False)
+        (outcome,) = wire.to_outcomes([facts], memoryview(raw))
+        assert (outcome.streamed, outcome.ticket, outcome.rescued) == (flag, 5, False)
         path = tmp_path / "out.npz"
         write_solution(path, [result], Ledger(), 1e-3)
         with np.load(path) as arrays:
@@ -384,15 +384,16 @@ def test_recording_that_runs_out_loses_no_result(
 def test_a_stream_that_runs_out_hands_over_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = batch(5)
     truth = ds.solve(problems, backend="reference", mode="static", width=5)
-    record, seen = _Run.record, list[int]()
+    finish, seen = Session.finish, list[int]()
 
-    def full(self: Any, retired: Any) -> Any:
-        seen.append(retired.ticket)
+    def full(self: Any, outcome: Any) -> Any:
+        seen.append(outcome.ticket)
         if len(seen) == 3:
             raise MemoryError
-        return record(self, retired)
+        return finish(self, outcome)
 
-    monkeypatch.setattr(_Run, "record", full)
+    monkeypatch.setattr(Session, "finish", full)
+    monkeypatch.setattr(Session, "tells_each", True)
     stream = ds.stream(problems, backend="reference", mode="static", width=5)
     got = {result.ticket: result for result in (next(stream), next(stream))}
     with pytest.raises(ds.OutOfMemory, match="MemoryError") as caught:
@@ -405,15 +406,16 @@ def test_a_feed_settles_what_was_finished(monkeypatch: pytest.MonkeyPatch) -> No
     problems, feed = batch(4), ds.Feed()
     answers = [feed.push(problem) for problem in problems]
     feed.close()
-    record, seen = _Run.record, list[int]()
+    finish, seen = Session.finish, list[int]()
 
-    def full(self: Any, retired: Any) -> Any:
-        seen.append(retired.ticket)
+    def full(self: Any, outcome: Any) -> Any:
+        seen.append(outcome.ticket)
         if len(seen) == 2:
             raise MemoryError
-        return record(self, retired)
+        return finish(self, outcome)
 
-    monkeypatch.setattr(_Run, "record", full)
+    monkeypatch.setattr(Session, "finish", full)
+    monkeypatch.setattr(Session, "tells_each", True)
     with pytest.raises(ds.OutOfMemory):
         list(ds.stream(feed, backend="reference", mode="static", width=4))
     assert all(answer.result(0).converged for answer in answers)

@@ -142,8 +142,9 @@ def free(width: int, *, consumer: Consumer | None = None) -> list[Arm]:
 
 def answers_of(solution: Solution[Any]) -> dict[int, Potentials[Any]]:
     """Potentials by place; a problem without any is left out."""
-    pairs = enumerate(solution.results.records.potentials)
-    return {place: Potentials(f, g) for place, (f, g) in pairs if f is not None}
+    ended = solution.outcomes
+    rows = zip(ended.tickets, ended.f, ended.g, strict=True)
+    return {ticket: Potentials(f, g) for ticket, f, g in sorted(rows, key=lambda row: row[0]) if f is not None}
 
 
 def _consumed(

@@ -11,30 +11,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Generator, Hashable, Iterable
+from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.core.events import Finished, Lost, Observer, Reported, Retired, Watch, fan_out, ignore
-from drainsinkhorn.core.ledger import Ledger
-from drainsinkhorn.core.options import Options
-from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.core.events import Lost, Reported
 from drainsinkhorn.fleet import wire
 from drainsinkhorn.fleet.bench import Assignment, Message
 from drainsinkhorn.fleet.crew import Crew
 from drainsinkhorn.model.errors import FleetError, ProblemError
-from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.outcome import Outcome, rejected
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import UNKNOWN, Result
+from drainsinkhorn.model.result import Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import to_caller
-from drainsinkhorn.run.feed import Tap
-from drainsinkhorn.run.journal import Journal
-from drainsinkhorn.run.solution import Record
-from drainsinkhorn.run.solve import ENDED, carried_start, pick_acceleration, pick_backend, validation, warn_of_counts
-from drainsinkhorn.run.validate import validate
+from drainsinkhorn.run.extend import carried_start
+from drainsinkhorn.run.queue import Chains, Ended
+from drainsinkhorn.run.session import Session
 
 WINDOW_SECONDS = 0.5
 """Work of a window, as predicted."""
@@ -88,64 +83,33 @@ class Hand:
 
 
 class Dispatch:
-    """One run of a fleet.
+    """Drains a session on the workers of a fleet.
 
     Args:
         crew: The workers.
-        given: The problems.
-        backend: As for `stream`.
-        options: As for `stream`.
-        observe: As for `stream`; told `Reported`, `Lost` and `Finished`.
-        journal: As for `stream`; kept here, not by workers.
+        session: The session. Its journal is kept here, not by workers; its observer is told `Reported`, `Lost` and
+            `Finished`.
         hang: Seconds without a message after which a worker that has work, or is starting, is replaced.
         strikes: Number of workers lost while they had a problem alone, at which the problem is quarantined.
     """
 
-    def __init__(
-        self,
-        crew: Crew,
-        given: Iterable[Problem[Any]],
-        *,
-        backend: str | Backend[Any],
-        options: Options,
-        observe: Observer,
-        journal: Any,
-        hang: float,
-        strikes: int,
-    ) -> None:
-        self.ledger = Ledger()
-        self.feed = given.claim() if isinstance(given, Tap) else None
-        self._crew, self._options, self._hang, self._allowed = crew, options, hang, strikes
+    def __init__(self, crew: Crew, session: Session, *, hang: float, strikes: int) -> None:
+        self.session = session
+        self._crew, self._hang, self._allowed = crew, hang, strikes
         # Seconds that a start may take. They double with every start that times out, since the machine may be slow.
         self._start_limit = hang
-        self._tell = observe if observe is ignore else Watch(observe)
-        self._observe = fan_out(self.ledger, self._tell)
-        self._counts = Counter[Status]()
-        self._validate = validation(options)
-        self._backend = pick_backend(backend, given, self._observe)
-        self._acceleration = pick_acceleration(options, self._backend)
-        self._journal = None if journal is None else Journal(journal, options, self._backend.name)
-        if self._journal is not None:
-            self._observe(self._journal.resumed)
-        self._assignment = Assignment(replace(options, warn=False), self._backend.using(self._acceleration), crew.cores)
+        self._assignment = Assignment(replace(session.options, warn=False), session.backend, crew.cores)
         self._hands = [Hand() for _ in range(crew.size)]
-        self._problems = iter(given)
-        self._read_so_far = 0
-        self._exhausted = False
-        self._error: Exception | None = None
-        # Problems without a result: as given, as they are sent (carried on in their chain), and their predicted work.
-        self._given: dict[int, Problem[Any]] = {}
+        # Problems without a result as they are sent (carried on in their chain), and their predicted work.
         self._sent: dict[int, Problem[Any]] = {}
         self._weights: dict[int, float] = {}
         self._fresh: deque[int] = deque()
         self._fresh_work = 0.0
-        # Natural widths by size, to a factor of two: each costs a look through the door.
+        # Natural widths by size, to a factor of two: each costs a validation.
         self._widths: dict[int, int] = {}
         self._again: deque[Group] = deque()
         self._strikes: dict[int, int] = {}
-        # Successors of the problem of each chain that is under way, and how chains ended that have none yet.
-        self._chains: dict[Hashable, deque[int]] = {}
-        self._ended: dict[Hashable, Retired] = {}
+        self._chains = Chains[int](session.options.lookahead)
         self._results: deque[Result[Any]] = deque()
 
     def results(self) -> Generator[Result[Any], None, None]:
@@ -157,7 +121,7 @@ class Dispatch:
                 self._send()
                 while self._results:
                     yield self._results.popleft()
-                if self._exhausted and not self._given:
+                if self.session.exhausted and not self.session.problems:
                     break
                 self._listen(self._patience())
             self._close_accounts()
@@ -167,22 +131,14 @@ class Dispatch:
                 self._crew.dismiss(worker)
             raise
         finally:
-            self.close()
-        if self._error is not None:
-            raise self._error
-        if isinstance(self._tell, Watch):
-            self._tell.warn()
-        if self._options.warn and self.feed is None:
-            warn_of_counts(self._counts)
-
-    def close(self) -> None:
-        """Give the journal back."""
-        if self._journal is not None:
-            self._journal.close()
+            self.session.close()
+        if self.session.error is not None:
+            raise self.session.error
+        self.session.warn(self.session.counts)
 
     def _patience(self) -> float:
         """How long to wait for a worker's word."""
-        return POLL if self.feed is not None and not self._exhausted else 1.0
+        return POLL if self.session.feed is not None and not self.session.exhausted else 1.0
 
     # Workers
 
@@ -215,13 +171,13 @@ class Dispatch:
                 self._bury(worker, wire.other_format(message.body), by_itself=True)
             hand.alive = True
         elif message.kind == "results":
-            for record, rescued in wire.to_records(message.body, message.raw):
-                self._take(hand, record, rescued)
+            for outcome in wire.to_outcomes(message.body, message.raw):
+                self._take(hand, outcome)
         elif message.kind == "report":
             hand.slots, hand.legs = message.body["slots"], message.body["legs"]
-            self._observe(Reported(worker, message.body["live"], len(hand.has), hand.slots))
+            self.session.observe(Reported(worker, message.body["live"], len(hand.has), hand.slots))
         elif message.kind == "account":
-            self.ledger.add(message.body, self._backend.width_for)
+            self.session.ledger.add(message.body, self.session.backend.width_for)
         elif message.kind == "refused":
             raise ProblemError(message.body)
         else:
@@ -234,9 +190,9 @@ class Dispatch:
         if not hand.alive and (by_itself or hand.false_starts == FALSE_STARTS):
             raise FleetError(f"worker {worker} could not start: {reason}")
         left = sorted(hand.has)
-        self.ledger.slots += hand.slots
-        self.ledger.legs += hand.legs
-        self._observe(Lost(worker, reason, left))
+        self.session.ledger.slots += hand.slots
+        self.session.ledger.legs += hand.legs
+        self.session.observe(Lost(worker, reason, left))
         if len(left) == 1:
             self._strike(left[0], reason)
         elif left:
@@ -250,7 +206,7 @@ class Dispatch:
             self._again.append(Group([ticket], suspect=True))
             return
         detail = f"{strikes} workers were lost while they had this problem and no other; the last one: {reason}"
-        self._finish(Record(ticket, None, UNKNOWN, Status.QUARANTINED, 0, False, "", detail))
+        self._finish(rejected(ticket, detail, Status.QUARANTINED))
 
     def _close_accounts(self) -> None:
         """Every worker that lives says what it spent."""
@@ -264,7 +220,7 @@ class Dispatch:
         while waiting and time.monotonic() < until:
             for worker, message in self._crew.wait(1.0):
                 if message.kind == "account":
-                    self.ledger.add(message.body, self._backend.width_for)
+                    self.session.ledger.add(message.body, self.session.backend.width_for)
                 if message.kind in ("account", "died", "failed"):
                     waiting.discard(worker)
         for worker in waiting:
@@ -307,27 +263,23 @@ class Dispatch:
         goal = WINDOW_SECONDS * known.done / max(known.busy, 1e-3)
         if not goal:
             goal = FIRST_WINDOW * self._weights[self._fresh[0]]
-        if self._exhausted:
+        if self.session.exhausted:
             goal = min(goal, self._fresh_work / (2 * len(self._hands)))
         return goal
 
     def _least(self) -> int:
         """Problems that fill a pack, but towards the end no more than half a fair share."""
-        width = self._options.width or self._natural_width(self._sent[self._fresh[0]])
-        return min(width, -(-len(self._fresh) // (2 * len(self._hands)))) if self._exhausted else width
+        width = self.session.options.width or self._natural_width(self._sent[self._fresh[0]])
+        return min(width, -(-len(self._fresh) // (2 * len(self._hands)))) if self.session.exhausted else width
 
     def _natural_width(self, problem: Problem[Any]) -> int:
         size = int(wire.pairs(problem)).bit_length()
         if size not in self._widths:
             try:
-                self._widths[size] = self._backend.hints(self._validated(problem)).width
+                self._widths[size] = self.session.backend.hints(self.session.validate(problem)).width
             except ProblemError:
                 return 1
         return self._widths[size]
-
-    def _validated(self, problem: Problem[Any]) -> Instance[Any]:
-        options = self._options
-        return validate(problem, options.tol, options.audit.margin, options.init)
 
     def _give(self, worker: int, group: Group) -> None:
         hand = self._hands[worker]
@@ -340,35 +292,36 @@ class Dispatch:
 
     def _fill(self) -> None:
         """Read ahead, so that the end is seen in time; a feed is waited for only by a fleet that has nothing to do."""
-        while not self._exhausted and len(self._fresh) < self._options.lookahead:
-            if self.feed is not None and not self.feed.ready() and (self._given or self._results):
+        session = self.session
+        while not session.exhausted and len(self._fresh) < session.options.lookahead:
+            if session.feed is not None and not session.feed.ready() and (session.problems or self._results):
                 return
             self._read()
 
     def _read(self) -> None:
-        try:
-            problem = next(self._problems)
-        except StopIteration:
-            self._exhausted = True
+        """Read a problem, recall it from the journal, reject it, or make it ready to be sent."""
+        pair = self.session.read_problem()
+        if pair is None:
             return
-        except Exception as error:  # noqa: BLE001  the caller's own; raised again once what was read has ended
-            self._exhausted, self._error = True, error
-            return
-        ticket, self._read_so_far = self._read_so_far, self._read_so_far + 1
-        self._given[ticket] = problem
-        if self._recalled(ticket, problem):
+        ticket, problem = pair
+        outcome = self.session.recall(ticket, problem)
+        if outcome is not None:
+            self._finish(outcome, recalled=True)
             return
         try:
             plain = wire.plain_problem(problem)
             if plain.chain is not None:
-                # What is refused takes no place in its chain.
-                self._validated(plain)
+                # A rejected problem takes no place in its chain.
+                self.session.validate(plain)
         except Exception as error:  # noqa: BLE001  one odd object must not harm the others
-            self._refuse(ticket, problem, error)
-        else:
-            self._sent[ticket] = plain
-            self._weights[ticket] = self._predicted_work(self._sent[ticket])
-            self._line_up(ticket)
+            self._reject(ticket, problem, error)
+            return
+        self._sent[ticket] = plain
+        self._weights[ticket] = self._predicted_work(plain)
+        if plain.chain is None:
+            self._start(ticket, None)
+        elif self._chains.enter(plain.chain, ticket):
+            self._start(ticket, self._chains.take_predecessor(plain.chain))
 
     def _predicted_work(self, problem: Problem[Any]) -> float:
         """Pairs of points times predicted depth. What is small is not worth a look, what is bad will be refused."""
@@ -376,110 +329,66 @@ class Dispatch:
         if pairs < SMALL_PAIRS:
             return pairs * SMALL_DEPTH
         try:
-            return pairs * predicted_depth(self._validated(problem), momentum=self._acceleration != "none")
+            return pairs * predicted_depth(self.session.validate(problem), momentum=self.session.acceleration != "none")
         except (ProblemError, ArithmeticError):
             return pairs * SMALL_DEPTH
 
-    def _line_up(self, ticket: int) -> None:
-        """A problem of a chain waits for its predecessor, and starts where that one ended."""
-        chain = self._sent[ticket].chain
-        if chain is None:
-            self._start(ticket, None)
-        elif chain in self._chains:
-            self._chains[chain].append(ticket)
-        else:
-            self._chains[chain] = deque()
-            self._start(ticket, self._ended.pop(chain, None))
-
-    def _start(self, ticket: int, before: Retired | None) -> None:
-        if before is not None:
+    def _start(self, ticket: int, predecessor: Ended | None) -> None:
+        """Make a problem ready to be sent; it starts where its predecessor in the chain ended."""
+        if predecessor is not None:
             problem = self._sent[ticket]
-            start = carried_start(before, self._validated(problem), self._backend)
+            start = carried_start(predecessor, self.session.validate(problem), self.session.backend)
             if start is not None:
                 self._sent[ticket] = replace(problem, init=start)
         self._fresh.append(ticket)
         self._fresh_work += self._weights[ticket]
 
-    def _recalled(self, ticket: int, problem: Any) -> bool:
-        if self._journal is None or not isinstance(problem, Problem):
-            return False
-        entry = self._journal.recall(ticket, problem)
-        if entry is not None:
-            self._finish(entry.record, rescued=entry.rescued, recalled=True)
-        return entry is not None
-
-    def _refuse(self, ticket: int, problem: Problem[Any], why: Exception) -> None:
+    def _reject(self, ticket: int, problem: Problem[Any], reason: Exception) -> None:
         try:
-            self._validated(problem)
+            self.session.validate(problem)
         except ProblemError as error:
-            why = error
-        if self._options.strict:
-            raise ProblemError(f"problem {ticket}: {why}") from None
-        self._finish(Record(ticket, None, UNKNOWN, Status.INVALID, 0, False, "", str(why)))
+            reason = error
+        self._finish(self.session.reject(ticket, reason))
 
     # Results back
 
-    def _take(self, hand: Hand, record: Record, rescued: bool) -> None:
-        """A worker has answered."""
-        ticket, problem = record.ticket, self._given[record.ticket]
+    def _take(self, hand: Hand, outcome: Outcome) -> None:
+        """Take what a worker has answered."""
+        ticket, problem = outcome.ticket, self.session.problems[outcome.ticket]
         hand.has.remove(ticket)
         hand.alone = hand.alone and bool(hand.has)
         weight = self._weights[ticket]
         hand.load = hand.load - weight if hand.has else 0.0
         hand.done += weight
-        if record.potentials is not None:
+        if outcome.potentials is not None:
             like: Any = problem.x if problem.x is not None else problem.cost
-            potentials = Potentials(*(to_caller(p, like, own=not record.widened) for p in record.potentials))
-            record = record._replace(potentials=potentials)
-        self._finish(record, rescued=rescued)
+            potentials = Potentials(*(to_caller(p, like, own=not outcome.widened) for p in outcome.potentials))
+            outcome = outcome._replace(potentials=potentials)
+        self._finish(outcome)
 
-    def _finish(self, record: Record, *, rescued: bool = False, recalled: bool = False) -> None:
-        """Record a problem that has ended, let its successor go, and hand out its result."""
-        problem = self._given.pop(record.ticket)
-        if self._journal is not None and not recalled and record.status in ENDED:
-            self._journal.enter(problem, record, rescued=rescued)
-        ran = self._sent.pop(record.ticket, None) is not None
-        self._weights.pop(record.ticket, None)
-        self._pass_on(problem, record, ran=ran)
-        self._counts[record.status] += 1
-        if record.depth and not recalled:
-            self.ledger.depths[record.ticket] = record.depth
-        if self._tell is not ignore:
-            self._tell(Finished(record.ticket, record.status))
-        ran = self._backend.precise() if rescued else self._backend
-        result = Result(
-            ticket=record.ticket,
-            problem=problem,
-            validate=self._validate,
-            emitted=record.potentials,
-            residual=record.residual,
-            status=record.status,
-            depth=record.depth,
-            backend=ran.frugal() if record.streamed else ran,
-            arithmetic=record.arithmetic,
-            acceleration=self._acceleration,
-            rescued=rescued,
-            warns=self._options.warn,
-            widened=record.widened,
-            detail=record.detail,
-            streamed=record.streamed,
-        )
-        if self.feed is not None:
-            self.feed.settle(result)
+    def _finish(self, outcome: Outcome, *, recalled: bool = False) -> None:
+        """Finish a problem in the session, let its successor go, and hand out its result."""
+        session, ticket = self.session, outcome.ticket
+        session.finish(outcome, recalled=recalled)
+        ran = self._sent.pop(ticket, None) is not None
+        self._weights.pop(ticket, None)
+        self._pass_on(session.problems[ticket], outcome, ran=ran)
+        if outcome.depth and not recalled:
+            session.ledger.depths[ticket] = outcome.depth
+        result = session.result(outcome)
+        if session.feed is None:
+            session.counts[outcome.status] += 1
+        else:
+            session.feed.settle(result)
         self._results.append(result)
 
-    def _pass_on(self, problem: Any, record: Record, *, ran: bool) -> None:
-        """Let the next of a chain go; not for one that was refused, or recalled while another is under way."""
+    def _pass_on(self, problem: Any, outcome: Outcome, *, ran: bool) -> None:
+        """Let the next of a chain go; not for one that was rejected, or recalled while another is under way."""
         chain = getattr(problem, "chain", None)
-        if chain is None or (not ran and (record.status is Status.INVALID or chain in self._chains)):
+        is_passed = not ran and (outcome.status is Status.INVALID or self._chains.is_under_way(chain))
+        if chain is None or is_passed:
             return
-        known = self._validated(problem)
-        ended = Retired(record.ticket, known, record.potentials, record.residual, record.status, record.depth)
-        successors = self._chains.get(chain)
-        if successors:
-            self._start(successors.popleft(), ended)
-            return
-        self._chains.pop(chain, None)
-        self._ended[chain] = ended
-        if len(self._ended) > self._options.lookahead:
-            del self._ended[next(iter(self._ended))]
+        ended = Ended(self.session.validate(problem), outcome)
+        successor = self._chains.leave(chain, ended)
+        if successor is not None:
+            self._start(successor, ended)

@@ -18,6 +18,7 @@ from drainsinkhorn.fleet.dispatch import Dispatch
 from drainsinkhorn.model.errors import FeedClosed, FleetError, OptionsError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
+from drainsinkhorn.run.session import Session
 from drainsinkhorn.run.solve import DEFAULTS
 
 
@@ -70,11 +71,7 @@ class Fleet:
         run = FleetStream(
             Dispatch(
                 self.crew,
-                problems,
-                backend=backend,
-                options=options,
-                observe=observe,
-                journal=journal,
+                Session(problems, None, backend, options, observe, journal),
                 hang=self._hang,
                 strikes=self._strikes,
             )
@@ -114,11 +111,11 @@ class FleetStream(Iterator[Result[Any]]):
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
-        self.ledger = dispatch.ledger
+        self.ledger = dispatch.session.ledger
         self.over = False
-        self._feed = dispatch.feed
+        self._feed = dispatch.session.feed
         self._results = dispatch.results()
-        self._dispatch = dispatch
+        self._session = dispatch.session
 
     def __next__(self) -> Result[Any]:
         try:
@@ -140,6 +137,6 @@ class FleetStream(Iterator[Result[Any]]):
     def _give_up(self, why: str) -> None:
         self.over = True
         self._results.close()
-        self._dispatch.close()
+        self._session.close()
         if self._feed is not None:
             self._feed.fail(FeedClosed(why))

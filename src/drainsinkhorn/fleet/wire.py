@@ -1,4 +1,4 @@
-"""Problems and records as plain numbers and arrays, for the way between processes."""
+"""Problems and outcomes as plain numbers and arrays, for the way between processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.outcome import Outcome
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Residual, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import BFLOAT16, float_name, is_array, library, to_numpy
 from drainsinkhorn.numerics.costs import Formula, as_cost
-from drainsinkhorn.run.solution import Record
 
 FORMAT = 2
 """Version of all messages between a fleet and its workers. Increase it with every change that the other end must know.
@@ -253,8 +253,8 @@ def from_result(ticket: int, result: Result[Any]) -> tuple[list[Any], bytes]:
     return [*facts, result.arithmetic, result.detail, kinds], raw
 
 
-def to_records(many: Sequence[Sequence[Any]], raw: Any) -> Iterator[tuple[Record, bool]]:
-    """The records of results that came back, their potentials views of the bytes, and whether each was rescued."""
+def to_outcomes(many: Sequence[Sequence[Any]], raw: Any) -> Iterator[Outcome]:
+    """Yield the outcomes that a worker sent; their potentials are views of the bytes."""
     place = 0
     for ticket, status, depth, row, col, band, widened, rescued, streamed, arithmetic, detail, kinds in many:
         potentials = None
@@ -264,5 +264,5 @@ def to_records(many: Sequence[Sequence[Any]], raw: Any) -> Iterator[tuple[Record
             potentials = Potentials(np.frombuffer(f, dtype=dtype), np.frombuffer(g, dtype=other))
             place += size + rest
         residual = Residual(row, col, band)
-        record = Record(ticket, potentials, residual, Status[status], depth, widened, arithmetic, detail, streamed)
-        yield record, rescued
+        rest = widened, arithmetic, detail, streamed, rescued
+        yield Outcome(ticket, potentials, residual, Status[status], depth, *rest)

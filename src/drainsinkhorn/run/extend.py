@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import to_caller, to_numpy
 from drainsinkhorn.numerics.costs import turned
+from drainsinkhorn.numerics.weights import unit_mass
+from drainsinkhorn.run.queue import Ended
 from drainsinkhorn.run.validate import validate
 
 
@@ -59,6 +62,23 @@ def extend_instance(
     fresh_f = f if _same(old.x, new.x) else c_transforms([there], [g], backend.couple)[0]
     fresh_g = g if _same(old.y, new.y) else c_transforms([back], [f], backend.couple)[0]
     return Potentials(to_caller(fresh_f, new.like), to_caller(fresh_g, new.like))
+
+
+@np.errstate(all="ignore")
+def carried_start(ended: Ended, instance: Instance[Any], backend: Backend[Any]) -> Potentials[Any] | None:
+    """Return where an instance starts after its predecessor in a chain.
+
+    None if the instance has a start of its own, or if the predecessor's potentials are of no use to it.
+    """
+    before, (_, potentials, residual, *_) = ended
+    if isinstance(instance.init, Potentials) or potentials is None or math.isnan(residual.worst):
+        return None
+    # A sum of normalised weights may be off by a unit in the last place.
+    before = replace(before, a=unit_mass(before.a), b=unit_mass(before.b))
+    try:
+        return extend_instance(before, potentials, instance, backend)
+    except (ProblemError, MemoryError):
+        return None
 
 
 def _same(p: Any, q: Any) -> bool:

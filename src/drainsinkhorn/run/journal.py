@@ -15,7 +15,7 @@ import sqlite3
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,12 +23,12 @@ from drainsinkhorn.core.events import Resumed
 from drainsinkhorn.core.options import MODES, Mode, Options
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import FileError, OptionsError
+from drainsinkhorn.model.outcome import Outcome
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import float_name, is_array, to_caller, to_numpy
 from drainsinkhorn.numerics.costs import Formula, as_cost
-from drainsinkhorn.run.solution import Record
 
 FORMAT = 2
 """Version of the table and its checksums. SQLite keeps it in the file's header, as user_version."""
@@ -49,13 +49,6 @@ RESULT_OPTIONS = ("tol", "max_depth", "audit", "certify", "accelerate", "init", 
 """Options that can change a result; all others may differ when a run goes on."""
 
 Row = tuple[Any, ...]
-
-
-class Entry(NamedTuple):
-    """What the journal knows of a problem."""
-
-    record: Record
-    rescued: bool
 
 
 class Journal:
@@ -81,7 +74,7 @@ class Journal:
         self._database, known, salvaged = self._open()
         self.resumed = Resumed(str(self.path), known, torn, salvaged)
 
-    def recall(self, ticket: int, problem: Any) -> Entry | None:
+    def recall(self, ticket: int, problem: Any) -> Outcome | None:
         """Return the recorded result of a problem under these settings; None if there is none or its row is damaged."""
         try:
             row = self._database.execute("SELECT * FROM ended WHERE ticket = ?", (ticket,)).fetchone()
@@ -95,26 +88,26 @@ class Journal:
                 f"problem {ticket} is not the one that the journal {self.path} has under this number; give the same "
                 "problems in the same order to go on, or name another file to start anew"
             )
-        return _entry(row, problem)
+        return _outcome(row, problem)
 
-    def enter(self, problem: Problem[Any], record: Record, *, rescued: bool) -> None:
+    def enter(self, problem: Problem[Any], outcome: Outcome) -> None:
         """Record a problem that has ended. When this returns it outlives the program."""
         f = g = None
-        if record.potentials is not None:
-            f, g = (to_numpy(p) for p in record.potentials)
+        if outcome.potentials is not None:
+            f, g = (to_numpy(p) for p in outcome.potentials)
         row: Row = (
-            record.ticket,
+            outcome.ticket,
             self._settings,
             fingerprint(problem),
-            record.status.name,
-            record.depth,
-            *(_real(value) for value in record.residual),
+            outcome.status.name,
+            outcome.depth,
+            *(_real(value) for value in outcome.residual),
             *(part for p in (f, g) for part in ((None, None) if p is None else (p.dtype.str, p.tobytes()))),
-            int(record.widened),
-            int(rescued),
-            int(record.streamed),
-            record.arithmetic,
-            record.detail,
+            int(outcome.widened),
+            int(outcome.rescued),
+            int(outcome.streamed),
+            outcome.arithmetic,
+            outcome.detail,
         )
         try:
             # A row that was not whole is replaced.
@@ -274,7 +267,7 @@ def _real(value: float) -> float | None:
     return None if value != value else float(value)
 
 
-def _entry(row: Row, problem: Problem[Any]) -> Entry:
+def _outcome(row: Row, problem: Problem[Any]) -> Outcome:
     (
         ticket,
         _,
@@ -303,9 +296,8 @@ def _entry(row: Row, problem: Problem[Any]) -> Entry:
             )
         )
     numbers = Residual(*(float("nan") if value is None else value for value in residual))
-    ended = Status[status], depth, bool(widened), arithmetic, detail, bool(streamed)
-    record = Record(ticket, potentials, numbers, *ended)
-    return Entry(record, bool(rescued))
+    flags = bool(streamed), bool(rescued)
+    return Outcome(ticket, potentials, numbers, Status[status], depth, bool(widened), arithmetic, detail, *flags)
 
 
 def _is_whole(row: Row) -> bool:

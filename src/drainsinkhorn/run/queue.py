@@ -1,131 +1,183 @@
-"""The queue: problems sorted by signature, with a bounded look ahead."""
+"""The queue: problems grouped by signature, chains in order, and a bounded look ahead."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Generic
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from drainsinkhorn.core.events import Retired
 from drainsinkhorn.core.source import Admission, Batch, Source
-from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.problem import A, Problem
+from drainsinkhorn.model.outcome import Outcome
+from drainsinkhorn.model.problem import Problem
+
+T = TypeVar("T")
 
 
-def ordered(
-    line: Sequence[Admission], depth: Callable[[Instance[Any]], float], order: str, width: int
-) -> list[Admission]:
-    """A line by predicted depth: deepest first ("grouped"), or so that every window is a cross-section ("mixed")."""
-    deepest = sorted(line, key=lambda admission: -depth(admission.instance))
-    windows = -(-len(deepest) // width)
-    return deepest if order == "grouped" else [lane for start in range(windows) for lane in deepest[start::windows]]
+class Ended(NamedTuple):
+    """A problem that ran, and how it ended."""
+
+    instance: Instance[Any]
+    outcome: Outcome
 
 
-class Sorter(Generic[A]):
-    """Reads problems in order, turns bad ones away, and forms one line per signature.
-
-    At most `lookahead` problems wait. A line is not served past the oldest problem of another line by more than
-    `lookahead` tickets, so no problem waits forever behind a flood of another shape.
-
-    Args:
-        problems: What the caller submitted, in order.
-        admit: Validates: returns the problem in normal form, or raises ProblemError.
-        signature: The backend's; may raise ProblemError too.
-        refuse: Told ticket, problem and reason of every problem turned away.
-        carry: Turns an instance into one that starts where its predecessor in the chain ended.
-        lookahead: See above; `inf` reads everything at once.
-        paused: While it says True nothing more is handed out, so that packs run empty.
-        ready: Says whether the next problem can be read without waiting for it; else only an idle sorter reads.
-        overdue: Says of a ticket whether it has waited so long that no other line may be served before it.
-        order: One of ORDERS. Any but "given" reads ahead and orders what was read, block after block, within each line.
-        depth: Predicts the depth of an instance, for that.
-        recall: Says whether a problem ended in an earlier run, which is not run again.
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """In which order problems are served.
 
     Attributes:
-        error: What the iterable raised, if it did: nothing more is read, and what was read is still served.
+        lookahead: Problems that may wait; inf: all are read at once. No line is served past the oldest problem of
+            another line by more than so many tickets, so no problem waits forever behind a flood of another shape.
+        order: One of ORDERS. Any but "given" reads ahead and orders what was read, block after block, in each line.
+        predict_depth: Predicts the depth of an instance, for that.
     """
 
-    def __init__(
-        self,
-        problems: Iterable[Problem[A]],
-        *,
-        admit: Callable[[Problem[A]], Instance[A]],
-        signature: Callable[[Instance[A]], Hashable],
-        refuse: Callable[[int, Problem[A], ProblemError], None],
-        lookahead: float,
-        carry: Callable[[Retired, Instance[A]], Instance[A]] = lambda _, instance: instance,
-        paused: Callable[[], bool] = lambda: False,
-        ready: Callable[[], bool] = lambda: True,
-        overdue: Callable[[int], bool] = lambda ticket: False,
-        order: str = "given",
-        depth: Callable[[Instance[A]], float] = lambda instance: 1.0,
-        recall: Callable[[int, Problem[A]], bool] = lambda ticket, problem: False,
-    ) -> None:
-        self._problems = iter(problems)
-        self._admit = admit
-        self._signature = signature
-        self._refuse = refuse
-        self._lookahead = lookahead
-        self._carry = carry
-        self._paused = paused
-        self._ready = ready
-        self._overdue = overdue
-        self._order = order
-        self._depth = depth
-        self._recall = recall
-        # Problems at the front of each line that are in order already.
-        self._in_order: dict[Hashable, int] = {}
-        self._lines: dict[Hashable, deque[Admission]] = {}
+    lookahead: float = math.inf
+    order: str = "given"
+    predict_depth: Callable[[Instance[Any]], float] = lambda instance: 1.0
+
+    def arrange(self, line: Sequence[Admission], width: int) -> list[Admission]:
+        """Return a line by predicted depth: deepest first ("grouped"), or every window a cross-section ("mixed")."""
+        deepest = sorted(line, key=lambda admission: -self.predict_depth(admission.instance))
+        if self.order == "grouped":
+            return deepest
+        windows = -(-len(deepest) // width)
+        return [lane for first in range(windows) for lane in deepest[first::windows]]
+
+
+class Gate(Protocol):
+    """Where a queue gets its problems, and who validates them."""
+
+    def read_problem(self) -> tuple[int, Problem[Any]] | None:
+        """Return the next problem with its ticket, or None at the end; may wait."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Whether the next problem, or the end, is there without waiting."""
+        ...
+
+    def is_overdue(self, ticket: int) -> bool:
+        """Whether a problem has waited so long that no other line may be served before it."""
+        ...
+
+    def is_paused(self) -> bool:
+        """Whether nothing is handed out for now, so that packs run empty."""
+        ...
+
+    def admit(self, ticket: int, problem: Problem[Any]) -> tuple[Instance[Any], Hashable] | None:
+        """Return the problem in normal form and its signature.
+
+        None if the problem has ended without a run: it was rejected, or recalled from a journal.
+        """
+        ...
+
+    def signature(self, instance: Instance[Any]) -> Hashable:
+        """Return the key of its line: problems of equal signature may share a pack."""
+        ...
+
+    def carry_start(self, ended: Ended, instance: Instance[Any]) -> Instance[Any]:
+        """Return the instance with the start that follows from its predecessor in the chain."""
+        ...
+
+
+class Chains(Generic[T]):
+    """Problems of equal key run one after another: at most one of each chain is under way.
+
+    Args:
+        memory: Chains without a known successor whose last problem is remembered, the latest ones.
+    """
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
         # Successors of the problem of each chain that is under way.
-        self._chains: dict[Hashable, deque[Admission]] = {}
-        # How chains ended of which no successor is known yet, the latest ones.
-        self._ended: dict[Hashable, Retired] = {}
+        self._waiting: dict[Hashable, deque[T]] = {}
+        self._ended: dict[Hashable, Ended] = {}
+
+    def __len__(self) -> int:
+        """The number of problems that wait for their predecessor."""
+        return sum(map(len, self._waiting.values()))
+
+    def is_under_way(self, chain: Hashable) -> bool:
+        """Whether a problem of the chain runs now, or waits in its line."""
+        return chain in self._waiting
+
+    def enter(self, chain: Hashable, problem: T) -> bool:
+        """Whether a problem may run now. If not, it waits, and `leave` returns it when its predecessor has ended."""
+        if chain in self._waiting:
+            self._waiting[chain].append(problem)
+            return False
+        self._waiting[chain] = deque()
+        return True
+
+    def take_predecessor(self, chain: Hashable) -> Ended | None:
+        """Return how the last problem of a chain ended that had no successor then, and forget it."""
+        return self._ended.pop(chain, None)
+
+    def leave(self, chain: Hashable, ended: Ended) -> T | None:
+        """Return the successor of a problem that has ended; None if none is known yet."""
+        successors = self._waiting.get(chain)
+        if successors:
+            return successors.popleft()
+        self._waiting.pop(chain, None)
+        self._ended[chain] = ended
+        if len(self._ended) > self._memory:
+            del self._ended[next(iter(self._ended))]
+        return None
+
+
+class Queue:
+    """Reads problems in order and keeps those that wait in one line for each signature.
+
+    Args:
+        gate: Reads and validates problems.
+        policy: The order in which they are served.
+    """
+
+    def __init__(self, gate: Gate, policy: Policy) -> None:
+        self._gate, self._policy = gate, policy
+        self._lines: dict[Hashable, deque[Admission]] = {}
+        # Problems at the front of each line that are in order already.
+        self._arranged: dict[Hashable, int] = {}
+        self._chains = Chains[Admission](policy.lookahead)
+        # The ticket of the next problem, as far as it is known here.
         self._next = 0
-        self.error: Exception | None = None
         self._exhausted = False
+
+    def enter(self, instances: Iterable[Instance[Any]]) -> None:
+        """Put instances in line that were validated already, with tickets from zero on."""
+        for ticket, instance in enumerate(instances):
+            self._put(Admission(ticket, instance), self._gate.signature(instance))
+            self._next = ticket + 1
 
     def fill(self) -> None:
         """Read ahead as far as allowed."""
         while self._may_read():
             self._read()
 
-    def enter(self, ready: Iterable[Instance[A]]) -> None:
-        """Put instances in line that were validated already."""
-        for ticket, instance in enumerate(ready, self._next):
-            self._line(self._signature(instance)).append(Admission(ticket, instance))
-            self._next = ticket + 1
-
-    def finished(self, retired: Retired) -> None:
-        """Let the successor of a problem in its chain go."""
-        chain = retired.instance.chain
+    def finish(self, ended: Ended) -> None:
+        """Put the successor of a problem in its chain in line."""
+        chain = ended.instance.chain
         if chain is None:
             return
-        successors = self._chains.get(chain)
-        if not successors:
-            self._chains.pop(chain, None)
-            self._ended[chain] = retired
-            if len(self._ended) > self._lookahead:
-                del self._ended[next(iter(self._ended))]
-            return
-        ticket, instance = successors.popleft()
-        instance = self._carry(retired, instance)
-        self._line(self._signature(instance)).append(Admission(ticket, instance))
+        successor = self._chains.leave(chain, ended)
+        if successor is not None:
+            self._start(successor, ended)
 
-    def recalled(self, retired: Retired) -> None:
-        """Note that a problem of a chain had ended in an earlier run; its successor goes, unless one is under way."""
-        if retired.instance.chain not in self._chains:
-            self.finished(retired)
+    def recall(self, ended: Ended) -> None:
+        """Note how a problem ended in an earlier run. Its successor starts from there, unless one is under way."""
+        if not self._chains.is_under_way(ended.instance.chain):
+            self.finish(ended)
 
-    def lines(self) -> Iterator[tuple[Instance[A] | None, Source]]:
-        """One Source after another, with its first problem, always for the signature that has waited longest.
+    def lines(self) -> Iterator[tuple[Instance[Any] | None, Source]]:
+        """Yield one Source after another, with its first problem, always for the signature that has waited longest.
 
-        After a refusal with nobody waiting the Source is empty, so that the caller can hand the refusal on; likewise
-        before the next problem must be waited for.
+        The Source is empty, and its first problem None, after a rejection with no problem waiting, and before the next
+        problem must be waited for: the caller can hand on what has ended.
         """
         while self._lines or not self._exhausted:
-            if self.idle:
+            if self.is_idle:
                 yield None, Batch([])
             if not self._lines:
                 self._read()
@@ -136,109 +188,100 @@ class Sorter(Generic[A]):
                 yield None, Batch([])
 
     @property
-    def idle(self) -> bool:
-        """True if nothing is there to be served, and the next problem must be waited for."""
-        return not self._lines and not self._exhausted and not self._ready()
+    def is_idle(self) -> bool:
+        """True if no problem waits in line, and the next one must be waited for."""
+        return not self._lines and not self._exhausted and not self._gate.is_ready()
 
     def take(self, signature: Hashable, count: int) -> list[Admission]:
-        """Up to `count` problems of a signature."""
-        if self._paused():
+        """Hand out up to `count` problems of a signature."""
+        gate = self._gate
+        if gate.is_paused():
             return []
-        if self._order != "given":
-            self._put_in_order(signature, count)
-        # A refusal ends the reading, so that the caller can hand it on.
-        while len(self._lines.get(signature, ())) < count and self._may_read() and self._ready() and self._read():
+        if self._policy.order != "given":
+            self._arrange(signature, count)
+        # Reading ends at a problem that ended without a run, so that the caller can hand it on.
+        while len(self._lines.get(signature, ())) < count and self._may_read() and gate.is_ready() and self._read():
             pass
         line = self._lines.get(signature, deque[Admission]())
         others = [other[0].ticket for other in self._lines.values() if other is not line]
         oldest = min(others, default=self._next)
-        if others and self._overdue(oldest):
+        if others and gate.is_overdue(oldest):
             # Unless this line has the oldest of all.
             count = sum(admission.ticket < oldest for admission in list(line)[:count])
-        horizon = oldest + self._lookahead
+        horizon = oldest + self._policy.lookahead
         taken: list[Admission] = []
         while line and len(taken) < count and line[0].ticket <= horizon:
             taken.append(line.popleft())
         if not line:
             self._lines.pop(signature, None)
-        self._in_order[signature] = self._in_order.get(signature, 0) - len(taken)
+        self._arranged[signature] = self._arranged.get(signature, 0) - len(taken)
         return taken
 
-    def _put_in_order(self, signature: Hashable, width: int) -> None:
+    def give_back(self, signature: Hashable, admissions: Sequence[Admission]) -> None:
+        """Put problems back in front of their line."""
+        self._lines.setdefault(signature, deque()).extendleft(reversed(admissions))
+        self._arranged[signature] = self._arranged.get(signature, 0) + len(admissions)
+
+    def _arrange(self, signature: Hashable, width: int) -> None:
         """Read the next block and order it, once the last one has gone."""
-        if self._in_order.get(signature, 0) > 0:
+        if self._arranged.get(signature, 0) > 0:
             return
-        while self._may_read() and self._ready():
+        while self._may_read() and self._gate.is_ready():
             self._read()
         line = self._lines.get(signature)
         if line:
-            self._lines[signature] = deque(ordered(line, self._depth, self._order, width))
-            self._in_order[signature] = len(line)
-
-    def give_back(self, signature: Hashable, admissions: Sequence[Admission]) -> None:
-        """Put these back in front of their line."""
-        self._lines.setdefault(signature, deque()).extendleft(reversed(admissions))
-        self._in_order[signature] = self._in_order.get(signature, 0) + len(admissions)
+            self._lines[signature] = deque(self._policy.arrange(line, width))
+            self._arranged[signature] = len(line)
 
     def _may_read(self) -> bool:
-        return not self._exhausted and (
-            self._lookahead == math.inf
-            or sum(map(len, (*self._lines.values(), *self._chains.values()))) < self._lookahead
-        )
+        if self._exhausted or self._policy.lookahead == math.inf:
+            return not self._exhausted
+        return sum(map(len, self._lines.values())) + len(self._chains) < self._policy.lookahead
 
     def _read(self) -> bool:
-        """Read one problem; False if it was refused or recalled, or there is none."""
-        try:
-            problem = next(self._problems)
-        except StopIteration:
+        """Read one problem; return False if it ended without a run, or there is none."""
+        pair = self._gate.read_problem()
+        if pair is None:
             self._exhausted = True
             return False
-        except Exception as error:  # noqa: BLE001  the caller's own code; raised again once what was read has drained
-            self.error = error
-            self._exhausted = True
+        ticket, problem = pair
+        self._next = ticket + 1
+        admitted = self._gate.admit(ticket, problem)
+        if admitted is None:
             return False
-        ticket = self._next
-        self._next += 1
-        if self._recall(ticket, problem):
-            return False
-        try:
-            admitted = self._admit(problem)
-            signature = self._signature(admitted)
-        except ProblemError as error:
-            self._refuse(ticket, problem, error)
-            return False
-        except MemoryError as error:
-            short = f"there is not enough memory to check this problem ({error}); free memory, or use fewer points"
-            self._refuse(ticket, problem, ProblemError(short))
-            return False
-        chain = admitted.chain
-        if chain in self._chains:
-            self._chains[chain].append(Admission(ticket, admitted))
-            return True
-        if chain is not None:
-            self._chains[chain] = deque()
-            if chain in self._ended:
-                admitted = self._carry(self._ended.pop(chain), admitted)
-                signature = self._signature(admitted)
-        self._line(signature).append(Admission(ticket, admitted))
+        instance, signature = admitted
+        admission, chain = Admission(ticket, instance), instance.chain
+        if chain is None:
+            self._put(admission, signature)
+        elif self._chains.enter(chain, admission):
+            predecessor = self._chains.take_predecessor(chain)
+            if predecessor is None:
+                self._put(admission, signature)
+            else:
+                self._start(admission, predecessor)
         return True
 
-    def _line(self, signature: Hashable) -> deque[Admission]:
+    def _start(self, admission: Admission, predecessor: Ended) -> None:
+        """Put a problem in line that starts where its predecessor in the chain ended."""
+        instance = self._gate.carry_start(predecessor, admission.instance)
+        self._put(Admission(admission.ticket, instance), self._gate.signature(instance))
+
+    def _put(self, admission: Admission, signature: Hashable) -> None:
         line = self._lines.get(signature)
         if line is None:
             line = self._lines[signature] = deque()
-        return line
+        line.append(admission)
 
 
 class _Line:
-    """A Sorter seen by the executor: one signature."""
+    """The part of a queue that the executor sees: problems of one signature."""
 
-    def __init__(self, sorter: Sorter[Any], signature: Hashable) -> None:
-        self._sorter = sorter
+    def __init__(self, queue: Queue, signature: Hashable) -> None:
+        self._queue = queue
         self._signature = signature
 
     def take(self, count: int) -> Sequence[Admission]:
-        return self._sorter.take(self._signature, count)
+        return self._queue.take(self._signature, count)
 
     def give_back(self, admissions: Sequence[Admission]) -> None:
-        self._sorter.give_back(self._signature, admissions)
+        self._queue.give_back(self._signature, admissions)

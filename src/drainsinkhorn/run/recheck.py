@@ -19,16 +19,16 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.certificate import device_loader, unit_vectors
-from drainsinkhorn.core.events import Retired
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.outcome import Outcome, Outcomes
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import on_cuda, to_numpy
@@ -98,18 +98,29 @@ class Recheck:
         # Seconds that may be spent, cycles not yet credited, and number of results until one is considered again.
         self._credit, self._cycles, self._wait = 0.0, 0, 1
 
-    def __call__(self, retired: Retired) -> None:
-        """Recheck a result if one is due; raises ContractError if the result is refuted."""
-        self._cycles += retired.depth
-        self._wait -= 1
-        if self._wait > 0 or retired.status is not Status.CONVERGED or self._mode == "none":
-            return
-        if self._mode == "all":
-            self._judge(retired, whole=True)
-            return
-        instance, price = retired.instance, price_of(retired.instance)
+    def select(self, instances: Sequence[Instance[Any]], outcomes: Outcomes) -> list[int]:
+        """Return the rows of the outcomes to be checked now.
+
+        Args:
+            instances: Problems that have ended, in the order in which they ended.
+            outcomes: How they ended.
+        """
+        if self._mode != "sampled":
+            converged = [status is Status.CONVERGED for status in outcomes.statuses]
+            return [place for place, ok in enumerate(converged) if ok and self._mode == "all"]
+        due = list[int]()
+        for place, (status, depth) in enumerate(zip(outcomes.statuses, outcomes.depths, strict=True)):
+            self._cycles += depth
+            self._wait -= 1
+            if self._wait <= 0 and status is Status.CONVERGED and self._is_due(instances[place], outcomes[place]):
+                due.append(place)
+        return due
+
+    def _is_due(self, instance: Instance[Any], outcome: Outcome) -> bool:
+        """Whether the time credit of the run pays for a check of this result."""
+        price = price_of(instance)
         if self._is_first:
-            due = _fraction(retired) * price <= FIRST * self._count * self._seconds(instance, DEPTH)
+            due = _fraction(outcome) * price <= FIRST * self._count * self._seconds(instance, DEPTH)
         else:
             self._credit += SHARE * self._seconds(instance, self._cycles)
             due = self._credit >= price
@@ -117,32 +128,34 @@ class Recheck:
         self._is_first, self._cycles = False, 0
         # For a small problem even this bookkeeping would exceed its share of the time.
         self._wait = 1 if math.prod(_shape(instance)[:2]) >= SMALL_PAIRS else SMALL_WAIT
-        if due:
-            self._judge(retired, whole=False)
+        return due
+
+    def check(self, instance: Instance[Any], outcome: Outcome) -> None:
+        """Recompute a converged result; raises ContractError if it is refuted.
+
+        In mode "all" every row and column is recomputed, else some of them.
+        """
+        assert outcome.potentials is not None, "a converged result has potentials"
+        tol, whole = instance.tol / self._margin, self._mode == "all"
+        finding = refute(instance, outcome.potentials, tol, ticket=outcome.ticket, whole=whole)
+        if finding is not None:
+            seen = f"all {finding.total}" if finding.seen == finding.total else f"{finding.seen} of {finding.total}"
+            raise ContractError(
+                f"backend {self._backend!r}: problem {outcome.ticket} was reported as CONVERGED with residual "
+                f"{outcome.residual.worst:.3g}, but recomputed from its own arrays in float64 the residual of {seen} "
+                f"{finding.side} is {finding.least:.3g}, above tol = {tol:.3g}. The result is withheld; the backend or "
+                'the machine is at fault. Solve again with another backend, for example backend="reference"'
+            )
 
     def _seconds(self, instance: Instance[Any], depth: int) -> float:
         """Predict the seconds that a fast backend needs for `depth` cycles of a problem."""
         rows, cols, _ = _shape(instance)
         return depth * rows * cols * PAIR["device" if self._backend in ON_DEVICE else _where(instance)]
 
-    def _judge(self, retired: Retired, *, whole: bool) -> None:
-        instance, potentials = retired.instance, retired.potentials
-        assert potentials is not None, "a converged result has potentials"
-        tol = instance.tol / self._margin
-        finding = refute(instance, potentials, tol, ticket=retired.ticket, whole=whole)
-        if finding is not None:
-            seen = f"all {finding.total}" if finding.seen == finding.total else f"{finding.seen} of {finding.total}"
-            raise ContractError(
-                f"backend {self._backend!r}: problem {retired.ticket} was reported as CONVERGED with residual "
-                f"{retired.residual.worst:.3g}, but recomputed from its own arrays in float64 the residual of {seen} "
-                f"{finding.side} is {finding.least:.3g}, above tol = {tol:.3g}. The result is withheld; the backend or "
-                'the machine is at fault. Solve again with another backend, for example backend="reference"'
-            )
 
-
-def _fraction(retired: Retired) -> float:
+def _fraction(outcome: Outcome) -> float:
     """Return a hash of ticket and residual, uniform in [0, 1)."""
-    return hash((retired.ticket, retired.residual.row, retired.residual.col)) % 2**32 / 2**32
+    return hash((outcome.ticket, outcome.residual.row, outcome.residual.col)) % 2**32 / 2**32
 
 
 def price_of(instance: Instance[Any]) -> float:

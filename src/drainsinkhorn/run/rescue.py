@@ -1,0 +1,102 @@
+"""The rescue: problems that did not converge run a second time, alone and in float64.
+
+These functions decide which problems run again, from which start, and which of both runs is the result.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from drainsinkhorn.backends.gauge import usable_start
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.outcome import Outcome
+from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.model.status import Status
+from drainsinkhorn.numerics.arrays import to_caller, to_numpy
+from drainsinkhorn.run.queue import Ended
+from drainsinkhorn.run.session import RESCUABLE
+
+
+def choose_restart(first: Ended) -> Potentials[Any] | str:
+    """Return the start of a rescue: the potentials of the first run, recentred if necessary, or "zero".
+
+    It is "zero" if the first run became non-finite from a start other than zero, or if the potentials are so large
+    that float64 cannot resolve eps in them (`usable_start`).
+    """
+    instance, potentials = first.instance, first.outcome.potentials
+    if potentials is None or (first.outcome.status is Status.NONFINITE and instance.init != "zero"):
+        return "zero"
+    return usable_start(potentials, instance.eps, instance.tol, instance.a, instance.b)
+
+
+def is_worthwhile(first: Ended, backend: Backend[Any]) -> bool:
+    """Whether a problem did not converge, and a rescue could end otherwise."""
+    instance, outcome = first
+    if outcome.status not in RESCUABLE:
+        return False
+    start_is_suspect = outcome.status is Status.NONFINITE or isinstance(instance.init, Potentials)
+    if start_is_suspect and choose_restart(first) is not outcome.potentials:
+        return True
+    # In the same arithmetic, rounding that exceeds tol would do so again.
+    hints, precise = backend.hints(instance), backend.precise().hints(instance)
+    is_same = hints.arithmetic == precise.arithmetic
+    return not (is_same and outcome.residual.band >= instance.tol)
+
+
+def choose_result(first: Ended, second: Ended) -> tuple[Ended, str]:
+    """Return the rescue if it converged or came nearer to tol than the first run, else the first run.
+
+    Also return a remark for the result's message; empty if there is none.
+    """
+    before, after = first.outcome.residual.worst, second.outcome.residual.worst
+    status = second.outcome.status
+    if status is Status.CONVERGED or after < before or (math.isnan(before) and not math.isnan(after)):
+        streamed = first.outcome.streamed or second.outcome.streamed
+        chosen = second._replace(outcome=second.outcome._replace(streamed=streamed, rescued=True))
+        if status is not Status.CONVERGED:
+            return chosen, f"this is a second run, alone in float64; the first ended at residual {before:.3g}"
+        if second.instance.init == "zero" and isinstance(first.instance.init, Potentials):
+            return chosen, "the run from its start failed, and a second one from zero converged"
+        return chosen, ""
+    if status is Status.INVALID:
+        return first, ""
+    if status is Status.EXPIRED:
+        first = first._replace(outcome=first.outcome._replace(status=Status.EXPIRED))
+    return first, "a second run, alone in float64, did not help"
+
+
+def explain(ended: Ended, margin: float) -> str:
+    """Return why a problem that may be rescued did not converge; empty if its status alone says it.
+
+    Args:
+        ended: The problem, and how it ended.
+        margin: Share of tol at which lanes leave; the instance's tol has it as a factor.
+    """
+    instance, outcome = ended
+    rounds = outcome.residual.band >= instance.tol
+    failed = outcome.status is Status.NONFINITE
+    from_start = isinstance(instance.init, Potentials)
+    if from_start and (failed or rounds) and choose_restart(ended) is not outcome.potentials:
+        trouble = "a number left the range of floating point" if failed else "rounding exceeds tol"
+        return f"{trouble} in the run from its start: start from potentials of the size of the costs, or from none"
+    if failed or not rounds:
+        return ""
+    stop = "tol" if margin == 1 else "margin * tol"
+    return (
+        f"{stop} = {instance.tol:.3g} is below the rounding of this problem's residual "
+        f"({outcome.residual.band:.2g}), so nothing can verify it; raise tol or eps"
+    )
+
+
+def with_finite_potentials(outcome: Outcome) -> Outcome:
+    """Replace potentials by zeros if they are not finite; an outcome with a finite residual is returned as it is."""
+    if outcome.potentials is None or math.isfinite(outcome.residual.worst):
+        return outcome
+    sides = [to_numpy(side) for side in outcome.potentials]
+    if all(np.isfinite(side).all() for side in sides):
+        return outcome
+    zeros = (to_caller(np.zeros_like(side), like) for side, like in zip(sides, outcome.potentials, strict=True))
+    return outcome._replace(potentials=Potentials(*zeros))

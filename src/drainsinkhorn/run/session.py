@@ -1,0 +1,244 @@
+"""One run: its problems by ticket, its journal, its observers, and how each problem ended.
+
+A session decides nothing about when or where problems run. A local run (`run.solve`), fed by a list, an iterable or a
+feed, and a fleet (`fleet.dispatch`) drain one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from drainsinkhorn.backends import choose, load
+from drainsinkhorn.core.events import Chosen, Event, Finished, Observer, Watch, fan_out, ignore
+from drainsinkhorn.core.ledger import Ledger
+from drainsinkhorn.core.options import Options
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.errors import ConvergenceWarning, OptionsError, ProblemError, warn
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.outcome import Outcome, rejected
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
+from drainsinkhorn.model.status import Status
+from drainsinkhorn.run.feed import Tap
+from drainsinkhorn.run.journal import Journal
+from drainsinkhorn.run.solution import Solution
+from drainsinkhorn.run.validate import validate
+
+RESCUABLE = (Status.DEPTH_LIMIT, Status.NONFINITE)
+"""Statuses of problems that a second run may end otherwise."""
+RECORDED = (Status.CONVERGED, *RESCUABLE)
+"""Statuses that a journal keeps: the same problem would end so again."""
+_END = object()
+"""Sentinel: marks the end of the caller's iterable."""
+
+
+class Session:
+    """The state of one run.
+
+    Args:
+        given: The problems; a Feed is claimed for this run.
+        count: Number of problems; None: unknown.
+        backend: "auto", a name, or a Backend.
+        options: The options of the run.
+        observe: The caller's observer.
+        journal: Path of the journal; None: none is kept.
+
+    Attributes:
+        backend: The backend, with the acceleration of the run.
+        acceleration: Its name.
+        ledger: The account of the run.
+        observe: Tells an event to the ledger and the caller.
+        feed: The feed that the problems come from; None if they come from elsewhere.
+        problems: Problems read so far that have no Result yet, by ticket.
+        read: Number of problems read so far.
+        exhausted: True if there is no further problem.
+        error: The exception that the caller's iterable raised, after which nothing is read; None if it did not raise.
+        counts: Results by status, for the warning at the end.
+    """
+
+    def __init__(
+        self,
+        given: Iterable[Problem[Any]],
+        count: int | None,
+        backend: str | Backend[Any],
+        options: Options,
+        observe: Observer,
+        journal: str | os.PathLike[str] | None,
+    ) -> None:
+        self.options, self.count = options, count
+        self.ledger = Ledger()
+        self.feed = given.claim() if isinstance(given, Tap) else None
+        # The caller's floating-point settings, for the caller's own code. A run ignores floating-point errors and
+        # checks values for NaN and inf instead.
+        self._float_settings = np.geterr()
+        self._tell_caller = observe if observe is ignore else Watch(self._under_callers_settings(observe))
+        self.observe = self.ledger if observe is ignore else fan_out(self.ledger, self._tell_caller)
+        picked = pick_backend(backend, given, self.observe)
+        self.acceleration = pick_acceleration(options, picked)
+        self.backend = picked.using(self.acceleration)
+        self.problems: dict[int, Problem[Any]] = {}
+        self.read, self.exhausted = 0, False
+        self.error: Exception | None = None
+        self.counts = Counter[Status]()
+        # A list has no code of the caller's own.
+        self._source, self._is_plain = iter(given), isinstance(given, list)
+        # Instances of finished problems are made again where a consumer needs them; their arrays were checked before.
+        self._make_instance = partial(
+            validate, tol=options.tol, margin=options.audit.margin, init=options.init, finite=True
+        )
+        self._journal = None if journal is None else Journal(journal, options, self.backend.name)
+        if self._journal is not None:
+            self.observe(self._journal.resumed)
+
+    def take_all(self, given: list[Problem[Any]]) -> None:
+        """Note that all problems were read and validated together."""
+        self.problems, self.read, self.exhausted = dict(enumerate(given)), len(given), True
+
+    def read_problem(self) -> tuple[int, Problem[Any]] | None:
+        """Return the next problem and its ticket, or None at the end.
+
+        The caller's iterable runs under the caller's settings for floating-point errors. If it raises, that is the end,
+        and `error` holds the exception, which is raised again when all problems read before have ended.
+        """
+        problem: Any = _END
+        if self._is_plain and not self.exhausted:
+            problem = next(self._source, _END)
+        elif not self.exhausted:
+            try:
+                with np.errstate(**self._float_settings):
+                    problem = next(self._source, _END)
+            except Exception as error:  # noqa: BLE001  the caller's own code
+                self.error = error
+        if problem is _END:
+            self.exhausted = True
+            return None
+        ticket, self.read = self.read, self.read + 1
+        self.problems[ticket] = problem
+        return ticket, problem
+
+    def validate(self, problem: Problem[Any]) -> Instance[Any]:
+        """Return a problem in normal form, with the options of the run; raises ProblemError if it is not valid."""
+        options = self.options
+        return validate(problem, options.tol, options.audit.margin, options.init)
+
+    def recall(self, ticket: int, problem: Any) -> Outcome | None:
+        """Return how a problem ended in an earlier run, from the journal."""
+        if self._journal is None or not isinstance(problem, Problem):
+            return None
+        return self._journal.recall(ticket, cast(Problem[Any], problem))
+
+    def reject(self, ticket: int, error: Exception) -> Outcome:
+        """Return the outcome of a problem that is not valid; raises ProblemError if the options are strict."""
+        if self.options.strict:
+            raise ProblemError(f"problem {ticket}: {error}") from None
+        return rejected(ticket, str(error))
+
+    @property
+    def has_journal(self) -> bool:
+        """True if a journal is kept."""
+        return self._journal is not None
+
+    @property
+    def tells_each(self) -> bool:
+        """True if `finish` has something to do for every problem: there is a journal, or an observer."""
+        return self._journal is not None or self._tell_caller is not ignore
+
+    def tell_caller(self, event: Event) -> None:
+        """Tell an event to the caller's observer alone."""
+        self._tell_caller(event)
+
+    def finish(self, outcome: Outcome, *, recalled: bool = False) -> None:
+        """Record in the journal how a problem ended, unless the journal told it, and tell the caller's observer."""
+        if self._journal is not None and not recalled and outcome.status in RECORDED:
+            self._journal.enter(self.problems[outcome.ticket], outcome)
+        if self._tell_caller is not ignore:
+            self._tell_caller(Finished(outcome.ticket, outcome.status))
+
+    def result(self, outcome: Outcome) -> Result[Any]:
+        """Return the Result of a problem that has ended. It can be asked for once: the problem is then forgotten."""
+        backend = self.backend.precise() if outcome.rescued else self.backend
+        result = Result(
+            ticket=outcome.ticket,
+            problem=self.problems[outcome.ticket],
+            validate=self._make_instance,
+            emitted=outcome.potentials,
+            residual=outcome.residual,
+            status=outcome.status,
+            depth=outcome.depth,
+            backend=backend.frugal() if outcome.streamed else backend,
+            arithmetic=outcome.arithmetic,
+            acceleration=self.acceleration,
+            rescued=outcome.rescued,
+            widened=outcome.widened,
+            detail=outcome.detail,
+            streamed=outcome.streamed,
+            warns=self.options.warn,
+        )
+        del self.problems[outcome.ticket]
+        return result
+
+    def warn(self, counts: Mapping[Status, int], solution: Solution[Any] | None = None) -> None:
+        """Issue one warning if the observer raised, and one if problems did not converge."""
+        if isinstance(self._tell_caller, Watch):
+            self._tell_caller.warn(solution)
+        if self.options.warn:
+            _warn_of_counts(counts, solution)
+
+    def close(self) -> None:
+        """Close the journal."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _under_callers_settings(self, observe: Observer) -> Observer:
+        """Wrap an observer so that it is called under the caller's settings for floating-point errors."""
+        settings = self._float_settings
+
+        def tell(event: Event) -> None:
+            with np.errstate(**settings):
+                observe(event)
+
+        return tell
+
+
+def pick_backend(backend: str | Backend[Any], given: Iterable[Problem[Any]], observe: Observer) -> Backend[Any]:
+    """Return the backend that was asked for. For "auto" the observer is told the choice and its reason."""
+    if backend == "auto":
+        # Reading an iterator here would take its first problem before a lane is free.
+        picked, reason = choose(given[0] if isinstance(given, list) and given else None)
+        observe(Chosen("backend", picked.name, reason))
+        return picked
+    if isinstance(backend, str):
+        return load(backend)
+    if isinstance(backend, type) or not hasattr(backend, "pack"):
+        raise OptionsError(f'backend must be "auto", a name or a Backend, got {backend!r}')
+    return backend
+
+
+def pick_acceleration(options: Options, backend: Backend[Any]) -> str:
+    """Return the acceleration that was asked for, or the best that the backend offers."""
+    asked, offered = options.accelerate, backend.accelerations
+    if asked == "auto":
+        return offered[0]
+    if asked not in offered:
+        raise OptionsError(
+            f"accelerate={asked!r} is not offered by backend {backend.name!r}, which has {list(offered)}"
+        )
+    return asked
+
+
+def _warn_of_counts(counts: Mapping[Status, int], solution: Solution[Any] | None) -> None:
+    """Issue one warning that counts unconverged problems by status and says what to do."""
+    failed = {status: count for status, count in counts.items() if count and status is not Status.CONVERGED}
+    if failed:
+        named = "; ".join(f"{count} {status.name} ({status.value})" for status, count in failed.items())
+        text = f"{sum(failed.values())} of {sum(counts.values())} problems did not converge: {named}. "
+        if solution is not None:
+            first = next(t for t, status in enumerate(solution.statuses) if status is not Status.CONVERGED)
+            text += f"The first is problem {first} ({solution[first].message}). "
+        warn(ConvergenceWarning(f"{text}See each result's message; warn=False silences this warning", solution))
