@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from drainsinkhorn.core.audit import Bars, Standing, judge, last_states
-from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired, refused
+from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired
 from drainsinkhorn.core.options import Plan
-from drainsinkhorn.core.protocol import Backend, Pack, Progress, Spent
+from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
 from drainsinkhorn.core.source import Admission, Batch, Source
 from drainsinkhorn.model.errors import ContractError, ProblemError
-from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.outcome import Outcomes, rejected
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.model.status import Status
 
@@ -40,7 +40,7 @@ class Exhausted(Exception):
 def execute(
     backend: Backend[Any], source: Source, plan: Plan, observe: Observer, seconds: dict[str, float] | None = None
 ) -> Iterator[Retired]:
-    """Run every problem of a source, window after window, and yield each lane as it retires.
+    """Run every problem of a source, window after window, and yield lanes as they retire: one event for each audit.
 
     If memory runs out, the live lanes run again from their own starts, in windows half as wide; the window in which a
     lane runs changes no result. If memory does not suffice for one lane alone, it runs once more after idle memory was
@@ -92,7 +92,9 @@ def _run_alone(
         backend.release()
         observe(Narrowed(plan.width, [lane.ticket]))
     tried = " or ".join(f"as {name!r}" for name in ways)
-    yield refused(*lane, f"there is not enough memory for this problem alone {tried} ({reason})")
+    outcomes = Outcomes()
+    outcomes.append(rejected(lane.ticket, f"there is not enough memory for this problem alone {tried} ({reason})"))
+    yield Retired([lane.instance], outcomes)
 
 
 class _Window:
@@ -106,6 +108,7 @@ class _Window:
         clock: Cycles that the pack has run.
         on_grid: Whether all live lanes are due for an audit, not only those at their last state.
         spent: Slots and legs that observers were told of.
+        arithmetic: Precision and representation of all lanes of the pack.
         streamed: Whether lanes stream only for lack of memory.
     """
 
@@ -130,7 +133,7 @@ class _Window:
     def run(
         self, source: Source, opening: Sequence[Admission]
     ) -> Generator[Retired, None, tuple[Plan, Shortage | None]]:
-        """Yield each lane as it retires.
+        """Yield lanes as they retire: one event for all that leave at one audit.
 
         Returns:
             The plan, narrower if a refill ran out of memory; and, if memory ran out for the pack, the lanes that have
@@ -142,12 +145,13 @@ class _Window:
             while self.live:
                 self._advance()
                 leaving, residuals, statuses = self._audit()
-                retired, stray = self._retire(leaving, residuals, statuses) if leaving else ([], "")
-                for each in retired:
-                    self.observe(each)
-                yield from retired
-                if stray:
-                    raise ContractError(f"backend {self.backend.name!r}: {stray}")
+                if leaving:
+                    retired, stray = self._retire(leaving, residuals, statuses)
+                    if retired.instances:
+                        self.observe(retired)
+                        yield retired
+                    if stray:
+                        raise ContractError(f"backend {self.backend.name!r}: {stray}")
                 self._repack(source, leaving)
         except Exhausted as error:
             return self.plan, Shortage(list(self.live.values()), len(self.stops), str(error))
@@ -156,6 +160,7 @@ class _Window:
     def _open(self, opening: Sequence[Admission]) -> None:
         """Build the pack. What has to be compiled is compiled before, so that no measured time contains it."""
         instances = [lane.instance for lane in opening]
+        self.arithmetic = self.backend.hints(instances[0]).arithmetic
         with self._verb("prepare"):
             self.backend.prepare(instances)
         with self._verb("pack"):
@@ -190,9 +195,7 @@ class _Window:
         self.observe(Audited(counts, self._newly_spent()))
         return leaving, residuals, statuses
 
-    def _retire(
-        self, leaving: Sequence[int], residuals: Residuals, statuses: Sequence[Status]
-    ) -> tuple[list[Retired], str]:
+    def _retire(self, leaving: Sequence[int], residuals: Residuals, statuses: Sequence[Status]) -> tuple[Retired, str]:
         """Emit the lanes that leave, and check that each emitted state belongs to the problem of its lane.
 
         Returns:
@@ -201,24 +204,46 @@ class _Window:
         """
         with self._verb("emit"):
             emission = self.pack.emit(leaving)
-        left = {lane: self.live.pop(lane) for lane in leaving}
+        lanes, count = [self.live[lane] for lane in leaving], len(leaving)
+        sound, stray = self._check_owners(emission, leaving)
+        outcomes = Outcomes(
+            f=list(emission.f),
+            g=list(emission.g),
+            row=list(residuals.row),
+            col=list(residuals.col),
+            band=list(residuals.band),
+            statuses=list(statuses),
+            depths=[self.progress.depths[lane] for lane in leaving],
+            widened=list(emission.widened),
+            arithmetic=[self.arithmetic] * count,
+            details=[""] * count,
+            streamed=[self.streamed] * count,
+            rescued=[False] * count,
+            tickets=[lane.ticket for lane in lanes],
+        )
         for lane in leaving:
+            del self.live[lane]
             self.holds[lane] = -math.inf
-        counts = {len(column) for column in emission}
-        if counts != {len(leaving)}:
-            wrong = next(count for count in counts if count != len(leaving))
-            return [], f"emit was asked for {len(leaving)} lanes and returned {wrong}"
-        retired, stray = list[Retired](), ""
-        ends = zip(left.items(), residuals.rows(), statuses, strict=True)
-        for place, ((lane, (ticket, instance)), residual, status) in enumerate(ends):
-            owner, depth = emission.instances[place], self.progress.depths[lane]
-            if owner is instance:
-                end = residual, status, depth, emission.widened[place]
-                retired.append(Retired(ticket, instance, emission.potentials(place), *end, streamed=self.streamed))
-            else:
-                whose = _whose(owner, [*left.values(), *self.live.values()])
-                stray = stray or f"lane {lane} holds problem {ticket}, but emit returned {whose}"
-        return retired, stray
+        if stray:
+            emitted, outcomes = outcomes, Outcomes()
+            for place in sound:
+                outcomes.append(emitted[place])
+        return Retired([lanes[place].instance for place in sound], outcomes), stray
+
+    def _check_owners(self, emission: Emission, leaving: Sequence[int]) -> tuple[list[int], str]:
+        """Return the places of lanes whose own state was emitted, and a message if another state was."""
+        for column in emission:
+            if len(column) != len(leaving):
+                return [], f"emit was asked for {len(leaving)} lanes and returned {len(column)}"
+        owned = [owner is self.live[lane].instance for lane, owner in zip(leaving, emission.instances, strict=True)]
+        stray = ""
+        if not all(owned):
+            place = owned.index(False)
+            lane, owner = leaving[place], emission.instances[place]
+            tickets = [ticket for ticket, instance in self.live.values() if instance is owner]
+            whose = f"problem {tickets[0]}" if tickets else "a lane that has left, or was never there"
+            stray = f"lane {lane} holds problem {self.live[lane].ticket}, but emit returned the state of {whose}"
+        return [place for place, is_own in enumerate(owned) if is_own], stray
 
     def _repack(self, source: Source, left: Collection[int]) -> None:
         """Refill vacancies, or compact the pack, or freeze the lanes that have left."""
@@ -291,9 +316,3 @@ class _Window:
     def _standings(self) -> Iterator[Standing]:
         for lane, (ticket, _) in self.live.items():
             yield Standing(ticket, self.progress.depths[lane], self.progress.stale[lane], self.stops[lane])
-
-
-def _whose(owner: Instance[Any], lanes: Sequence[Admission]) -> str:
-    """Describe the owner of the state that was emitted in place of a lane's own."""
-    tickets = [ticket for ticket, instance in lanes if instance is owner]
-    return f"the state of problem {tickets[0]}" if tickets else "the state of a lane that has left, or was never there"

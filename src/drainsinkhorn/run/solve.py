@@ -259,6 +259,7 @@ class Stream(Iterator[Result[Any]]):
     def close(self) -> None:
         """Give up what is unfinished."""
         self._drained.close()
+        self._pending.clear()
         self._session.close()
         if self._feed is not None:
             self._feed.fail(FeedClosed("the stream was closed"))
@@ -291,7 +292,7 @@ class LocalRun:
         self._unused_starts: set[int] = set()
         self._remarks: dict[int, str] = {}
         # Lanes that have retired and were not yielded by `drain` yet; tickets of converged results that were refuted.
-        self._unclaimed: list[tuple[Sequence[Instance[Any]], Outcomes]] = []
+        self._unclaimed: list[Retired] = []
         self._refuted: set[int] = set()
         validation = options.tol, options.audit.margin, options.init
         self._ready = None if session.has_journal else validate_stack(given, *validation)
@@ -318,7 +319,7 @@ class LocalRun:
                     self._plan = self._plan_for(first)
                 for retired in execute(self._backend, line, self._plan, self._observe, session.ledger.seconds):
                     yield from self._yield_without_run()
-                    yield from self._yield(*self._sort_out(_columns(retired, self._backend)))
+                    yield from self._yield(*self._sort_out(retired))
                 yield from self._yield_without_run()
                 if self.is_paused():
                     yield from self._rescue()
@@ -420,14 +421,13 @@ class LocalRun:
     def _observe(self, event: Event) -> None:
         """Keep retired lanes until they are yielded, and tell the session's observers."""
         if type(event) is Retired:
-            retired = _columns(event, self._backend)
-            self._unclaimed.append(retired)
+            self._unclaimed.append(event)
         self.session.observe(event)
 
-    def _sort_out(self, retired: tuple[Sequence[Instance[Any]], Outcomes]) -> tuple[Sequence[Instance[Any]], Outcomes]:
+    def _sort_out(self, retired: Retired) -> Retired:
         """Start successors in chains, set aside the problems to be rescued, and return the others."""
-        converged = all(status is Status.CONVERGED for status in retired[1].statuses)
-        if converged and not self._unused_starts and all(instance.chain is None for instance in retired[0]):
+        converged = all(status is Status.CONVERGED for status in retired.outcomes.statuses)
+        if converged and not self._unused_starts and all(instance.chain is None for instance in retired.instances):
             return retired
         instances, outcomes = list[Instance[Any]](), Outcomes()
         for ended in map(Ended, *retired):
@@ -442,7 +442,7 @@ class LocalRun:
             else:
                 instances.append(ended.instance)
                 outcomes.append(ended.outcome)
-        return instances, outcomes
+        return Retired(instances, outcomes)
 
     def _explain(self, ended: Ended) -> Outcome:
         """Return an outcome with its message completed."""
@@ -511,7 +511,7 @@ class LocalRun:
         ]
         plan = replace(self._plan, mode=MODES["width-one"], width=1)
         for event in execute(precise, Batch(again), plan, ledger, ledger.seconds):
-            for second in map(Ended, *_columns(event, precise)):
+            for second in map(Ended, *event):
                 ticket = second.outcome.ticket
                 finite = rescue.with_finite_potentials(second.outcome)
                 ended, remark = rescue.choose_result(self._failed[ticket], second._replace(outcome=finite))
@@ -519,7 +519,7 @@ class LocalRun:
                     self._remarks[ticket] = remark
                 outcomes = Outcomes()
                 outcomes.append(ended.outcome)
-                self._unclaimed.append(([ended.instance], outcomes))
+                self._unclaimed.append(Retired([ended.instance], outcomes))
                 del self._failed[ticket]
                 yield from self._yield([ended.instance], outcomes)
 
@@ -566,12 +566,3 @@ def _with_size(instance: Instance[Any], outcome: Outcome) -> Outcome:
     if instance.is_dense:
         advice += "; of points in place of a dense cost no matrix need be kept"
     return outcome._replace(detail=f"{outcome.detail}; it has {n} x {m} points: {advice}")
-
-
-def _columns(retired: Retired, backend: Backend[Any]) -> tuple[Sequence[Instance[Any]], Outcomes]:
-    ticket, instance, potentials, residual, status, depth, widened, detail, streamed = retired
-    ran = backend.frugal() if streamed else backend
-    arithmetic = "" if potentials is None else ran.hints(instance).arithmetic
-    outcomes = Outcomes()
-    outcomes.append(Outcome(ticket, potentials, residual, status, depth, widened, arithmetic, detail, streamed))
-    return [instance], outcomes
