@@ -55,12 +55,13 @@ def run(batch: list[ds.Problem[Any]], mode: Mode, width: int | None, foretold: b
     options = ds.Options(mode=mode, width=width, audit=ds.Audit(every=EVERY), tol=TOL)
     backend, ledger, forecasts = CpuBackend(threads=1).using("momentum"), Ledger(), Forecasts()
     admissions = [Admission(ticket, validate(problem, TOL)) for ticket, problem in enumerate(batch)]
-    plan = options.plan(None, backend.natural_width(admissions[0].problem))
+    plan = options.plan(None, backend.hints(admissions[0].instance).width)
     source = Waiting(admissions, forecasts) if foretold else Batch(admissions)
     began, found = time.process_time(), dict[int, Any]()
-    for lane in execute(backend, source, plan, fan_out(ledger, forecasts) if foretold else ledger):
-        assert lane.potentials is not None
-        found[lane.ticket] = lane.depth, lane.potentials.f.tobytes(), lane.potentials.g.tobytes()
+    for retired in execute(backend, source, plan, fan_out(ledger, forecasts) if foretold else ledger):
+        for outcome in retired.outcomes:
+            assert outcome.potentials is not None
+            found[outcome.ticket] = outcome.depth, outcome.potentials.f.tobytes(), outcome.potentials.g.tobytes()
     return time.process_time() - began, ledger, found
 
 

@@ -51,11 +51,11 @@ def coverage(backend: Any, count: int, seed: int, device: str) -> None:
         given = validate(problem(rng, device), 1e-3)
         pack = backend.pack([given])
         pack.advance(int(rng.integers(1, 60)), [-np.inf])
-        (said,), (certified,) = pack.verify([0]), pack.verify([0], exact=True)
+        (said,), (certified,) = pack.verify([0]).rows(), pack.verify([0], exact=True).rows()
         if not certified.worst < 10:
             continue
         error = max(abs(said.row - certified.row), abs(said.col - certified.col))
-        ratios[backend.describe(given)].append(max(0.0, error - certified.band) / said.band)
+        ratios[backend.hints(given).arithmetic].append(max(0.0, error - certified.band) / said.band)
     print("| arithmetic | states | error <= band | median error / band | largest |\n| --- | --- | --- | --- | --- |")
     for name, found in sorted(ratios.items()):
         values = np.array(found)

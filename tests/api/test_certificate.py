@@ -16,10 +16,9 @@ from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.reference import ReferenceLane
-from drainsinkhorn.core.audit import Audit, judge
-from drainsinkhorn.core.protocol import Progress
+from drainsinkhorn.core.audit import Audit, Bars, judge
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residual, Residuals
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.run.validate import validate
 
@@ -158,16 +157,15 @@ class _Doubtful:
     def __init__(self, row: float, band: float, certified: float) -> None:
         self._said, self._certified, self.exact = Residual(row, 0.0, band), Residual(certified, 0.0, 0.0), 0
 
-    def verify(self, lanes: Any, *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Any, exact: bool) -> Residuals:
         self.exact += exact * len(lanes)
-        return [self._certified if exact else self._said for _ in lanes]
+        return Residuals.from_rows(self._certified if exact else self._said for _ in lanes)
 
 
 def judged(pack: Any, *, final: bool = False) -> Any:
-    decided, _ = judge(
-        pack, [Progress(8, 0.9)], [0], {0: Status.DEPTH_LIMIT} if final else {}, [1.0], [1.0], Audit(), exact=False
-    )
-    return decided[0].status if decided else None
+    bars = Bars([0.9], [1.0], [1.0], {0: Status.DEPTH_LIMIT} if final else {})
+    _, _, statuses, _ = judge(bars, [0], Audit(), lambda _: [], pack.verify, exact=False)
+    return statuses[0] if statuses else None
 
 
 class TestEscalation:

@@ -42,11 +42,12 @@ def in_torch(problem: ds.Instance[Any]) -> ds.Instance[Any]:
 
 
 def emission(problem: ds.Instance[Any], potentials: ds.Potentials[Any]) -> Emission:
-    return Emission(ds.Potentials(*map(torch.tensor, potentials)), False, in_torch(problem))
+    f, g = map(torch.tensor, potentials)
+    return Emission([f], [g], [False], [in_torch(problem)])
 
 
 def batched(lanes: list[tuple[ds.Instance[Any], ds.Potentials[Any]]]) -> list[Residual]:
-    return certificates([emission(*lane) for lane in lanes], [False] * len(lanes))
+    return certificates(Emission.join(emission(*lane) for lane in lanes), [False] * len(lanes)).rows()
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class TestAgainstNumpy:
         lanes = [lane(rng, cost, *shape) for shape in shapes for cost in FORMS.values()]
         lanes = [lanes[k] for k in rng.permutation(len(lanes))]
         broken = [k % 5 == 2 for k in range(len(lanes))]
-        found = certificates([emission(*one) for one in lanes], broken)
+        found = certificates(Emission.join(emission(*one) for one in lanes), broken).rows()
         for residual, one, is_broken in zip(found, lanes, broken, strict=True):
             if is_broken:
                 assert all(map(math.isnan, residual))
@@ -133,8 +134,11 @@ class TestAgainstNumpy:
     def test_lanes_of_the_host_and_of_a_device_share_a_call(self) -> None:
         rng = np.random.default_rng(8)
         lanes = [lane(rng, "sqeuclidean", 20, 20, 3) for _ in range(4)]
-        mixed = [emission(*one) if k % 2 else Emission(one[1], False, one[0]) for k, one in enumerate(lanes)]
-        found = certificates(mixed, [False] * 4)
+        mixed = Emission.join(
+            emission(*one) if k % 2 else Emission([one[1].f], [one[1].g], [False], [one[0]])
+            for k, one in enumerate(lanes)
+        )
+        found = certificates(mixed, [False] * 4).rows()
         for k, one in enumerate(lanes):
             assert_alike(found[k], certify(*one))
             assert k % 2 == 1 or found[k] == certify(*one)
@@ -314,10 +318,10 @@ class TestLaunches:
         self, form: str, dim: int, most: int, products: int, lanes: int, waits: Counter[str]
     ) -> None:
         rng = np.random.default_rng(0)
-        emissions = [emission(*lane(rng, FORMS[form], 32, 32, dim)) for _ in range(lanes)]
+        emitted = Emission.join(emission(*lane(rng, FORMS[form], 32, 32, dim)) for _ in range(lanes))
         waits.clear()
         with Operators() as operators:
-            certificates(emissions, [False] * lanes)
+            certificates(emitted, [False] * lanes)
         # Products are taken one lane at a time; everything else is the same for one lane and for many.
         assert operators.names["aten::addmm_"] == products * lanes
         assert operators.names.total() - products * lanes <= most
@@ -327,9 +331,10 @@ class TestLaunches:
         rng = np.random.default_rng(0)
         shapes = [(8, 9, 3), (9, 8, 3), (9, 9, 20)]
         costs = [FORMS[form] for form in ("sqeuclidean", "euclidean", "cosine", "dense")]
-        emissions = [emission(*lane(rng, cost, *shape)) for shape in shapes for cost in costs for _ in range(2)]
+        each = (lane(rng, cost, *shape) for shape in shapes for cost in costs for _ in range(2))
+        emitted = Emission.join(emission(*one) for one in each)
         waits.clear()
-        certificates(emissions, [False] * len(emissions))
+        certificates(emitted, [False] * len(emitted.f))
         # Dense lanes of (9, 9) have no coordinates.
         assert waits == {"wait": 1, "upload": len(shapes) * len(costs)}
 
@@ -340,7 +345,7 @@ class TestLaunches:
     ) -> None:
         monkeypatch.setitem(certificate.BLOCK_PAIRS, "torch", 5000)
         rng = np.random.default_rng(0)
-        emissions = [emission(*lane(rng, FORMS[form], 24, 30, dim)) for _ in range(40)]
+        emitted = Emission.join(emission(*lane(rng, FORMS[form], 24, 30, dim)) for _ in range(40))
         with Operators() as operators:
-            certificates(emissions, [False] * 40)
+            certificates(emitted, [False] * 40)
         assert operators.largest <= 5000

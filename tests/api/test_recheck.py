@@ -14,10 +14,10 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
-from drainsinkhorn.core.protocol import Emission, Pack
+from drainsinkhorn.core.protocol import Pack, Progress
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.outcome import Outcome, Outcomes
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residual, Residuals
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.run import recheck
 from drainsinkhorn.run.recheck import Recheck, refute
@@ -147,18 +147,16 @@ class Lying(WrappedPack):
         self.marked = marked
 
     def _is_marked(self, lane: int) -> bool:
-        return self.inner.emit([lane])[0].instance.eps == self.marked
+        return self.inner.emit([lane]).instances[0].eps == self.marked
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Any:
-        told = self.inner.advance(1, stops, lockstep=lockstep)
-        return [p._replace(stale=0.0) if self._is_marked(i) else p for i, p in enumerate(told)]
+        depths, stale = self.inner.advance(1, stops, lockstep=lockstep)
+        return Progress(depths, [0.0 if self._is_marked(i) else value for i, value in enumerate(stale)])
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Any:
-        found = self.inner.verify(lanes, exact=exact)
-        return [Residual(0.0, 0.0, 0.0) if self._is_marked(i) else r for i, r in zip(lanes, found, strict=True)]
-
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
-        return list(self.inner.emit(lanes))
+        found = self.inner.verify(lanes, exact=exact).rows()
+        said = (Residual(0.0, 0.0, 0.0) if self._is_marked(i) else r for i, r in zip(lanes, found, strict=True))
+        return Residuals.from_rows(said)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from drainsinkhorn.campaign import attacks, decisions
 from drainsinkhorn.campaign.shadow import shadow
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.protocol import Pack
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.parallel import LocalFleet
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import marginal_errors
@@ -60,8 +60,8 @@ def test_guarded_decisions_agree_with_float64_and_raw_ones_do_not():
 class Boastful(WrappedPack):
     """Says that it does not round."""
 
-    def verify(self, lanes: Any, *, exact: bool = False) -> list[Residual]:
-        return [residual._replace(band=0.0) for residual in self.inner.verify(lanes)]
+    def verify(self, lanes: Any, *, exact: bool = False) -> Residuals:
+        return self.inner.verify(lanes)._replace(band=[0.0] * len(lanes))
 
 
 class BoastfulBackend(WrappedBackend):
@@ -135,5 +135,5 @@ def test_shadow_replay_sees_a_screen_that_misses_lanes():
 def test_a_state_is_verified_exactly_as_it_was_given():
     problem, state, _ = decisions.near(decisions.Cloud(64, 3, 0.1), 0)
     pack = STREAMING.pack([validate(replace(problem, init=state), 1e-3)])
-    emitted = pack.emit([0])[0].potentials
+    emitted = pack.emit([0]).potentials(0)
     assert all(np.array_equal(a, b) for a, b in zip(emitted, state, strict=True))

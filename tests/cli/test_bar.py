@@ -40,7 +40,8 @@ def run(scripts: list[Script | int], observe: Observer, **settings: Any) -> None
     plan = Options(**{"mode": "compact", "audit": Audit(every=4), **settings}).plan(None)
     waiting = Batch([Admission(ticket, scripted(script)) for ticket, script in enumerate(scripts)])
     for retired in execute(ScriptedBackend(), waiting, plan, observe):
-        observe(Finished(retired.ticket, retired.status))
+        for outcome in retired.outcomes:
+            observe(Finished(outcome.ticket, outcome.status))
 
 
 def estimates(scripts: list[Script | int], **settings: Any) -> tuple[list[tuple[float, float | None]], float]:

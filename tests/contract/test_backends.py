@@ -98,8 +98,7 @@ class Thawing(Mutant):
 
 class Reusing(Mutant):
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Any:
-        said = super().verify(lanes, exact=exact)
-        return [r._replace(col=0.0) for r in said]
+        return super().verify(lanes, exact=exact)._replace(col=[0.0] * len(lanes))
 
 
 class Aliasing(Mutant):
@@ -107,18 +106,20 @@ class Aliasing(Mutant):
 
     def emit(self, lanes: Sequence[int]) -> Any:
         kept = self.__dict__.setdefault("kept", {})
-        emissions = super().emit(lanes)
-        for i, fresh in zip(lanes, emissions, strict=True):
-            old = kept.setdefault(id(self._lanes[i]), fresh)
-            for mine, theirs in zip(old.potentials, fresh.potentials, strict=True):
+        emission = super().emit(lanes)
+        for place, i in enumerate(lanes):
+            fresh = emission.potentials(place)
+            for mine, theirs in zip(kept.setdefault(id(self._lanes[i]), fresh), fresh, strict=True):
                 mine[...] = theirs
-        return [kept[id(self._lanes[i])] for i in lanes]
+        return emission._replace(
+            **{side: [getattr(kept[id(self._lanes[i])], side) for i in lanes] for side in ("f", "g")}
+        )
 
 
 class Silent(Mutant):
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Any:
         said = super().advance(cycles, stops, lockstep=lockstep)
-        return [p._replace(stale=1.0 if math.isnan(p.stale) else p.stale) for p in said]
+        return said._replace(stale=[1.0 if math.isnan(stale) else stale for stale in said.stale])
 
 
 class Cheap(Mutant):
@@ -130,7 +131,7 @@ class Cheap(Mutant):
 class Inward(Mutant):
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Any:
         said = super().advance(cycles, stops, lockstep=lockstep)
-        return [p._replace(stale=0.9 * p.stale) for p in said]
+        return said._replace(stale=[0.9 * stale for stale in said.stale])
 
 
 class Forgetful(Mutant):
@@ -150,17 +151,19 @@ class Bandless(Mutant):
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Any:
         said = super().advance(cycles, stops, lockstep=lockstep)
         bands = [lane.geometry.band(lane.f, lane.g) for lane in self._lanes]
-        return [p._replace(stale=p.stale - band) for p, band in zip(said, bands, strict=True)]
+        return said._replace(stale=[stale - band for stale, band in zip(said.stale, bands, strict=True)])
 
 
 class Unmarked(Mutant):
     def emit(self, lanes: Sequence[int]) -> Any:
-        return [emission._replace(widened=not emission.widened) for emission in super().emit(lanes)]
+        emission = super().emit(lanes)
+        return emission._replace(widened=[not widened for widened in emission.widened])
 
 
 class Anonymous(Mutant):
     def emit(self, lanes: Sequence[int]) -> Any:
-        return [one._replace(instance=dataclasses.replace(one.instance)) for one in super().emit(lanes)]
+        emission = super().emit(lanes)
+        return emission._replace(instances=[dataclasses.replace(instance) for instance in emission.instances])
 
 
 class Peeking(Mutant):

@@ -30,7 +30,8 @@ class Outcome:
         self.ledger, self.events = Ledger(), list[Event]()
         plan = Options(**{"mode": "compact", **settings}).plan(None)  # type: ignore[arg-type]
         waiting = Batch([Admission(ticket, scripted(script)) for ticket, script in enumerate(scripts)])
-        self.retired = list(execute(backend or ScriptedBackend(), waiting, plan, self.observe))
+        events = execute(backend or ScriptedBackend(), waiting, plan, self.observe)
+        self.retired = [outcome for event in events for outcome in event.outcomes]
         self.depth = {retired.ticket: retired.depth for retired in self.retired}
         self.status = {retired.ticket: retired.status for retired in self.retired}
 
@@ -194,7 +195,8 @@ def test_static_verifies_only_where_every_screen_passes(
 def test_an_expired_lane_of_a_static_batch_is_verified_when_all_leave() -> None:
     plan = replace(Options(mode="static", width=3, audit=Audit(every=4)).plan(None), expired={0})
     ledger, waiting = Ledger(), Batch([Admission(k, scripted(depth)) for k, depth in enumerate((90, 20, 40))])
-    retired = {each.ticket: each for each in execute(ScriptedBackend(), waiting, plan, ledger)}
+    events = execute(ScriptedBackend(), waiting, plan, ledger)
+    retired = {each.ticket: each for event in events for each in event.outcomes}
     assert {ticket: each.depth for ticket, each in retired.items()} == {0: 40, 1: 40, 2: 40}
     assert (retired[0].status, retired[1].status) == (Status.EXPIRED, Status.CONVERGED)
     assert ledger.verified == 3
@@ -260,7 +262,8 @@ def test_shadow_finds_lanes_that_the_screen_missed() -> None:
 
         def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False):
             said = super().advance(cycles, [-math.inf] * len(stops), lockstep=lockstep)
-            return [p._replace(stale=2.0 if p.depth < 8 else p.stale) for p in said]
+            stale = [2.0 if depth < 8 else stale for depth, stale in zip(*said, strict=True)]
+            return said._replace(stale=stale)
 
     class Lying(ScriptedBackend):
         def pack(self, problems):
@@ -341,7 +344,7 @@ class Astray(ScriptedPack):
     """Emits the state of lane 0 wherever lane 1 leaves."""
 
     def emit(self, lanes: Sequence[int]):
-        return [super(Astray, self).emit([0 if lane == 1 else lane])[0] for lane in lanes]
+        return super().emit([0 if lane == 1 else lane for lane in lanes])
 
 
 class Swapping(ScriptedPack):
@@ -387,8 +390,8 @@ def test_a_lane_leaves_only_with_its_own_state(
     retired = list[int]()
 
     def run() -> None:
-        for lane in execute(Straying(), source, plan, ignore):
-            retired.append(lane.ticket)
+        for event in execute(Straying(), source, plan, ignore):
+            retired.extend(event.outcomes.tickets)
 
     with pytest.raises(ContractError, match=message):
         run()
@@ -401,7 +404,23 @@ def test_results_are_yielded_before_later_lanes_run() -> None:
     run = execute(ScriptedBackend(), source, Options(mode="compact", audit=Audit(every=1)).plan(None), ledger)
     first = next(run)
     assert isinstance(first, Retired)
-    assert (first.ticket, ledger.slots) == (1, 4)
+    assert (first.outcomes.tickets, ledger.slots) == ([1], 4)
+
+
+def test_lanes_that_leave_together_are_one_event() -> None:
+    backend, plan = ScriptedBackend(spare=4, room=0), Options(mode="compact", audit=Audit(every=4)).plan(None)
+    for ran in (ScriptedBackend(), backend):
+        source = Batch([Admission(t, scripted(d)) for t, d in enumerate([3, 9, 3, 4])])
+        events = list[Event]()
+        yielded = list(execute(ran, source, plan, events.append))
+        assert [event for event in events if isinstance(event, Retired)] == yielded
+        together = ran is not backend
+        assert [event.outcomes.tickets for event in yielded] == ([[0, 2, 3], [1]] if together else [[0], [1], [2], [3]])
+        for event in yielded:
+            assert [instance.x.depth for instance in event.instances] == event.outcomes.depths
+        outcomes = [outcome for event in yielded for outcome in event.outcomes]
+        assert {each.arithmetic for each in outcomes} == {"integers" if together else "integers, streaming"}
+        assert {each.streamed for each in outcomes} == {not together}
 
 
 def test_a_thousand_problems_at_width_sixteen_refill() -> None:
@@ -423,7 +442,7 @@ def test_lanes_say_where_they_stand_to_those_who_ask(monkeypatch: pytest.MonkeyP
         if isinstance(event, Advanced):
             assert len(list(event.standings())) == event.live
 
-    monkeypatch.setattr("drainsinkhorn.core.window.Standing", standing)
+    monkeypatch.setattr("drainsinkhorn.core.executor.Standing", standing)
     for observe in (ignore, ask):
         source = Batch([Admission(t, scripted(d)) for t, d in enumerate([3, 9])])
         list(execute(ScriptedBackend(), source, Options(mode="compact", audit=Audit(every=4)).plan(None), observe))

@@ -16,8 +16,7 @@ from drainsinkhorn.core.forecast import SPREAD, Remaining
 from drainsinkhorn.core.options import Options
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.core.source import Admission, Batch
-from drainsinkhorn.model.result import UNKNOWN
-from drainsinkhorn.model.status import Status
+from drainsinkhorn.model.outcome import Outcomes
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted
 
 
@@ -136,5 +135,5 @@ class TestForecasts:
         forecasts = Forecasts()
         forecasts(Advanced(1, 2, 2, Spent(0, 0), lambda: [Standing(0, 9, 0.5, 1.0), Standing(1, 9, 5.0, 1.0)]))
         assert set(forecasts.lanes()) == {0, 1}
-        forecasts(Retired(0, None, None, UNKNOWN, Status.CONVERGED, 9))  # type: ignore[arg-type]
+        forecasts(Retired([], Outcomes(depths=[9], tickets=[0])))
         assert forecasts.remaining() == Remaining(0.0, 1)

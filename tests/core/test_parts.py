@@ -16,9 +16,9 @@ from drainsinkhorn.core.ledger import Ledger, survival
 from drainsinkhorn.core.options import MODES, Mode, Options
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.model.errors import OptionsError
+from drainsinkhorn.model.outcome import Outcomes
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import UNKNOWN, Residual
-from drainsinkhorn.model.status import Status
+from drainsinkhorn.model.result import Residual
 
 
 def test_core_needs_nothing_but_the_standard_library() -> None:
@@ -177,8 +177,8 @@ def test_ledger_by_hand() -> None:
     ledger(Advanced(4, 3, 3, Spent(10, 20)))
     ledger(Advanced(1, 3, 3, Spent(1, 2)))
     ledger(Advanced(2, 1, 1, Spent(2, 4)))
-    for ticket, depth in enumerate([7, 4, 2]):
-        ledger(Retired(ticket, None, None, UNKNOWN, Status.CONVERGED, depth))  # type: ignore[arg-type]
+    for tickets, depths in (([0, 1], [7, 4]), ([2], [2])):
+        ledger(Retired([], Outcomes(depths=depths, tickets=tickets)))
     assert (ledger.slots, ledger.legs) == (13, 29)
     assert ledger.widths == [(3, 5), (1, 2)]
     # Static batches of width two: (7, 4) runs 7 cycles, then (2) runs 2.

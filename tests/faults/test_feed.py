@@ -18,6 +18,7 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.backends.reference import ReferenceBackend, ReferencePack
 from drainsinkhorn.core.events import Event, Opened, Repacked
+from drainsinkhorn.core.protocol import Hints
 
 LONG = 20.0
 """Seconds after which a test that waits has failed."""
@@ -47,8 +48,8 @@ class Slow(ReferenceBackend):
 class Resting(ReferenceBackend):
     """The reference, with audits far apart where lanes that are done rest."""
 
-    def natural_spacing(self, problem: Any, *, refills: bool, holds: bool) -> int:
-        return 1000 if holds and not refills else 8
+    def hints(self, instance: Any) -> Hints:
+        return ReferenceBackend.hints(self, instance)._replace(held=1000)
 
 
 class SlowPack(ReferencePack):

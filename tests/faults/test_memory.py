@@ -123,7 +123,7 @@ def test_scripts_reach_their_depths_whatever_verb_runs_out(
     audit = Audit(every=3, screen="row" if verb == "screen" else "free")
     plan = Options(mode=mode, width=width, audit=audit, max_depth=50).plan(len(depths))
     backend = Faulty(ScriptedBackend(spare=1), trouble)
-    retired = {r.ticket: r for r in execute(backend, source, plan, ledger)}
+    retired = {r.ticket: r for event in execute(backend, source, plan, ledger) for r in event.outcomes}
     assert sorted(retired) == list(range(len(depths)))
     # A lane that fails alone, and again after memory was freed, and again as it streams, is refused.
     ran = {t: r for t, r in retired.items() if r.potentials is not None}
@@ -148,7 +148,7 @@ def test_forecasts_forget_lanes_that_start_anew() -> None:
         forecasts(event)
         seen.extend(lane.depth for lane in forecasts.lanes().values())
 
-    assert [r.depth for r in execute(backend, source, plan, observe)] == [40]
+    assert [event.outcomes.depths for event in execute(backend, source, plan, observe)] == [[40]]
     assert seen.count(1) > 1, "it started anew"
     assert ledger.narrowed == 1
 

@@ -35,10 +35,10 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[ds.Instance[Any]]
 
 def test_lanes_of_a_pack_are_certified_together(monkeypatch: pytest.MonkeyPatch) -> None:
     pack, problems = packed(monkeypatch)
-    residuals, emitted = pack.verify([2, 0, 1], exact=True), pack.emit([2, 0, 1])
-    for lane, residual, emission in zip((2, 0, 1), residuals, emitted, strict=True):
+    residuals, emitted = pack.verify([2, 0, 1], exact=True).rows(), pack.emit([2, 0, 1])
+    for place, (lane, residual) in enumerate(zip((2, 0, 1), residuals, strict=True)):
         on_host = replace(problems[lane], x=problems[lane].x.cpu().numpy(), y=problems[lane].y.cpu().numpy())
-        expected = certify(on_host, ds.Potentials(*(part.cpu().numpy() for part in emission.potentials)))
+        expected = certify(on_host, ds.Potentials(*(part.cpu().numpy() for part in emitted.potentials(place))))
         assert residual.band == pytest.approx(expected.band, rel=1e-6, abs=0.0)
         assert abs(residual.row - expected.row) <= residual.band + expected.band
         assert abs(residual.col - expected.col) <= residual.band + expected.band

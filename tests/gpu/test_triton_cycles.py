@@ -40,7 +40,8 @@ def state(pack: TritonPack) -> list[Any]:
     """Potentials, and numbers of all lanes but whether they are held, to the bit."""
     numbers = pack._states[pack._parity].cpu().numpy()
     rows = [np.delete(numbers[lane.place], [k.HELD.value]) for lane in pack._lanes]
-    return [*rows, *(part.cpu().numpy() for pair in pack.emit(range(pack.width)) for part in pair.potentials)]
+    emitted = pack.emit(range(pack.width))
+    return [*rows, *(part.cpu().numpy() for pair in zip(emitted.f, emitted.g, strict=True) for part in pair)]
 
 
 @pytest.fixture
@@ -97,18 +98,18 @@ def test_a_call_ends_when_all_lanes_rest(small: bool, launched: list[TritonPack]
         pack.small = small
     stops = [1e-3] * packs[0].width
     progress = packs[0].advance(10_000, stops)
-    depth = max(lane.depth for lane in progress)
-    assert all(lane.stale <= 1e-3 for lane in progress)
+    depth = max(progress.depths)
+    assert all(stale <= 1e-3 for stale in progress.stale)
     assert depth <= len(launched) <= depth + 3 * GLANCE
     # One cycle a call, to where each lane passes: the same states.
-    told = [None] * packs[1].width
+    told: list[Any] = [None] * packs[1].width
     for _ in range(depth):
-        for lane, now in enumerate(packs[1].advance(1, stops)):
-            told[lane] = told[lane] or (now if now.stale <= 1e-3 else None)
-    assert told == progress
+        for lane, now in enumerate(zip(*packs[1].advance(1, stops), strict=True)):
+            told[lane] = told[lane] or (now if now[1] <= 1e-3 else None)
+    assert told == list(zip(*progress, strict=True))
     # A lane that was rejected moves on.
     again = packs[0].advance(GLANCE + 3, [1e-3, *[-math.inf] * (len(stops) - 1)])
-    assert again[0].depth > progress[0].depth
+    assert again.depths[0] > progress.depths[0]
     assert all(now.depth == then.depth + GLANCE + 3 for now, then in zip(again[1:], progress[1:], strict=True))
 
 
@@ -146,7 +147,7 @@ def test_nothing_is_launched_for_lanes_that_rest(small: bool, more: int, monkeyp
         found.append((told, state(pack), pack.verify(range(pack.width)), launched))
     (told, states, residuals, launched), (others, other_states, other_residuals, fewer) = found
     assert (launched, fewer) == (pack.width, pack.width - 1)
-    assert told[0][0].depth < told[0][1].depth == 3 * GLANCE + more
+    assert told[0].depths[0] < told[0].depths[1] == 3 * GLANCE + more
     assert told == others
     assert residuals == other_residuals
     assert all(np.array_equal(one, other) for one, other in zip(states, other_states, strict=True))
@@ -166,7 +167,7 @@ def test_large_lanes_are_asked_more_often_when_their_end_is_near(
     (told, cycles, states), (others, fewer, other_states) = found
     assert told == others
     assert all(np.array_equal(one, other) for one, other in zip(states, other_states, strict=True))
-    assert max(lane.depth for lane in told) < fewer < cycles
+    assert max(told.depths) < fewer < cycles
 
 
 @pytest.mark.parametrize(
@@ -190,16 +191,14 @@ def test_how_soon_a_lane_ends_is_judged_by_how_it_falls(then: Any, now: Any, end
 
 def test_lanes_that_are_never_held_run_all_cycles() -> None:
     pack = TritonBackend().pack(clouds(3, 1.0))
-    assert [lane.depth for lane in pack.advance(2 * GLANCE + 1, [-math.inf] * pack.width)] == [
-        2 * GLANCE + 1
-    ] * pack.width
+    assert pack.advance(2 * GLANCE + 1, [-math.inf] * pack.width).depths == [2 * GLANCE + 1] * pack.width
 
 
 def test_audits_are_far_apart_where_lanes_rest() -> None:
     backend = TritonBackend()
     problem = clouds(3, 1.0)[0]
     spacing = {
-        (refills, holds): backend.natural_spacing(problem, refills=refills, holds=holds)
+        (refills, holds): backend.hints(problem).spacing(refills=refills, holds=holds)
         for refills in (True, False)
         for holds in (True, False)
     }
@@ -214,5 +213,5 @@ def test_audits_of_large_problems_are_never_far_apart_in_time() -> None:
     for n in (1 << 10, 1 << 14, 1 << 16, 1 << 20):
         points = torch.zeros((1, 3)).expand(n, 3)
         problem = validate(ds.Problem(x=points, y=points, eps=1.0), 1e-3)
-        spacing.append(TritonBackend().natural_spacing(problem, refills=False, holds=True))
+        spacing.append(TritonBackend().hints(problem).spacing(refills=False, holds=True))
     assert spacing == [HELD_SPACING, 512, 32, 8]

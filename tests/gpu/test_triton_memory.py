@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "advance": (module.TritonPack, "_run_cycles"),
     "screen": (module.TritonPack, "_screen_of"),
     "verify": (module.TritonPack, "_sample"),
-    "emit": (module, "emissions"),
+    "emit": (module, "emit_lanes"),
 }
 """Where torch runs out, by verb."""
 

@@ -16,7 +16,7 @@ from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.emission import emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
-from drainsinkhorn.core.protocol import Emission
+from drainsinkhorn.core.protocol import Emission, Hints
 from drainsinkhorn.numerics.costs import UNIT, cost_matrix, require_form
 from drainsinkhorn.testing import check_backend
 
@@ -79,7 +79,7 @@ class ToyLane:
         if math.isnan(self.stale):
             return ds.Residual(math.nan, math.nan, math.nan)
         if exact:
-            return certify(self.instance, self.emit().potentials)
+            return certify(self.instance, self.emit().potentials(0))
         eps, state = self.instance.eps, self.rounded()
         f, g = state.f / eps, state.g / eps
         col = float((self.instance.b * np.abs(np.expm1(self.col_ratios(f, g)))).sum())
@@ -114,11 +114,8 @@ class ToyBackend:
     def width_for(self, lanes: int) -> int:
         return lanes
 
-    def natural_width(self, instance: ds.Instance[Any]) -> int:
-        return 8
-
-    def natural_spacing(self, instance: ds.Instance[Any], *, refills: bool, holds: bool) -> int:
-        return 5
+    def hints(self, instance: ds.Instance[Any]) -> Hints:
+        return Hints("float64, dense", width=8, refilled=5, draining=5, held=5)
 
     def prepare(self, instances: Sequence[ds.Instance[Any]]) -> None:
         pass
@@ -131,9 +128,6 @@ class ToyBackend:
 
     def using(self, acceleration: str) -> ToyBackend:
         return self
-
-    def describe(self, instance: ds.Instance[Any]) -> str:
-        return "float64, dense"
 
     def precise(self) -> ToyBackend:
         return self

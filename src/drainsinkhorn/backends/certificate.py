@@ -49,7 +49,7 @@ from drainsinkhorn.backends.certificate_bound import (
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import UNKNOWN, Residual
+from drainsinkhorn.model.result import UNKNOWN, Residual, Residuals
 from drainsinkhorn.numerics.arrays import library, on_cuda, to_numpy
 from drainsinkhorn.numerics.costs import UNIT, evaluate
 
@@ -107,23 +107,23 @@ def certify(instance: Instance[Any], potentials: Potentials[Any], sweep: Sweep |
     return _certify_on_host(instance, potentials, sweep)
 
 
-def certificates(emissions: Sequence[Emission], broken: Sequence[bool], sweep: Sweep | None = None) -> list[Residual]:
+def certificates(emission: Emission, broken: Sequence[bool], sweep: Sweep | None = None) -> Residuals:
     """Certify what lanes emit; the residual of a broken lane, whose state is not finite, is unknown.
 
     Lanes whose arrays lie on a CUDA device are certified together, and read back once.
     """
-    residuals, together = [UNKNOWN] * len(emissions), list[int]()
-    for lane, (emission, is_broken) in enumerate(zip(emissions, broken, strict=True)):
+    residuals, together = [UNKNOWN] * len(broken), list[int]()
+    for lane, (instance, is_broken) in enumerate(zip(emission.instances, broken, strict=True)):
         if is_broken:
             continue
-        if on_cuda(emission.instance.like):
+        if on_cuda(instance.like):
             together.append(lane)
         else:
-            residuals[lane] = _certify_on_host(emission.instance, emission.potentials, sweep)
-    batch = [(emissions[lane].instance, emissions[lane].potentials) for lane in together]
+            residuals[lane] = _certify_on_host(instance, emission.potentials(lane), sweep)
+    batch = [(emission.instances[lane], emission.potentials(lane)) for lane in together]
     for lane, residual in zip(together, certify_batches(batch), strict=True):
         residuals[lane] = residual
-    return residuals
+    return Residuals.from_rows(residuals)
 
 
 def _certify_on_host(instance: Instance[Any], potentials: Potentials[Any], sweep: Sweep | None) -> Residual:

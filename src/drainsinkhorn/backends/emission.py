@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends.support import Couple, Support, extend_potentials
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import LARGEST, float_name, round_to, to_caller
 
 Vector = NDArray[np.float64]
@@ -55,37 +55,41 @@ def emission(
     instance: Instance[Any], state: Rounded, support: Support | None = None, couple: Couple | None = None
 ) -> Emission:
     """Copies of a rounded state in the caller's library and on the caller's device, for all points."""
-    return emissions([instance], [state], [support], couple)[0]
+    return emit_states([instance], [state], [support], couple)
 
 
-def emissions(
+def emit_states(
     instances: Sequence[Instance[Any]],
     states: Sequence[Rounded],
     supports: Sequence[Support | None],
     couple: Couple | None = None,
-) -> list[Emission]:
-    """Of many lanes together. `couple` computes potentials of points without weight, where those are many."""
-    some = {place: support for place, support in enumerate(supports) if support is not None}
-    known = dict[int, tuple[Vector, Vector]]()
-    if some:
-        whole = extend_potentials(list(some.values()), [(states[place].f, states[place].g) for place in some], couple)
-        known = dict(zip(some, whole, strict=True))
-    return [
-        _emission(instance, Rounded(*known[place], state.dtype), idle=True)
-        if place in known
-        else _emission(instance, state)
-        for place, (instance, state) in enumerate(zip(instances, states, strict=True))
-    ]
+) -> Emission:
+    """Copies of many lanes' rounded states for their callers, for all points.
 
-
-def _emission(instance: Instance[Any], state: Rounded, *, idle: bool = False) -> Emission:
-    like, name = instance.like, state.dtype
-    f, g = state.f, state.g
-    if idle and name in LARGEST:
-        # A point without weight may lie beyond the range of the dtype; its potential is of no account.
-        f, g = np.clip(f, -LARGEST[name], LARGEST[name]), np.clip(g, -LARGEST[name], LARGEST[name])
-    own = name == float_name(like)
-    return Emission(Potentials(*(to_caller(round_to(side, name), like, own=own) for side in (f, g))), not own, instance)
+    Args:
+        instances: Problems of the lanes.
+        states: Their rounded states, over the points that carry weight.
+        supports: Which points carry weight; None: all of them.
+        couple: Computes potentials of points without weight, where those are many.
+    """
+    weightless = {place: support for place, support in enumerate(supports) if support is not None}
+    states, whole = list(states), list[tuple[Vector, Vector]]()
+    if weightless:
+        restricted = [(states[place].f, states[place].g) for place in weightless]
+        whole = extend_potentials(list(weightless.values()), restricted, couple)
+    for place, (f, g) in zip(weightless, whole, strict=True):
+        name = states[place].dtype
+        if name in LARGEST:
+            # A point without weight may lie beyond the range of the dtype; its potential changes no result.
+            f, g = np.clip(f, -LARGEST[name], LARGEST[name]), np.clip(g, -LARGEST[name], LARGEST[name])
+        states[place] = Rounded(f, g, name)
+    f, g, widened = list[Any](), list[Any](), list[bool]()
+    for instance, state in zip(instances, states, strict=True):
+        is_own = state.dtype == float_name(instance.like)
+        f.append(to_caller(round_to(state.f, state.dtype), instance.like, own=is_own))
+        g.append(to_caller(round_to(state.g, state.dtype), instance.like, own=is_own))
+        widened.append(not is_own)
+    return Emission(f, g, widened, list(instances))
 
 
 class States:
@@ -128,24 +132,36 @@ class States:
             vector[short] = round_to(vector[short], name)
         self.dtypes = [name if fit else dtype for fit, dtype in zip(fits.tolist(), self.dtypes, strict=True)]
 
-    def emissions(self, supports: Sequence[Support | None], couple: Couple | None = None) -> list[Emission]:
-        """Copies of all lanes' states for their callers."""
-        vectors = {name: (round_to(self.f, name), round_to(self.g, name)) for name in {*self.dtypes} - {"float64"}}
+    def emit(self, supports: Sequence[Support | None], couple: Couple | None = None) -> Emission:
+        """Copies of all lanes' states for their callers; `supports` and `couple` as in `emit_states`."""
+        dtypes = {*self.dtypes}
+        rounded_vectors = {name: (round_to(self.f, name), round_to(self.g, name)) for name in dtypes - {"float64"}}
         f_at, g_at = self.f_at.tolist(), self.g_at.tolist()
-        emitted: list[Any] = []
-        others: dict[int, Rounded] = {}
-        for place, (instance, name, support) in enumerate(zip(self.instances, self.dtypes, supports, strict=True)):
-            rows, cols = slice(f_at[place], f_at[place + 1]), slice(g_at[place], g_at[place + 1])
-            if support is None and type(instance.like) is np.ndarray:
-                f, g = vectors.get(name, (self.f, self.g))
-                emitted.append(Emission(Potentials(f[rows].copy(), g[cols].copy()), name != self.own[place], instance))
-            else:
-                others[place] = Rounded(self.f[rows], self.g[cols], name)
-                emitted.append(None)
-        given, idle = [self.instances[place] for place in others], [supports[place] for place in others]
-        for place, found in zip(others, emissions(given, list(others.values()), idle, couple), strict=True):
-            emitted[place] = found
-        return emitted
+        widened = [dtype != own for dtype, own in zip(self.dtypes, self.own, strict=True)]
+        if len(dtypes) == 1:
+            vectors = rounded_vectors.get(self.dtypes[0], (self.f, self.g))
+            f, g = (
+                [vector[first:last].copy() for first, last in pairwise(at)]
+                for vector, at in zip(vectors, (f_at, g_at), strict=True)
+            )
+        else:
+            pairs = [rounded_vectors.get(name, (self.f, self.g)) for name in self.dtypes]
+            f = [pair[0][first:last].copy() for pair, (first, last) in zip(pairs, pairwise(f_at), strict=True)]
+            g = [pair[1][first:last].copy() for pair, (first, last) in zip(pairs, pairwise(g_at), strict=True)]
+        others = [
+            place
+            for place, (instance, support) in enumerate(zip(self.instances, supports, strict=True))
+            if support is not None or type(instance.like) is not np.ndarray
+        ]
+        if others:
+            states = [
+                Rounded(self.f[f_at[i] : f_at[i + 1]], self.g[g_at[i] : g_at[i + 1]], self.dtypes[i]) for i in others
+            ]
+            given, weightless = [self.instances[i] for i in others], [supports[i] for i in others]
+            emitted = emit_states(given, states, weightless, couple)
+            for place, f_of, g_of, wider in zip(others, emitted.f, emitted.g, emitted.widened, strict=True):
+                f[place], g[place], widened[place] = f_of, g_of, wider
+        return Emission(f, g, widened, self.instances)
 
 
 def _moved(vector: Vector, at: NDArray[np.int64], name: str) -> Vector:

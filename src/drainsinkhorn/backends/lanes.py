@@ -9,7 +9,7 @@ import numpy as np
 
 from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residual, Residuals
 
 
 class Lane(Protocol):
@@ -37,7 +37,7 @@ class Lane(Protocol):
         ...
 
     def emit(self) -> Emission:
-        """Copies for the caller."""
+        """Copies for the caller: an emission of this lane alone."""
         ...
 
 
@@ -60,7 +60,7 @@ class LanePack(Counted, Generic[L]):
         self.repack([], instances)
 
     @np.errstate(all="ignore")
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """One cycle after the other, for the lanes that are neither frozen nor held."""
         frozen = [lane for lane in self._lanes if lane.frozen]
         moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
@@ -75,7 +75,7 @@ class LanePack(Counted, Generic[L]):
             self._legs += 2 * (len(moving) + len(frozen))
             held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
             moving = [] if lockstep and held else [i for i in moving if i not in held]
-        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
+        return Progress([lane.depth for lane in self._lanes], [lane.stale for lane in self._lanes])
 
     @np.errstate(all="ignore")
     def screen(self, lanes: Sequence[int]) -> list[float]:
@@ -84,14 +84,14 @@ class LanePack(Counted, Generic[L]):
         return [self._lanes[i].screened() for i in lanes]
 
     @np.errstate(all="ignore")
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Both sides of the states as they will be emitted."""
         self._legs += 2 * len(lanes)
-        return [self._lanes[i].verify(exact=exact) for i in lanes]
+        return Residuals.from_rows(self._lanes[i].verify(exact=exact) for i in lanes)
 
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """Copies for the caller."""
-        return [self._lanes[i].emit() for i in lanes]
+        return Emission.join(self._lanes[i].emit() for i in lanes)
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """These lanes no longer change."""

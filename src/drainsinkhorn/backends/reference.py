@@ -26,8 +26,7 @@ from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
 from drainsinkhorn.backends.support import restrict
-from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.protocol import Emission
+from drainsinkhorn.core.protocol import Emission, Hints
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
@@ -69,13 +68,9 @@ class ReferenceBackend:
         """A pack is as wide as its lanes are many."""
         return lanes
 
-    def natural_width(self, instance: Instance[Any]) -> int:
-        """Sixteen."""
-        return 16
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """A look costs little."""
-        return EVERY
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return its only arithmetic, and sixteen lanes."""
+        return Hints("float64, dense", 16)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Nothing to do."""
@@ -102,10 +97,6 @@ class ReferenceBackend:
     def using(self, acceleration: str) -> ReferenceBackend:
         """Plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)
-
-    def describe(self, instance: Instance[Any]) -> str:
-        """Always the same."""
-        return "float64, dense"
 
 
 def _errors(weights: Vector, log_ratio: Vector) -> Vector:
@@ -198,7 +189,7 @@ class ReferenceLane:
         if math.isnan(self.stale):
             return Residual(math.nan, math.nan, math.nan)
         if exact and self.geometry.whole:
-            return certify(self.instance, self.emit().potentials)
+            return certify(self.instance, self.emit().potentials(0))
         state, geometry = self._rounded(), self.geometry
         f, g = geometry.split(state.f, state.g)
         row = self._row_residual(geometry.log_row_ratio(f, g))

@@ -104,9 +104,8 @@ def ours(
         e2, facts = _consumed(work, picked, answers, consumer, begun)
         ran_mode = MODES[mode] if isinstance(mode, str) else mode
         refills, holds = ran_mode.refill is not None, ran_mode.holds(audit)
-        every = audit.every or picked.natural_spacing(
-            validate(work.problems[0], tol=1.0, finite=True), refills=refills, holds=holds
-        )
+        hints = picked.hints(validate(work.problems[0], tol=1.0, finite=True))
+        every = audit.every or hints.spacing(refills=refills, holds=holds)
         return Outcome(
             answers=answers,
             e1=solved - begun,

@@ -40,7 +40,7 @@ from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress
 from drainsinkhorn.fleet.fleet import Fleet
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import Residual, Result
+from drainsinkhorn.model.result import Residual, Residuals, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.parallel import LocalFleet
 from drainsinkhorn.testing import marginal_errors
@@ -59,47 +59,47 @@ class Attacked(WrappedPack):
         self.attack, self.token, self.calls, self.looks = attack, token, 0, 0
         self.emitted = self.struck = 0
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """What the screen says of lane 0, or its state, or the processes, when the time has come."""
         self.calls += 1
         if self.attack == "advance that moves nothing" and self.calls == DUE:
-            return [Progress(0, math.inf)] * self.inner.width
-        told = list(self.inner.advance(cycles, stops, lockstep=lockstep))
+            return Progress([0] * self.inner.width, [math.inf] * self.inner.width)
+        progress = self.inner.advance(cycles, stops, lockstep=lockstep)
+        depths, stale = list(progress.depths), list(progress.stale)
         if self.attack == "worker killed" and self.calls == DUE and _taken(self.token):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.attack in SCREENS and DUE <= self.calls <= DUE + 2:
-            told[0] = told[0]._replace(stale=SCREENS[self.attack](told[0].stale))
+            stale[0] = SCREENS[self.attack](stale[0])
         if self.attack in ("premature pass", "verify understated") and self.calls == DUE:
-            told[0] = told[0]._replace(stale=0.0)
+            stale[0] = 0.0
         if self.attack in LATE and self.emitted and not self.struck:
             self.struck = self.calls
-            told[0] = told[0]._replace(stale=0.0)
+            stale[0] = 0.0
         if self.attack == "depth inflated" and self.calls == DUE:
-            told[0] = told[0]._replace(depth=10**6)
+            depths[0] = 10**6
         if self.attack in STATES and self.calls == DUE:
             STATES[self.attack](self.inner._lanes[0])  # type: ignore[attr-defined]
-        return told
+        return Progress(depths, stale)
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """What verify says of lane 0."""
-        found = list(self.inner.verify(lanes, exact=exact))
+        residuals = self.inner.verify(lanes, exact=exact).rows()
         if 0 not in lanes:
-            return found
+            return Residuals.from_rows(residuals)
         self.looks += 1
         place = list(lanes).index(0)
         if self.attack in LATE and self.struck == self.calls:
-            found[place] = Residual(0.0, 0.0, 0.0)
+            residuals[place] = Residual(0.0, 0.0, 0.0)
         if self.attack in VERIFIES and self.looks <= VERIFIES[self.attack][0]:
-            found[place] = VERIFIES[self.attack][1](found[place])
-        return found
+            residuals[place] = VERIFIES[self.attack][1](residuals[place])
+        return Residuals.from_rows(residuals)
 
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """Lane 0 gets what its neighbour has."""
-        found = list(self.inner.emit(lanes))
-        self.emitted += len(found)
-        if self.attack == "a neighbour's potentials emitted" and 0 in lanes and self.inner.width > 1:
-            found[list(lanes).index(0)] = self.inner.emit([1])[0]
-        return found
+        self.emitted += len(lanes)
+        if self.attack == "a neighbour's potentials emitted" and self.inner.width > 1:
+            lanes = [1 if lane == 0 else lane for lane in lanes]
+        return self.inner.emit(lanes)
 
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """The wrong order, a lane twice, or no memory."""

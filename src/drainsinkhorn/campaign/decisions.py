@@ -120,13 +120,13 @@ def _guarded(
     there = {side: on(device, to_numpy(getattr(problem, side))) for side in ("x", "y")}
     start = Potentials(*(on(device, side) for side in state))
     pack = backend.pack([validate(replace(problem, init=start, **there), tol)])
-    (found,), (screened,) = pack.verify([0]), pack.screen([0])
+    (found,), (screened,) = pack.verify([0]).rows(), pack.screen([0])
     gap = abs(screened - found.row - found.band)
     if _worst(found) + found.band <= tol:
         return True, False, gap
     if _worst(found) - found.band > tol:
         return False, False, gap
-    (found,) = pack.verify([0], exact=True)
+    (found,) = pack.verify([0], exact=True).rows()
     return _worst(found) + found.band <= tol, True, gap
 
 

@@ -86,7 +86,7 @@ def roofline(scale: str, place: Place) -> Iterator[Finding]:
         kind = "streaming" if shape.streams else "cached"
         value = {
             "kernel": f"{kind} cycle, n = {shape.n:,}, d = {shape.d}, {shape.width} lanes",
-            "arithmetic": backend.describe(lanes[0]),
+            "arithmetic": backend.hints(lanes[0]).arithmetic,
             "seconds": kernel,
             "floor": floors[bound],
             "bound": bound,

@@ -11,7 +11,7 @@ from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.protocol import Backend, Pack
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.run.solve import solve
 
 
@@ -28,13 +28,13 @@ class _Watched(WrappedPack):
         self._screened = dict(zip(lanes, found, strict=True))
         return found
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Sequence[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """See Pack."""
-        found = self.inner.verify(lanes, exact=exact)
-        for lane, residual in zip(lanes, found, strict=True):
+        residuals = self.inner.verify(lanes, exact=exact)
+        for lane, row, band in zip(lanes, residuals.row, residuals.band, strict=True):
             if lane in self._screened:
-                self._gaps.append(abs(self._screened[lane] - residual.row - residual.band))
-        return found
+                self._gaps.append(abs(self._screened[lane] - row - band))
+        return residuals
 
 
 @dataclass(frozen=True)

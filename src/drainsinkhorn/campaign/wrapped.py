@@ -6,11 +6,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
+from drainsinkhorn.core.protocol import Backend, Emission, Hints, Pack, Progress, Spent
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residuals
 
 
 class WrappedPack:
@@ -29,7 +29,7 @@ class WrappedPack:
         """See Pack."""
         return self.inner.spent
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Sequence[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """See Pack."""
         return self.inner.advance(cycles, stops, lockstep=lockstep)
 
@@ -37,11 +37,11 @@ class WrappedPack:
         """See Pack."""
         return self.inner.screen(lanes)
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Sequence[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """See Pack."""
         return self.inner.verify(lanes, exact=exact)
 
-    def emit(self, lanes: Sequence[int]) -> Sequence[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """See Pack."""
         return self.inner.emit(lanes)
 
@@ -92,13 +92,9 @@ class WrappedBackend:
         """See Backend."""
         return self.inner.width_for(lanes)
 
-    def natural_width(self, instance: Instance[Any]) -> int:
+    def hints(self, instance: Instance[Any]) -> Hints:
         """See Backend."""
-        return self.inner.natural_width(instance)
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """See Backend."""
-        return self.inner.natural_spacing(instance, refills=refills, holds=holds)
+        return self.inner.hints(instance)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """See Backend."""
@@ -115,10 +111,6 @@ class WrappedBackend:
     def using(self, acceleration: str) -> WrappedBackend:
         """See Backend."""
         return replace(self, inner=self.inner.using(acceleration))
-
-    def describe(self, instance: Instance[Any]) -> str:
-        """See Backend."""
-        return self.inner.describe(instance)
 
     def precise(self) -> Backend[Any]:
         """The inner backend in float64, not wrapped: a rescue is a run of its own."""

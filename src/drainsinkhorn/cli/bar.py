@@ -48,9 +48,9 @@ class TimeLeft:
         if isinstance(event, Opened) and self._begin is None:
             self._begin = self._clock()
         elif isinstance(event, Retired):
-            self._ended.add(event.ticket)
-            self._ran += 1
-            self._cycles += event.depth
+            self._ended.update(event.outcomes.tickets)
+            self._ran += len(event.outcomes)
+            self._cycles += sum(event.outcomes.depths)
         elif isinstance(event, Finished):
             # Also what was turned away at the door, and never ran.
             self._ended.add(event.ticket)

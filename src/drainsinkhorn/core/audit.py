@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
-from drainsinkhorn.core.protocol import Pack, Progress
 from drainsinkhorn.model.errors import OptionsError
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.model.status import Status
 
 
@@ -109,13 +108,6 @@ class Standing(NamedTuple):
     stop: float
 
 
-class Verdict(NamedTuple):
-    """What verify said of a lane that leaves."""
-
-    residual: Residual
-    status: Status
-
-
 class Counts(NamedTuple):
     """What one audit did. `ready` of the `shadowed` lanes would have passed although the screen said no."""
 
@@ -127,20 +119,41 @@ class Counts(NamedTuple):
     ready: int
 
 
+class Bars(NamedTuple):
+    """What an audit compares: columns with one entry for each lane of a pack.
+
+    Attributes:
+        stale: Residual of the stale side, from the last advance.
+        stops: What the residual must not exceed.
+        holds: What the screen must not exceed; -inf where lanes are not held. `judge` lowers those of rejected lanes.
+        final: Lanes at their last state, which are verified whatever the screen says, and how each of them ends if it
+            does not pass: DEPTH_LIMIT or EXPIRED.
+    """
+
+    stale: Sequence[float]
+    stops: Sequence[float]
+    holds: list[float]
+    final: Mapping[int, Status]
+
+
+Verify = Callable[[Sequence[int], bool], Residuals]
+"""Measures both residuals of lanes; certifies them if the second argument is true."""
+
+
 def last_states(
-    live: Mapping[int, tuple[int, Any]], progress: Sequence[Progress], max_depth: int, expired: Container[int]
+    live: Mapping[int, tuple[int, Any]], depths: Sequence[int], max_depth: int, expired: Container[int]
 ) -> dict[int, Status]:
     """Lanes at their depth limit or past their deadline, and how they end unless they pass.
 
     Args:
         live: Ticket and instance of every live lane.
-        progress: Result of the last advance, by lane.
+        depths: Cycles run, by lane.
         max_depth: The depth limit.
         expired: Tickets whose deadline has come.
     """
     final = dict[int, Status]()
     for lane, (ticket, _) in live.items():
-        if progress[lane].depth >= max_depth:
+        if depths[lane] >= max_depth:
             final[lane] = Status.DEPTH_LIMIT
         elif ticket in expired:
             final[lane] = Status.EXPIRED
@@ -148,89 +161,111 @@ def last_states(
 
 
 def judge(
-    pack: Pack[Any],
-    progress: Sequence[Progress],
+    bars: Bars,
     due: Sequence[int],
-    final: Mapping[int, Status],
-    stops: Sequence[float],
-    holds: list[float],
     audit: Audit,
+    screen: Callable[[Sequence[int]], Sequence[float]],
+    verify: Verify,
+    *,
     exact: bool,
     quorum: int = 0,
-) -> tuple[dict[int, Verdict], Counts]:
+) -> tuple[list[int], Residuals, list[Status], Counts]:
     """Screen the lanes that are due, verify the candidates, and return those that are decided and may leave.
 
     Only verify can pass a lane. A lane that is verified but not decided is rejected and continues. If it had been held,
     its hold is lowered: to the stop less the difference between verify and screen, but to no less than BACK_OFF times
     the old hold.
 
-    A certificate decides where the rounding estimate alone does: for a lane at its last state, if the stop lies within
-    the estimate of the measured residual; for any other lane, if the measured residual is within the stop and the
-    estimate exceeds ESCALATE times the stop. Both rules depend on the state alone.
-
     Args:
-        pack: The pack.
-        progress: Result of the last advance, by lane.
+        bars: What residuals and screens must not exceed.
         due: Lanes to audit now.
-        final: Lanes at their last state, which are verified whatever the screen says, and how each of them ends if it
-            does not pass: DEPTH_LIMIT or EXPIRED.
-        stops: What the residual must not exceed, by lane.
-        holds: What the screen must not exceed, by lane; -inf where lanes are not held.
         audit: The rules.
+        screen: Measures the stale side of lanes in a pass of its own.
+        verify: Measures both sides.
         exact: Certify every candidate.
         quorum: With fewer candidates none is verified, and with fewer decided lanes none leaves: the number of live
             lanes if all lanes leave together, else 0.
+
+    Returns:
+        Lanes that leave, their residuals and statuses, and what was counted.
     """
-    if audit.screen == "none":
-        candidates = list(due)
-    else:
-        values = pack.screen(due) if audit.screen == "row" else [progress[lane].stale for lane in due]
-        # Written so that NaN asks for a verify.
-        bars = [EARLY * stops[lane] if holds[lane] == -math.inf else holds[lane] for lane in due]
-        candidates = [lane for lane, value, bar in zip(due, values, bars, strict=True) if not value > bar]
-    turned_down = sorted(set(due) - set(candidates) - set(final)) if audit.shadow else []
-    candidates = sorted({*candidates, *final})
+    passed_screen = _passed_screen(bars, due, audit, screen)
+    candidates = sorted({*passed_screen, *bars.final})
+    turned_down = sorted({*due}.difference(candidates)) if audit.shadow else []
     if len(candidates) < quorum:
         candidates = []
+    residuals = _verify(candidates, audit, verify, exact)
+    if not exact:
+        residuals = _certified(bars, candidates, residuals, verify)
+    worst = residuals.worst()
+    statuses = [_status(bars, audit, lane, value) for lane, value in zip(candidates, worst, strict=True)]
+    for lane, value, status in zip(candidates, worst, statuses, strict=True):
+        if status is None and bars.stale[lane] <= bars.holds[lane] and value < math.inf:
+            bars.holds[lane] = max(bars.stops[lane] - (value - bars.stale[lane]), BACK_OFF * bars.holds[lane])
+    shadowed = _verify(turned_down, audit, verify, exact).worst()
+    ready = sum(value <= bars.stops[lane] for lane, value in zip(turned_down, shadowed, strict=True))
+    decided = [place for place, status in enumerate(statuses) if status is not None]
+    passed, rejected = statuses.count(Status.CONVERGED), len(candidates) - len(decided)
+    counts = Counts(len(due), len(candidates), passed, rejected, len(turned_down), ready)
+    if len(decided) < quorum:
+        decided = []
+    if len(decided) < len(candidates):
+        residuals = Residuals(*([column[place] for place in decided] for column in residuals))
+    leaving = [candidates[place] for place in decided]
+    return leaving, residuals, [status for place in decided if (status := statuses[place]) is not None], counts
 
-    def verify(lanes: Sequence[int]) -> list[Residual]:
-        if audit.batched:
-            return list(pack.verify(lanes, exact=exact)) if lanes else []
-        return [pack.verify([lane], exact=exact)[0] for lane in lanes]
 
-    def undecided(lane: int, residual: Residual) -> bool:
-        """Whether a certificate must decide: see the rules above."""
-        measured, stop = max(residual.row, residual.col), stops[lane]
-        if lane in final:
-            return measured - residual.band <= stop < measured + residual.band
-        return measured <= stop < measured + residual.band and ESCALATE * stop < residual.band < math.inf
+def _passed_screen(
+    bars: Bars, due: Sequence[int], audit: Audit, screen: Callable[[Sequence[int]], Sequence[float]]
+) -> Sequence[int]:
+    """Lanes that are due and whose screen asks for a verify: a small value, or NaN."""
+    if audit.screen == "none":
+        return due
+    values = screen(due) if audit.screen == "row" else [bars.stale[lane] for lane in due]
+    limits = [EARLY * bars.stops[lane] if bars.holds[lane] == -math.inf else bars.holds[lane] for lane in due]
+    # Written so that NaN asks for a verify.
+    return [lane for lane, value, limit in zip(due, values, limits, strict=True) if not value > limit]
 
-    def certified(lanes: Sequence[int], residuals: list[Residual]) -> list[Residual]:
-        """Return the residuals, those of undecided lanes replaced by certificates."""
-        doubtful = [] if exact else [k for k, lane in enumerate(lanes) if undecided(lane, residuals[k])]
-        if doubtful:
-            for k, certificate in zip(doubtful, pack.verify([lanes[k] for k in doubtful], exact=True), strict=True):
-                if certificate.worst < math.inf:
-                    residuals[k] = certificate
+
+def _verify(lanes: Sequence[int], audit: Audit, verify: Verify, exact: bool) -> Residuals:
+    """Residuals of lanes, measured in one call or one by one."""
+    if not lanes:
+        return Residuals([], [], [])
+    if audit.batched:
+        return verify(lanes, exact)
+    return Residuals.from_rows(verify([lane], exact).rows()[0] for lane in lanes)
+
+
+def _certified(bars: Bars, lanes: Sequence[int], residuals: Residuals, verify: Verify) -> Residuals:
+    """Residuals, with those of lanes replaced by certificates where the rounding estimate alone would decide.
+
+    That is so for a lane at its last state, if the stop lies within the estimate of the measured residual; for any
+    other lane, if the measured residual is within the stop and the estimate exceeds ESCALATE times the stop. Both rules
+    depend on the state alone.
+    """
+    undecided = list[int]()
+    for place, (lane, row, col, band) in enumerate(zip(lanes, *residuals, strict=True)):
+        measured, stop = max(row, col), bars.stops[lane]
+        if stop < measured + band:
+            is_final = lane in bars.final
+            if measured - band <= stop if is_final else measured <= stop and ESCALATE * stop < band < math.inf:
+                undecided.append(place)
+    if not undecided:
         return residuals
+    rows = residuals.rows()
+    for place, certificate in zip(undecided, verify([lanes[place] for place in undecided], True).rows(), strict=True):
+        if certificate.worst < math.inf:
+            rows[place] = certificate
+    return Residuals.from_rows(rows)
 
-    def status_of(lane: int, worst: float) -> Status | None:
-        # Under first passage a lane that was not held has not passed its screen, whatever a verify without screen says.
-        eligible = not audit.first_passage or lane in final or not progress[lane].stale > stops[lane]
-        if worst <= stops[lane] and eligible:
-            return Status.CONVERGED
-        if math.isnan(worst):
-            return Status.NONFINITE
-        return final.get(lane)
 
-    decided: dict[int, Verdict] = {}
-    for lane, residual in zip(candidates, certified(candidates, verify(candidates)), strict=True):
-        status = status_of(lane, residual.worst)
-        if status is not None:
-            decided[lane] = Verdict(residual, status)
-        elif progress[lane].stale <= holds[lane] and residual.worst < math.inf:
-            holds[lane] = max(stops[lane] - (residual.worst - progress[lane].stale), BACK_OFF * holds[lane])
-    ready = sum(r.worst <= stops[lane] for lane, r in zip(turned_down, verify(turned_down), strict=True))
-    passed = sum(verdict.status is Status.CONVERGED for verdict in decided.values())
-    counts = Counts(len(due), len(candidates), passed, len(candidates) - len(decided), len(turned_down), ready)
-    return decided if len(decided) >= quorum else {}, counts
+def _status(bars: Bars, audit: Audit, lane: int, worst: float) -> Status | None:
+    """How a verified lane ends; None: it continues."""
+    # Under first passage a lane that was not held has not passed its screen, whatever a verify without screen says.
+    if worst <= bars.stops[lane] and (
+        not audit.first_passage or lane in bars.final or not bars.stale[lane] > bars.stops[lane]
+    ):
+        return Status.CONVERGED
+    if math.isnan(worst):
+        return Status.NONFINITE
+    return bars.final.get(lane)

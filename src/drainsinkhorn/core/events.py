@@ -11,8 +11,7 @@ from drainsinkhorn.core.audit import Counts, Standing
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.model.errors import ObserverWarning, warn
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import UNKNOWN, Residual
+from drainsinkhorn.model.outcome import Outcomes
 from drainsinkhorn.model.status import Status
 
 _log = logging.getLogger("drainsinkhorn")
@@ -61,17 +60,15 @@ class Audited:
 
 
 class Retired(NamedTuple):
-    """A lane left, with all that a Result needs. A tuple, since there is one for every problem."""
+    """Lanes that left a pack at one audit.
 
-    ticket: int
-    instance: Instance[Any]
-    potentials: Potentials[Any] | None
-    residual: Residual
-    status: Status
-    depth: int
-    widened: bool = False
-    detail: str = ""
-    streamed: bool = False
+    Attributes:
+        instances: Their problems.
+        outcomes: How they ended, in the same order.
+    """
+
+    instances: Sequence[Instance[Any]]
+    outcomes: Outcomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +138,6 @@ class Lost:
     worker: int
     reason: str
     tickets: Sequence[int]
-
-
-def refused(ticket: int, instance: Instance[Any], detail: str) -> Retired:
-    """The end of a lane for which there was no memory."""
-    return Retired(ticket, instance, None, UNKNOWN, Status.INVALID, 0, detail=detail)
 
 
 Event = (

@@ -1,30 +1,62 @@
-"""Run windows one after another, and handle a lack of memory. The loop of one window is in `core/window.py`."""
+"""The executor: runs every problem of a source, window after window, on a backend.
+
+A window is one pack from opening to empty. The executor handles lane numbers, tickets and floats, never an array; the
+calls between it and the pack are those of `core/protocol.py`.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
+import math
+import time
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from drainsinkhorn.core.events import Narrowed, Observer, Retired, refused
+from drainsinkhorn.core.audit import Bars, Standing, judge, last_states
+from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired
 from drainsinkhorn.core.options import Plan
-from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.core.source import Admission, Batch, Shortage, Source
-from drainsinkhorn.core.window import Window
-from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
+from drainsinkhorn.core.source import Admission, Batch, Source
+from drainsinkhorn.model.errors import ContractError, ProblemError
+from drainsinkhorn.model.outcome import Outcomes, rejected
+from drainsinkhorn.model.result import Residuals
+from drainsinkhorn.model.status import Status
 
 
-def execute(backend: Backend[Any], source: Source, plan: Plan, observe: Observer) -> Iterator[Retired]:
-    """Run every problem of a source, window after window, and yield each lane as it retires.
+class Shortage(NamedTuple):
+    """Memory ran out: lanes that have to run again, how many lanes the pack had, and what the backend said."""
+
+    again: Sequence[Admission]
+    width: int
+    reason: str
+
+
+class Exhausted(Exception):
+    """A method of a pack ran out of memory; the pack must be discarded."""
+
+
+def execute(
+    backend: Backend[Any], source: Source, plan: Plan, observe: Observer, seconds: dict[str, float] | None = None
+) -> Iterator[Retired]:
+    """Run every problem of a source, window after window, and yield lanes as they retire: one event for each audit.
 
     If memory runs out, the live lanes run again from their own starts, in windows half as wide; the window in which a
     lane runs changes no result. If memory does not suffice for one lane alone, it runs once more after idle memory was
     freed, then on `Backend.frugal`; if memory does not suffice for that either, it is rejected.
+
+    Args:
+        backend: The backend.
+        source: Where problems come from. All of them may share a pack.
+        plan: Mode, width and audits.
+        observe: Called with every event.
+        seconds: Where to add up the wall time of each call of the backend: prepare, pack, advance, screen, verify,
+            emit, repack.
     """
+    seconds = {} if seconds is None else seconds
     while opening := source.take(plan.width):
-        plan, shortage = yield from _run_window(backend, source, plan, observe, opening)
+        plan, shortage = yield from _Window(backend, plan, observe, seconds).run(source, opening)
         if shortage is None:
             continue
         backend.release()
@@ -35,48 +67,252 @@ def execute(backend: Backend[Any], source: Source, plan: Plan, observe: Observer
             observe(Narrowed(plan.width, tickets))
         else:
             observe(Narrowed(plan.width, tickets))
-            yield from _run_alone(backend, shortage.again[0], plan, observe)
+            yield from _run_alone(backend, shortage.again[0], plan, observe, seconds)
 
 
-def _run_alone(backend: Backend[Any], lane: Admission, plan: Plan, observe: Observer) -> Iterator[Retired]:
+def _run_alone(
+    backend: Backend[Any], lane: Admission, plan: Plan, observe: Observer, seconds: dict[str, float]
+) -> Iterator[Retired]:
     """Run a lane that ran out of memory once more, then in its most frugal representation; else reject it."""
     # Arrays of the discarded pack may be in reference cycles.
     gc.collect()
     backend.release()
-    frugal, ways, reason = backend.frugal(), {backend.describe(lane.instance): backend}, ""
+    frugal, ways, reason = backend.frugal(), {backend.hints(lane.instance).arithmetic: backend}, ""
     # The frugal backend may not support this problem's cost.
     with suppress(ProblemError):
         frugal.signature(lane.instance)
-        ways.setdefault(frugal.describe(lane.instance), frugal)
+        ways.setdefault(frugal.hints(lane.instance).arithmetic, frugal)
     for way in ways.values():
-        _, shortage = yield from _run_window(
-            way, Batch([]), replace(plan, width=1), observe, [lane], streamed=way is not backend
-        )
+        window = _Window(way, replace(plan, width=1), observe, seconds, streamed=way is not backend)
+        _, shortage = yield from window.run(Batch([]), [lane])
+        del window
         if shortage is None:
             return
         reason = shortage.reason
         backend.release()
         observe(Narrowed(plan.width, [lane.ticket]))
     tried = " or ".join(f"as {name!r}" for name in ways)
-    yield refused(*lane, f"there is not enough memory for this problem alone {tried} ({reason})")
+    outcomes = Outcomes()
+    outcomes.append(rejected(lane.ticket, f"there is not enough memory for this problem alone {tried} ({reason})"))
+    yield Retired([lane.instance], outcomes)
 
 
-def _run_window(
-    backend: Backend[Any],
-    source: Source,
-    plan: Plan,
-    observe: Observer,
-    opening: Sequence[Admission],
-    *,
-    streamed: bool = False,
-) -> Generator[Retired, None, tuple[Plan, Shortage | None]]:
-    """Run a window until it is empty or memory runs out. When this returns, nothing refers to its pack any more."""
-    try:
-        instances = [admission.instance for admission in opening]
-        backend.prepare(instances)
-        pack = backend.pack(instances)
-    except MemoryError as error:
-        return plan, Shortage(opening, len(opening), str(error))
-    window = Window(backend, pack, plan, observe, opening, streamed=streamed)
-    shortage = yield from window.run(source)
-    return window.plan, shortage
+class _Window:
+    """One pack from opening to empty.
+
+    Attributes:
+        live: Lanes still to be solved, by their number in the pack.
+        progress: Depths and stale residuals of all lanes of the pack, live or not; as are the next two columns.
+        stops: What the residual of each lane must not exceed.
+        holds: The residual at which each lane is held; -inf: it is not.
+        clock: Cycles that the pack has run.
+        on_grid: Whether all live lanes are due for an audit, not only those at their last state.
+        spent: Slots and legs that observers were told of.
+        arithmetic: Precision and representation of all lanes of the pack.
+        streamed: Whether lanes stream only for lack of memory.
+    """
+
+    pack: Pack[Any]
+    live: dict[int, Admission]
+    progress: Progress
+    stops: list[float]
+    holds: list[float]
+
+    def __init__(
+        self,
+        backend: Backend[Any],
+        plan: Plan,
+        observe: Observer,
+        seconds: dict[str, float],
+        *,
+        streamed: bool = False,
+    ) -> None:
+        self.backend, self.plan, self.observe, self.seconds, self.streamed = backend, plan, observe, seconds, streamed
+        self.clock, self.on_grid, self.spent = 0, False, Spent(0, 0)
+
+    def run(
+        self, source: Source, opening: Sequence[Admission]
+    ) -> Generator[Retired, None, tuple[Plan, Shortage | None]]:
+        """Yield lanes as they retire: one event for all that leave at one audit.
+
+        Returns:
+            The plan, narrower if a refill ran out of memory; and, if memory ran out for the pack, the lanes that have
+            to run again.
+        """
+        self._number(opening)
+        try:
+            self._open(opening)
+            while self.live:
+                self._advance()
+                leaving, residuals, statuses = self._audit()
+                if leaving:
+                    retired, stray = self._retire(leaving, residuals, statuses)
+                    if retired.instances:
+                        self.observe(retired)
+                        yield retired
+                    if stray:
+                        raise ContractError(f"backend {self.backend.name!r}: {stray}")
+                self._repack(source, leaving)
+        except Exhausted as error:
+            return self.plan, Shortage(list(self.live.values()), len(self.stops), str(error))
+        return self.plan, None
+
+    def _open(self, opening: Sequence[Admission]) -> None:
+        """Build the pack. What has to be compiled is compiled before, so that no measured time contains it."""
+        instances = [lane.instance for lane in opening]
+        self.arithmetic = self.backend.hints(instances[0]).arithmetic
+        with self._verb("prepare"):
+            self.backend.prepare(instances)
+        with self._verb("pack"):
+            self.pack = self.backend.pack(instances)
+        tickets = [lane.ticket for lane in opening]
+        self.observe(Opened(tickets, self.plan.width, self.backend.width_for, self._newly_spent()))
+
+    def _advance(self) -> None:
+        """Advance to the next audit or the nearest depth limit."""
+        before, audit_at = self.progress.depths, self.plan.audit.following(self.clock)
+        span = min(audit_at - self.clock, self.plan.max_depth - max(before[lane] for lane in self.live))
+        span = -(-span // self.backend.stride) * self.backend.stride
+        with self._verb("advance"):
+            self.progress = self.pack.advance(span, self.holds, lockstep=self.plan.mode.lockstep)
+        depths = self.progress.depths
+        cycles = max(depths[lane] - before[lane] for lane in self.live)
+        if cycles < 1:
+            raise ContractError(f"backend {self.backend.name!r}: advance({span}) moved no live lane")
+        self.clock += cycles if self.plan.mode.lockstep else span
+        self.on_grid = self.plan.holds or self.clock >= audit_at
+        self.observe(Advanced(cycles, self.pack.width, len(self.live), self._newly_spent(), self._standings))
+
+    def _audit(self) -> tuple[list[int], Residuals, list[Status]]:
+        """Judge the lanes that are due; return those that leave, with residuals and statuses."""
+        plan, live = self.plan, self.live
+        final = last_states(live, self.progress.depths, plan.max_depth, plan.expired)
+        bars = Bars(self.progress.stale, self.stops, self.holds, final)
+        due, quorum = list(live) if self.on_grid else list(final), len(live) if plan.mode.together else 0
+        leaving, residuals, statuses, counts = judge(
+            bars, due, plan.audit, self._screen, self._verify, exact=plan.exact, quorum=quorum
+        )
+        self.observe(Audited(counts, self._newly_spent()))
+        return leaving, residuals, statuses
+
+    def _retire(self, leaving: Sequence[int], residuals: Residuals, statuses: Sequence[Status]) -> tuple[Retired, str]:
+        """Emit the lanes that leave, and check that each emitted state belongs to the problem of its lane.
+
+        Returns:
+            The lanes that left, and a message that names the first lane emitted with another lane's state (empty if
+            there is none). Such a lane is not among those that left.
+        """
+        with self._verb("emit"):
+            emission = self.pack.emit(leaving)
+        lanes, count = [self.live[lane] for lane in leaving], len(leaving)
+        sound, stray = self._check_owners(emission, leaving)
+        outcomes = Outcomes(
+            f=list(emission.f),
+            g=list(emission.g),
+            row=list(residuals.row),
+            col=list(residuals.col),
+            band=list(residuals.band),
+            statuses=list(statuses),
+            depths=[self.progress.depths[lane] for lane in leaving],
+            widened=list(emission.widened),
+            arithmetic=[self.arithmetic] * count,
+            details=[""] * count,
+            streamed=[self.streamed] * count,
+            rescued=[False] * count,
+            tickets=[lane.ticket for lane in lanes],
+        )
+        for lane in leaving:
+            del self.live[lane]
+            self.holds[lane] = -math.inf
+        if stray:
+            emitted, outcomes = outcomes, Outcomes()
+            for place in sound:
+                outcomes.append(emitted[place])
+        return Retired([lanes[place].instance for place in sound], outcomes), stray
+
+    def _check_owners(self, emission: Emission, leaving: Sequence[int]) -> tuple[list[int], str]:
+        """Return the places of lanes whose own state was emitted, and a message if another state was."""
+        for column in emission:
+            if len(column) != len(leaving):
+                return [], f"emit was asked for {len(leaving)} lanes and returned {len(column)}"
+        owned = [owner is self.live[lane].instance for lane, owner in zip(leaving, emission.instances, strict=True)]
+        stray = ""
+        if not all(owned):
+            place = owned.index(False)
+            lane, owner = leaving[place], emission.instances[place]
+            tickets = [ticket for ticket, instance in self.live.values() if instance is owner]
+            whose = f"problem {tickets[0]}" if tickets else "a lane that has left, or was never there"
+            stray = f"lane {lane} holds problem {self.live[lane].ticket}, but emit returned the state of {whose}"
+        return [place for place, is_own in enumerate(owned) if is_own], stray
+
+    def _repack(self, source: Source, left: Collection[int]) -> None:
+        """Refill vacancies, or compact the pack, or freeze the lanes that have left."""
+        mode, live, vacancies = self.plan.mode, len(self.live), self.plan.width - len(self.live)
+        due = mode.refill is not None and vacancies >= mode.refill and self.on_grid
+        new = source.take(vacancies) if due else ()
+        if new:
+            try:
+                with self._verb("repack"):
+                    self.pack.repack(list(self.live), [admission.instance for admission in new])
+            except Exhausted:
+                self.backend.release()
+                source.give_back(new)
+                self.plan = replace(self.plan, width=max(1, live, (live + len(new)) // 2))
+                self.observe(Narrowed(self.plan.width))
+            else:
+                return self._renumber(new)
+        if live and left and self.pack.width - self.backend.width_for(live) >= mode.min_shrink:
+            with self._verb("repack"):
+                self.pack.repack(list(self.live))
+            self._renumber(())
+        elif live and left and mode.freeze:
+            with self._verb():
+                self.pack.freeze(list(left))
+            self.observe(Frozen(len(left)))
+        return None
+
+    def _renumber(self, new: Sequence[Admission]) -> None:
+        """Renumber the lanes after a repack that kept the live lanes and admitted new ones."""
+        kept = list(self.live)
+        self._number([*self.live.values(), *new], kept)
+        self.observe(Repacked(len(kept), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))
+
+    def _number(self, lanes: Sequence[Admission], kept: Sequence[int] = ()) -> None:
+        """Number the lanes of a pack. The first are those that had the numbers `kept`; the others start."""
+        self.live, fresh = dict(enumerate(lanes)), len(lanes) - len(kept)
+        depths, stale, holds = list[int](), list[float](), list[float]()
+        if kept:
+            before = self.progress
+            depths, stale = [before.depths[lane] for lane in kept], [before.stale[lane] for lane in kept]
+            holds = [self.holds[lane] for lane in kept]
+        self.progress = Progress([*depths, *[0] * fresh], [*stale, *[math.inf] * fresh])
+        self.stops = [self.plan.stop(lane.instance) for lane in lanes]
+        self.holds = [*holds, *(stop if self.plan.holds else -math.inf for stop in self.stops[len(kept) :])]
+
+    def _screen(self, lanes: Sequence[int]) -> Sequence[float]:
+        with self._verb("screen"):
+            return self.pack.screen(lanes)
+
+    def _verify(self, lanes: Sequence[int], exact: bool) -> Residuals:
+        with self._verb("verify"):
+            return self.pack.verify(lanes, exact=exact)
+
+    @contextmanager
+    def _verb(self, name: str = "") -> Generator[None]:
+        """Context of one call of the backend: adds its wall time to `seconds`; a MemoryError becomes Exhausted."""
+        start = time.perf_counter()
+        try:
+            yield
+        except MemoryError as error:
+            raise Exhausted(error) from None
+        finally:
+            if name:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def _newly_spent(self) -> Spent:
+        before, self.spent = self.spent, self.pack.spent
+        return Spent(self.spent.slots - before.slots, self.spent.legs - before.legs)
+
+    def _standings(self) -> Iterator[Standing]:
+        for lane, (ticket, _) in self.live.items():
+            yield Standing(ticket, self.progress.depths[lane], self.progress.stale[lane], self.stops[lane])

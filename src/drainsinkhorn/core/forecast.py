@@ -96,7 +96,8 @@ class Forecasts:
         if isinstance(event, Advanced):
             self._look(event.standings())
         elif isinstance(event, Retired):
-            self._lanes.pop(event.ticket, None)
+            for ticket in event.outcomes.tickets:
+                self._lanes.pop(ticket, None)
         elif isinstance(event, Narrowed):
             for ticket in event.again:
                 self._lanes.pop(ticket, None)

@@ -90,8 +90,8 @@ class Ledger:
     def __call__(self, event: Event) -> None:
         """Enter an event."""
         match event:
-            case Retired():
-                self.depths[event.ticket] = event.depth
+            case Retired(_, outcomes):
+                self.depths.update(zip(outcomes.tickets, outcomes.depths, strict=True))
             case Opened(tickets, capacity, width_for, spent):
                 self.legs += spent.legs
                 self._queues.append((capacity, width_for, list(tickets)))

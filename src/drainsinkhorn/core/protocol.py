@@ -8,28 +8,30 @@ residual of its own side at the state it starts from, so the measured leg is the
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import A, Potentials
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residuals
 
 
 class Progress(NamedTuple):
-    """Where a lane stands: cycles really run, and the residual of its stale side, rounding band included."""
+    """State of the lanes of a pack as columns, with one Python number for each occupied lane.
 
-    depth: int
-    stale: float
+    Attributes:
+        depths: Cycles that were run.
+        stale: Residual of the side that the last leg left stale, rounding band included.
+    """
 
-
-FRESH = Progress(0, math.inf)
-"""Where a lane stands before its first cycle."""
+    depths: Sequence[int]
+    stale: Sequence[float]
 
 
 def is_held(stale: float, stop: float) -> bool:
-    """Whether a lane rests for the remainder of an advance: NaN does; under a stop of -inf nobody does."""
+    """Whether a lane is skipped for the rest of an advance. NaN is; with a stop of -inf no lane is."""
     return stop > -math.inf and not stale > stop
 
 
@@ -41,18 +43,34 @@ class Spent(NamedTuple):
 
 
 class Emission(NamedTuple):
-    """What leaves a pack with a lane.
+    """Final states of several lanes as columns, with one entry for each lane.
 
     Attributes:
-        potentials: The potentials as the caller gets them.
-        widened: True if they are wider than the caller's dtype.
-        instance: The very problem, as it was packed, whose state these potentials are. A pack reads it where it keeps
-            the state, so that a state that went astray names its owner; the executor compares it with the lane's.
+        f: Potentials of the rows as the caller gets them.
+        g: Potentials of the columns.
+        widened: True if the potentials are wider than the caller's dtype.
+        instances: The problem, as it was packed, whose state these potentials are. A pack reads it where it keeps the
+            state, and the executor compares it with the problem of the lane, so that a state returned for a wrong lane
+            is noticed.
     """
 
-    potentials: Potentials[Any]
-    widened: bool
-    instance: Instance[Any]
+    f: Sequence[Any]
+    g: Sequence[Any]
+    widened: Sequence[bool]
+    instances: Sequence[Instance[Any]]
+
+    @classmethod
+    def join(cls, parts: Iterable[Emission]) -> Emission:
+        """Return one emission of the lanes of all parts, in their order."""
+        joined: tuple[list[Any], ...] = ([], [], [], [])
+        for part in parts:
+            for column, values in zip(joined, part, strict=True):
+                column.extend(values)
+        return cls(*joined)
+
+    def potentials(self, place: int) -> Potentials[Any]:
+        """Return both potentials of one lane."""
+        return Potentials(self.f[place], self.g[place])
 
 
 class Pack(Protocol[A]):
@@ -73,8 +91,8 @@ class Pack(Protocol[A]):
         """Slots and legs executed since the pack was built."""
         ...
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Sequence[Progress]:
-        """Run up to `cycles` cycles on every lane that is not frozen, and return every occupied lane's Progress.
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
+        """Run up to `cycles` cycles on every lane that is not frozen, and return the progress of all occupied lanes.
 
         A cycle applies the pending f-leg, runs the g-leg and measures the next f-leg. The first cycle of a call always
         runs, so a lane whose verify was rejected moves on. A lane whose newly measured residual is not greater than its
@@ -88,7 +106,7 @@ class Pack(Protocol[A]):
         """The stale side's residual in a pass of its own (the paper's row screen); one leg per lane."""
         ...
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Sequence[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Both marginals, recomputed from the potentials exactly as `emit` would return them; two legs per lane.
 
         With `exact` the residual is a certificate: float64 from the caller's own arrays, with a rigorous rounding bound
@@ -96,7 +114,7 @@ class Pack(Protocol[A]):
         """
         ...
 
-    def emit(self, lanes: Sequence[int]) -> Sequence[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """Return the last finite potentials, copied to the caller's library, device and dtype, with their problem."""
         ...
 
@@ -125,6 +143,31 @@ class Counted:
     def spent(self) -> Spent:
         """Slots and legs so far."""
         return Spent(self._slots, self._legs)
+
+
+class Hints(NamedTuple):
+    """How a backend runs problems like a given one, and what it recommends where the caller leaves a choice open.
+
+    Attributes:
+        arithmetic: Precision and representation; equal for problems of equal signature.
+        width: Lanes of a pack.
+        refilled: Cycles between audits where lanes are refilled: a vacancy waits for the next audit.
+        draining: Cycles between audits where lanes are neither refilled nor held.
+        held: Cycles between audits where lanes are held and not refilled. An audit may come late: a held lane keeps the
+            state that passed, and a call ends when all lanes are held.
+    """
+
+    arithmetic: str
+    width: int
+    refilled: int = EVERY
+    draining: int = EVERY
+    held: int = EVERY
+
+    def spacing(self, *, refills: bool, holds: bool) -> int:
+        """Return the cycles between audits for lanes that are refilled or not, and held or not."""
+        if refills:
+            return self.refilled
+        return self.held if holds else self.draining
 
 
 class Backend(Protocol[A]):
@@ -158,20 +201,12 @@ class Backend(Protocol[A]):
         """Physical width of that many lanes, zero included: identity, or the next rung of a compile ladder."""
         ...
 
-    def natural_width(self, instance: Instance[A]) -> int:
-        """Lanes of a pack of such problems, if the caller names no width."""
-        ...
-
-    def natural_spacing(self, instance: Instance[A], *, refills: bool, holds: bool) -> int:
-        """Cycles between audits of such problems, if the caller names none.
-
-        Where lanes are refilled, a vacancy waits for an audit. Where they are held, an audit may come late: lanes rest
-        at the states that passed, and a call ends when all of them do.
-        """
+    def hints(self, instance: Instance[A]) -> Hints:
+        """How it runs problems like this one; may raise ProblemError for a problem that has no signature."""
         ...
 
     def prepare(self, instances: Sequence[Instance[A]]) -> None:
-        """Compile or load whatever a pack of these will need, so that no timing has it inside."""
+        """Compile or load what a pack of these problems needs. The executor calls it before `pack`."""
         ...
 
     def pack(self, instances: Sequence[Instance[A]]) -> Pack[A]:
@@ -186,10 +221,6 @@ class Backend(Protocol[A]):
         """The same backend with one of its accelerations."""
         ...
 
-    def describe(self, instance: Instance[A]) -> str:
-        """Precision and representation in which it runs an admitted problem; equal for equal signatures."""
-        ...
-
     def precise(self) -> Backend[A]:
         """The same backend with all arithmetic in float64; itself where it already is. Rescue runs there."""
         ...
@@ -197,8 +228,8 @@ class Backend(Protocol[A]):
     def frugal(self) -> Backend[A]:
         """The same backend with every lane in the representation that needs least memory: streaming, where it can.
 
-        A lane for which memory does not suffice alone runs on it, and `Result.streamed` is true. If `describe` returns
-        the same text for both backends, the frugal one needs no less memory.
+        A lane for which memory does not suffice alone runs on it, and `Result.streamed` is true. If the hints of both
+        backends name the same arithmetic, the frugal one needs no less memory.
         """
         ...
 

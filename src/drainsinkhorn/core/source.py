@@ -1,18 +1,16 @@
-"""Where lanes come from, and what goes back when memory runs out."""
+"""The interface through which the executor takes problems."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from drainsinkhorn.model.instance import Instance
 
-T = TypeVar("T")
-
 
 class Admission(NamedTuple):
-    """A problem that passed the door, with its ticket."""
+    """A validated problem, with its ticket."""
 
     ticket: int
     instance: Instance[Any]
@@ -43,23 +41,3 @@ class Batch:
     def give_back(self, admissions: Sequence[Admission]) -> None:
         """Take these again."""
         self._waiting.extendleft(reversed(admissions))
-
-
-class Shortage(NamedTuple):
-    """Memory ran out: lanes that have to run again, how many lanes the pack had, and what the backend said."""
-
-    again: Sequence[Admission]
-    width: int
-    reason: str
-
-
-class Exhausted(Exception):
-    """A method of a pack ran out of memory; the pack must be discarded."""
-
-
-def call(verb: Callable[..., T], *args: Any, **keywords: Any) -> T:
-    """Call a method of a pack, or a function that calls such methods; a MemoryError becomes Exhausted."""
-    try:
-        return verb(*args, **keywords)
-    except MemoryError as error:
-        raise Exhausted(error) from None

@@ -276,7 +276,7 @@ class Dispatch:
         size = int(wire.pairs(problem)).bit_length()
         if size not in self._widths:
             try:
-                self._widths[size] = self.session.backend.natural_width(self.session.validate(problem))
+                self._widths[size] = self.session.backend.hints(self.session.validate(problem)).width
             except ProblemError:
                 return 1
         return self._widths[size]

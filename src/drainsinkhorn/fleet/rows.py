@@ -25,12 +25,11 @@ from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.backends.support import part, restrict
-from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.protocol import Emission, Progress
+from drainsinkhorn.core.protocol import Emission, Hints, Progress
 from drainsinkhorn.model.errors import BackendUnavailable, FleetError, OptionsError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.costs import UNIT, require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
 from drainsinkhorn.run.journal import fingerprint
@@ -196,7 +195,7 @@ class RowShardedPack(LanePack[ReferenceLane]):
         with self._in_step():
             super().repack(keep, admit)
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Run cycles one after another, in step with the other ranks."""
         with self._in_step():
             return super().advance(cycles, stops, lockstep=lockstep)
@@ -206,12 +205,12 @@ class RowShardedPack(LanePack[ReferenceLane]):
         with self._in_step():
             return super().screen(lanes)
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Return both residuals of the states as they will be emitted, in step with the other ranks."""
         with self._in_step():
             return super().verify(lanes, exact=exact)
 
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """Return copies for the caller, in step with the other ranks."""
         with self._in_step():
             return super().emit(lanes)
@@ -280,19 +279,15 @@ class RowShardedBackend:
         """Problems with the same kind of kernels share packs."""
         if self._streams(instance, Ranks(self.group)):
             require_form(instance, self.name, FORMS)
-        return self.describe(instance)
+        return self._arithmetic(instance)
 
     def width_for(self, lanes: int) -> int:
         """A pack is as wide as its lanes are many."""
         return lanes
 
-    def natural_width(self, instance: Instance[Any]) -> int:
-        """One: these problems are huge."""
-        return 1
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """A look costs little beside a cycle."""
-        return EVERY
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return kernels and ranks, and a width of one: these problems are huge."""
+        return Hints(self._arithmetic(instance), 1)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Nothing to do."""
@@ -323,8 +318,7 @@ class RowShardedBackend:
         """Plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)
 
-    def describe(self, instance: Instance[Any]) -> str:
-        """Kernels and ranks."""
+    def _arithmetic(self, instance: Instance[Any]) -> str:
         ranks = Ranks(self.group)
         kernels = "streaming" if self._streams(instance, ranks) else "dense"
         return f"float64, {kernels}, rows over {ranks.size} ranks"

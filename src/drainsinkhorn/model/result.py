@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple
 
@@ -34,12 +34,42 @@ class Residual(NamedTuple):
     @property
     def worst(self) -> float:
         """The larger side plus the band; NaN if either side is NaN."""
-        if math.isnan(self.row) or math.isnan(self.col):
-            return math.nan
-        return max(self.row, self.col) + self.band
+        return _worst(*self)
+
+
+def _worst(row: float, col: float, band: float) -> float:
+    return math.nan if math.isnan(row) or math.isnan(col) else max(row, col) + band
 
 
 UNKNOWN = Residual(math.nan, math.nan, math.nan)
+
+
+class Residuals(NamedTuple):
+    """Residuals of several lanes as columns; see Residual for what the entries mean.
+
+    Attributes:
+        row: Errors of the rows, one for each lane.
+        col: Errors of the columns.
+        band: Rounding errors of both.
+    """
+
+    row: Sequence[float]
+    col: Sequence[float]
+    band: Sequence[float]
+
+    @classmethod
+    def from_rows(cls, residuals: Iterable[Residual]) -> Residuals:
+        """Return the columns of these residuals."""
+        rows = list(residuals)
+        return cls([each.row for each in rows], [each.col for each in rows], [each.band for each in rows])
+
+    def rows(self) -> list[Residual]:
+        """Return the residual of each lane."""
+        return list(map(Residual, *self))
+
+    def worst(self) -> list[float]:
+        """Return `Residual.worst` of each lane."""
+        return list(map(_worst, *self))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

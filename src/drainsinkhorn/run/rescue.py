@@ -41,7 +41,8 @@ def is_worthwhile(first: Ended, backend: Backend[Any]) -> bool:
     if start_is_suspect and choose_restart(first) is not outcome.potentials:
         return True
     # In the same arithmetic, rounding that exceeds tol would do so again.
-    is_same = backend.precise().describe(instance) == backend.describe(instance)
+    hints, precise = backend.hints(instance), backend.precise().hints(instance)
+    is_same = hints.arithmetic == precise.arithmetic
     return not (is_same and outcome.residual.band >= instance.tol)
 
 

@@ -19,7 +19,6 @@ from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Options, Plan, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.source import Admission, Batch
-from drainsinkhorn.core.timed import Timed
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError, FeedClosed, OptionsError, OutOfMemory, ProblemError
 from drainsinkhorn.model.instance import Instance
@@ -260,6 +259,7 @@ class Stream(Iterator[Result[Any]]):
     def close(self) -> None:
         """Give up what is unfinished."""
         self._drained.close()
+        self._pending.clear()
         self._session.close()
         if self._feed is not None:
             self._feed.fail(FeedClosed("the stream was closed"))
@@ -292,7 +292,7 @@ class LocalRun:
         self._unused_starts: set[int] = set()
         self._remarks: dict[int, str] = {}
         # Lanes that have retired and were not yielded by `drain` yet; tickets of converged results that were refuted.
-        self._unclaimed: list[tuple[Sequence[Instance[Any]], Outcomes]] = []
+        self._unclaimed: list[Retired] = []
         self._refuted: set[int] = set()
         validation = options.tol, options.audit.margin, options.init
         self._ready = None if session.has_journal else validate_stack(given, *validation)
@@ -317,9 +317,9 @@ class LocalRun:
             for first, line in self._queue.lines():
                 if first is not None:
                     self._plan = self._plan_for(first)
-                for retired in execute(Timed(self._backend, session.ledger.seconds), line, self._plan, self._observe):
+                for retired in execute(self._backend, line, self._plan, self._observe, session.ledger.seconds):
                     yield from self._yield_without_run()
-                    yield from self._yield(*self._sort_out(_columns(retired, self._backend)))
+                    yield from self._yield(*self._sort_out(retired))
                 yield from self._yield_without_run()
                 if self.is_paused():
                     yield from self._rescue()
@@ -404,13 +404,13 @@ class LocalRun:
 
     def _plan_for(self, instance: Instance[Any]) -> Plan:
         """Return how to run a line of problems like this one; observers are told each choice once."""
-        session, backend, feed = self.session, self._backend, self.session.feed
+        session, feed, hints = self.session, self.session.feed, self._backend.hints(instance)
         # Successors come as their predecessors leave.
         count = session.count if instance.chain is None else None
-        plan = session.options.plan(count, backend.natural_width(instance))
+        plan = session.options.plan(count, hints.width)
         # Callers of a feed wait for each answer, and not past its deadline: lanes that are held are polled often.
         refills, holds = plan.mode.refill is not None, plan.holds and feed is None
-        every = plan.audit.every or backend.natural_spacing(instance, refills=refills, holds=holds)
+        every = plan.audit.every or hints.spacing(refills=refills, holds=holds)
         chosen = Chosen("mode", plan.mode.name, plan.reason)
         if chosen not in session.ledger.choices:
             session.observe(chosen)
@@ -421,14 +421,13 @@ class LocalRun:
     def _observe(self, event: Event) -> None:
         """Keep retired lanes until they are yielded, and tell the session's observers."""
         if type(event) is Retired:
-            retired = _columns(event, self._backend)
-            self._unclaimed.append(retired)
+            self._unclaimed.append(event)
         self.session.observe(event)
 
-    def _sort_out(self, retired: tuple[Sequence[Instance[Any]], Outcomes]) -> tuple[Sequence[Instance[Any]], Outcomes]:
+    def _sort_out(self, retired: Retired) -> Retired:
         """Start successors in chains, set aside the problems to be rescued, and return the others."""
-        converged = all(status is Status.CONVERGED for status in retired[1].statuses)
-        if converged and not self._unused_starts and all(instance.chain is None for instance in retired[0]):
+        converged = all(status is Status.CONVERGED for status in retired.outcomes.statuses)
+        if converged and not self._unused_starts and all(instance.chain is None for instance in retired.instances):
             return retired
         instances, outcomes = list[Instance[Any]](), Outcomes()
         for ended in map(Ended, *retired):
@@ -443,7 +442,7 @@ class LocalRun:
             else:
                 instances.append(ended.instance)
                 outcomes.append(ended.outcome)
-        return instances, outcomes
+        return Retired(instances, outcomes)
 
     def _explain(self, ended: Ended) -> Outcome:
         """Return an outcome with its message completed."""
@@ -511,8 +510,8 @@ class LocalRun:
             for ticket, first in self._failed.items()
         ]
         plan = replace(self._plan, mode=MODES["width-one"], width=1)
-        for event in execute(Timed(precise, ledger.seconds), Batch(again), plan, ledger):
-            for second in map(Ended, *_columns(event, precise)):
+        for event in execute(precise, Batch(again), plan, ledger, ledger.seconds):
+            for second in map(Ended, *event):
                 ticket = second.outcome.ticket
                 finite = rescue.with_finite_potentials(second.outcome)
                 ended, remark = rescue.choose_result(self._failed[ticket], second._replace(outcome=finite))
@@ -520,7 +519,7 @@ class LocalRun:
                     self._remarks[ticket] = remark
                 outcomes = Outcomes()
                 outcomes.append(ended.outcome)
-                self._unclaimed.append(([ended.instance], outcomes))
+                self._unclaimed.append(Retired([ended.instance], outcomes))
                 del self._failed[ticket]
                 yield from self._yield([ended.instance], outcomes)
 
@@ -567,12 +566,3 @@ def _with_size(instance: Instance[Any], outcome: Outcome) -> Outcome:
     if instance.is_dense:
         advice += "; of points in place of a dense cost no matrix need be kept"
     return outcome._replace(detail=f"{outcome.detail}; it has {n} x {m} points: {advice}")
-
-
-def _columns(retired: Retired, backend: Backend[Any]) -> tuple[Sequence[Instance[Any]], Outcomes]:
-    ticket, instance, potentials, residual, status, depth, widened, detail, streamed = retired
-    ran = backend.frugal() if streamed else backend
-    arithmetic = "" if potentials is None else ran.describe(instance)
-    outcomes = Outcomes()
-    outcomes.append(Outcome(ticket, potentials, residual, status, depth, widened, arithmetic, detail, streamed))
-    return [instance], outcomes

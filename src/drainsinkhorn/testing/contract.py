@@ -19,7 +19,7 @@ from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError, ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import MAX_PAIRS
+from drainsinkhorn.model.result import MAX_PAIRS, Residual
 from drainsinkhorn.numerics.arrays import float_name, library, to_numpy
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
@@ -125,11 +125,16 @@ class Ride:
         self.pack = pack
         self.lanes = lanes
 
-    def go(self, strides: int, stop: float = NEVER) -> list[Progress]:
+    def go(self, strides: int, stop: float = NEVER) -> Progress:
         """Advance every lane with the same stop."""
-        progress = list(self.pack.advance(strides * self.stride, [stop] * self.lanes))
-        assert len(progress) == self.lanes, f"{len(progress)} progresses for {self.lanes} occupied lanes"
+        progress = self.pack.advance(strides * self.stride, [stop] * self.lanes)
+        for column in progress:
+            assert len(column) == self.lanes, f"progress has {len(column)} entries for {self.lanes} occupied lanes"
         return progress
+
+    def strides(self, progress: Progress) -> list[int]:
+        """Depths in strides."""
+        return [depth // self.stride for depth in progress.depths]
 
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Repack, and remember how many lanes there are."""
@@ -138,12 +143,18 @@ class Ride:
 
     def state(self, lane: int) -> list[Any]:
         """What the lane would emit, and what verify says of it."""
-        ((potentials, _, _),) = self.pack.emit([lane])
-        return [potentials.f, potentials.g, *self.pack.verify([lane])[0]]
+        return [*self.potentials(lane), *self.residual(lane)]
 
     def potentials(self, lane: int) -> Potentials[Any]:
         """What the lane would emit."""
-        return self.pack.emit([lane])[0].potentials
+        return self.pack.emit([lane]).potentials(0)
+
+    def residual(self, lane: int, *, exact: bool = False) -> Residual:
+        """What verify says of the lane."""
+        residuals = self.pack.verify([lane], exact=exact)
+        for column in residuals:
+            assert len(column) == 1, f"verify of one lane returned {len(column)} residuals"
+        return residuals.rows()[0]
 
 
 @_promise
@@ -171,7 +182,7 @@ def _order_after_repack(bench: Bench) -> None:
     ride.go(2)
     ride.repack([2, 0], [fresh])
     progress = ride.go(3)
-    strides = [p.depth // ride.stride for p in progress]
+    strides = ride.strides(progress)
     assert strides == [5, 5, 3], f"depths in strides after keeping [2, 0] and admitting one: {strides}, not [5, 5, 3]"
     for lane, (problem, count) in enumerate([(problems[2], 5), (problems[0], 5), (fresh, 3)]):
         bench.same(ride.state(lane), bench.alone(problem, count), f"lane {lane} after a repack and the problem alone")
@@ -198,7 +209,7 @@ def _calls_add_up(bench: Bench) -> None:
     once, often = bench.open(problems), bench.open(problems)
     together = once.go(6)
     apart = [often.go(1) for _ in range(6)][-1]
-    assert [p.depth for p in together] == [p.depth for p in apart], "depths of one call and of six"
+    assert list(together.depths) == list(apart.depths), "depths of one call and of six"
     for lane in range(3):
         bench.same(once.state(lane), often.state(lane), f"lane {lane} after one call and after six")
 
@@ -209,7 +220,7 @@ def _a_held_lane_rests(bench: Bench) -> None:
     ride = bench.open(problems)
     stops = [ALWAYS, NEVER, NEVER]
     progress = ride.pack.advance(4 * ride.stride, stops)
-    assert [p.depth // ride.stride for p in progress] == [1, 4, 4], "a lane below its stop is held after one stride"
+    assert ride.strides(progress) == [1, 4, 4], "a lane below its stop is held after one stride"
     bench.same(ride.state(0), bench.alone(problems[0], 1), "a held lane and its state when it was held")
     slots = (bench.backend.width_for(3) + 3 * bench.backend.width_for(2)) * ride.stride
     assert ride.pack.spent.slots == slots, "a held lane costs no slot: the kernel is as wide as what moves"
@@ -221,10 +232,10 @@ def _lockstep_ends_with_the_first_hold(bench: Bench) -> None:
     ride = bench.open(problems)
     ride.pack.freeze([2])
     progress = ride.pack.advance(4 * ride.stride, [NEVER, ALWAYS, NEVER], lockstep=True)
-    assert [p.depth // ride.stride for p in progress] == [1, 1, 0], "in lockstep nobody runs while another is held"
+    assert ride.strides(progress) == [1, 1, 0], "in lockstep nobody runs while another is held"
     assert ride.pack.spent.slots == (3 + _padding(bench, 3)) * ride.stride, "in lockstep every lane costs every slot"
     progress = ride.pack.advance(4 * ride.stride, [NEVER] * 3, lockstep=True)
-    assert [p.depth // ride.stride for p in progress] == [5, 5, 0], "in lockstep lanes that are not held run on"
+    assert ride.strides(progress) == [5, 5, 0], "in lockstep lanes that are not held run on"
     for lane in (0, 1):
         bench.same(ride.state(lane), bench.alone(problems[lane], 5), f"lane {lane} in lockstep, and alone")
 
@@ -235,7 +246,7 @@ def _a_rejected_lane_moves(bench: Bench) -> None:
     ride = bench.open(problems)
     for k in range(1, 4):
         progress = ride.go(5, ALWAYS)
-        assert [p.depth // ride.stride for p in progress] == [k] * 3, "every call moves a held lane by one stride"
+        assert ride.strides(progress) == [k] * 3, "every call moves a held lane by one stride"
     for lane, problem in enumerate(problems):
         bench.same(
             ride.state(lane), bench.alone(problem, 3), f"lane {lane} held three times, and run for three strides"
@@ -251,8 +262,8 @@ def _first_passage_does_not_depend_on_the_calls(bench: Bench) -> None:
         live = list(range(3))
         while live:
             progress = ride.go(span, 1e-2)
-            for lane in [lane for lane in range(len(live)) if not progress[lane].stale > 1e-2]:
-                passed[live[lane]] = [progress[lane].depth, *ride.state(lane)]
+            for lane in [lane for lane in range(len(live)) if not progress.stale[lane] > 1e-2]:
+                passed[live[lane]] = [progress.depths[lane], *ride.state(lane)]
             keep = [lane for lane in range(len(live)) if live[lane] not in passed]
             live = [live[lane] for lane in keep]
             if live:
@@ -276,7 +287,7 @@ def _frozen_is_frozen(bench: Bench) -> None:
     ride.pack.freeze([1])
     progress = ride.go(3)
     bench.same(ride.state(1), before, "a frozen lane before and after")
-    assert progress[1].depth == 2 * ride.stride, "a frozen lane's depth stands still"
+    assert progress.depths[1] == 2 * ride.stride, "a frozen lane's depth stands still"
     executed = (3 + _padding(bench, 3)) * 3 * ride.stride
     assert ride.pack.spent.slots - spent == executed, "a frozen lane is executed, so it costs slots"
     for lane in (0, 2):
@@ -291,7 +302,7 @@ def _verify_tells_the_truth(bench: Bench) -> None:
         for lane, problem in enumerate(problems):
             row, col = marginal_errors(problem, ride.potentials(lane))
             for exact in (False, True):
-                said = ride.pack.verify([lane], exact=exact)[0]
+                said = ride.residual(lane, exact=exact)
                 # A plan far from convergence holds 1 + row of mass, and the band is relative to it.
                 slack = (said.band + 1e-12) * (1 + row + col)
                 assert abs(said.row - row) <= slack, f"row residual {said.row}, truth {row}, band {said.band}"
@@ -311,8 +322,8 @@ def _the_screen_is_outward(bench: Bench) -> None:
             # Emission rounds to the caller's dtype; the screen sees the state before.
             f, g = (to_numpy(p) for p in ride.potentials(lane))
             rounding = float(np.finfo(f.dtype).eps * (np.abs(f).max() + np.abs(g).max()) / problem.eps)
-            slack = 4 * ride.pack.verify([lane])[0].band + (1 + row) * rounding
-            for value in (progress[lane].stale, separate[lane]):
+            slack = 4 * ride.residual(lane).band + (1 + row) * rounding
+            for value in (progress.stale[lane], separate[lane]):
                 assert row - slack <= value <= row + slack, f"screen {value}, truth {row}"
                 if f.dtype == np.float64:
                     assert value >= row, f"screen {value} is below the truth {row}: it leaves out its rounding"
@@ -327,9 +338,9 @@ def _emit_copies(bench: Bench) -> None:
     first = ride.potentials(0)
     kept = [to_numpy(p).copy() for p in first]
     assert library(first.f) == library(problems[0].x), "potentials come back in the caller's library"
-    own, name, emitted = float_name(problems[0].x), float_name(first.f), ride.pack.emit([0])[0]
+    own, name, emitted = float_name(problems[0].x), float_name(first.f), ride.pack.emit([0])
     assert name in (own, "float32", "float64"), "in the caller's dtype, or wider"
-    assert emitted.widened == (name != own), "widened says whether they came back wider"
+    assert list(emitted.widened) == [name != own], "widened says whether they came back wider"
     ride.go(3)
     ride.pack.emit([0, 1])
     bench.same(first, kept, "an emission before and after more cycles and another emission")
@@ -363,8 +374,8 @@ def _nan_speaks(bench: Bench) -> None:
     problems = bench.problems()
     ride = bench.open([problems[0], bench.poisoned(), problems[1]])
     progress = ride.pack.advance(3 * ride.stride, [NEVER, 1e-9, NEVER])
-    assert math.isnan(progress[1].stale), f"a poisoned lane reports NaN, not {progress[1].stale}"
-    assert math.isnan(ride.pack.verify([1])[0].worst), "verify of a poisoned lane is NaN"
+    assert math.isnan(progress.stale[1]), f"a poisoned lane reports NaN, not {progress.stale[1]}"
+    assert math.isnan(ride.residual(1).worst), "verify of a poisoned lane is NaN"
     assert math.isnan(ride.pack.screen([1])[0]), "the row screen of a poisoned lane is NaN"
     assert all(np.isfinite(to_numpy(p)).all() for p in ride.potentials(1)), "the last finite potentials are emitted"
     for lane, problem in ((0, problems[0]), (2, problems[1])):
@@ -376,15 +387,15 @@ def _a_start_is_where_a_lane_starts(bench: Bench) -> None:
     problem = bench.problem(1, tol=1e-4)
     cold = bench.open([problem])
     for _ in range(2000):
-        if not cold.go(1, 5e-5)[0].stale > 5e-5:
+        if not cold.go(1, 5e-5).stale[0] > 5e-5:
             break
     warm = bench.open([replace(problem, init=cold.potentials(0))])
-    before, after = cold.pack.verify([0])[0], warm.pack.verify([0])[0]
+    before, after = cold.residual(0), warm.residual(0)
     slack = 2 * (before.band + after.band) + 1e-5
     assert abs(before.row - after.row) <= slack, (
         f"row residual {before.row} where it was left, {after.row} where it starts"
     )
-    assert warm.go(1, 1e-4)[0].stale <= 1e-4, "a lane that starts at the answer is there after one stride"
+    assert warm.go(1, 1e-4).stale[0] <= 1e-4, "a lane that starts at the answer is there after one stride"
 
 
 @_promise
@@ -402,7 +413,7 @@ def _every_cost(bench: Bench) -> None:
         ride = bench.open([given])
         ride.go(3)
         row, col = marginal_errors(given, ride.potentials(0))
-        said = ride.pack.verify([0])[0]
+        said = ride.residual(0)
         assert abs(said.row - row) <= said.band + 1e-12, f"{cost}: row residual {said.row}, truth {row}"
         assert abs(said.col - col) <= said.band + 1e-12, f"{cost}: column residual {said.col}, truth {col}"
 
@@ -411,14 +422,16 @@ def _every_cost(bench: Bench) -> None:
 def _backends_say_how_they_run(bench: Bench) -> None:
     problem = bench.problem(1)
     hash(bench.backend.signature(problem))
-    assert bench.backend.describe(problem), "describe names precision and representation"
+    hints = bench.backend.hints(problem)
+    assert hints.arithmetic, "hints name precision and representation"
+    assert hints.width >= 1, f"hints recommend packs of {hints.width} lanes"
     assert bench.backend.using("none").name == bench.backend.name, "plain Sinkhorn is always offered"
     precise = bench.backend.precise()
     ride = Ride(precise, precise.pack([problem]), 1)
     ride.go(2)
     plan = to_numpy(precise.couple([problem], [ride.potentials(0)]).plan(MAX_PAIRS)[0])
     row = float(np.abs(plan.sum(axis=1) - to_numpy(problem.a)).sum())
-    said = ride.pack.verify([0])[0]
+    said = ride.residual(0)
     assert abs(said.row - row) <= said.band + 1e-5, f"the coupling's row error is {row}, verify said {said.row}"
 
 
@@ -427,10 +440,12 @@ def _frugal_lanes_are_as_right_as_others(bench: Bench) -> None:
     problem, frugal = bench.problem(1), bench.backend.frugal()
     bench.backend.release()
     assert (frugal.name, frugal.bitwise) == (bench.backend.name, bench.backend.bitwise)
-    assert frugal.frugal().describe(problem) == frugal.describe(problem), "there is nothing left to save"
+    assert frugal.frugal().hints(problem).arithmetic == frugal.hints(problem).arithmetic, (
+        "there is nothing left to save"
+    )
     ride = Ride(frugal, frugal.pack([problem]), 1)
     ride.go(3)
-    said, (row, col) = ride.pack.verify([0])[0], marginal_errors(problem, ride.potentials(0))
+    said, (row, col) = ride.residual(0), marginal_errors(problem, ride.potentials(0))
     assert abs(said.row - row) <= said.band + 1e-5, f"row residual {said.row}, truth {row}"
     assert abs(said.col - col) <= said.band + 1e-5, f"column residual {said.col}, truth {col}"
 
@@ -458,10 +473,10 @@ def _answers_agree_with_the_reference(bench: Bench) -> None:
         problem = bench.problem(seed, tol=1e-3)
         ours, theirs = bench.open([problem]), Ride(truth, truth.pack([problem]), 1)
         for _ in range(400):
-            if not ours.go(1, 5e-4)[0].stale > 5e-4:
+            if not ours.go(1, 5e-4).stale[0] > 5e-4:
                 break
         for _ in range(2000):
-            if not theirs.go(1, 1e-6)[0].stale > 1e-6:
+            if not theirs.go(1, 1e-6).stale[0] > 1e-6:
                 break
         plans = [to_numpy(truth.couple([problem], [ride.potentials(0)]).plan(MAX_PAIRS)[0]) for ride in (ours, theirs)]
         gap = float(np.abs(plans[0] - plans[1]).sum())
@@ -479,6 +494,5 @@ def _an_emission_names_its_problem(bench: Bench) -> None:
     ride.go(2)
     ride.repack([2, 0], [late])
     ride.go(1)
-    owners = [emission.instance for emission in ride.pack.emit([2, 0, 1])]
-    for owner, problem in zip(owners, (late, problems[2], problems[0]), strict=True):
+    for owner, problem in zip(ride.pack.emit([2, 0, 1]).instances, (late, problems[2], problems[0]), strict=True):
         assert owner is problem, "an emission names the very problem whose state it is, after a repack too"

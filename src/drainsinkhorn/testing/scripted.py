@@ -7,13 +7,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drainsinkhorn.core.audit import EVERY
-from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.core.protocol import Emission, Hints, Progress, Spent, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residual, Residuals
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +74,9 @@ class ScriptedBackend:
         """Identity, or the next power of two."""
         return 1 << (lanes - 1).bit_length() if self.ladder and lanes else lanes
 
-    def natural_width(self, instance: Instance[Any]) -> int:
-        """Sixteen."""
-        return 16
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """A look costs little."""
-        return EVERY
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return integers for an arithmetic, and sixteen lanes."""
+        return Hints("integers, streaming" if self.streams else "integers", 16)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Nothing to do."""
@@ -97,10 +92,6 @@ class ScriptedBackend:
     def using(self, acceleration: str) -> ScriptedBackend:
         """Itself: scripts cannot be hurried."""
         return self
-
-    def describe(self, instance: Instance[Any]) -> str:
-        """Scripts are integers."""
-        return "integers, streaming" if self.streams else "integers"
 
     def precise(self) -> ScriptedBackend:
         """Itself: integers are exact."""
@@ -155,7 +146,7 @@ class ScriptedPack:
         """Slots and legs so far."""
         return Spent(self._slots, self._legs)
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """See Pack."""
         if cycles % self._backend.stride:
             raise ValueError(f"{cycles} cycles are no multiple of the stride {self._backend.stride}")
@@ -172,22 +163,22 @@ class ScriptedPack:
             if cycle % self._backend.stride == 0:
                 held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
                 moving = [] if lockstep and held else [i for i in moving if i not in held]
-        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
+        return Progress([lane.depth for lane in self._lanes], [lane.stale for lane in self._lanes])
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """See Pack."""
         self._legs += len(lanes)
         return [self._lanes[i].stale for i in lanes]
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """See Pack."""
         self._legs += 2 * len(lanes)
-        return [self._lanes[i].residual for i in lanes]
+        return Residuals.from_rows(self._lanes[i].residual for i in lanes)
 
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """The lane's depth stands for its potentials."""
-        some = [self._lanes[i] for i in lanes]
-        return [Emission(Potentials(lane.depth, lane.depth), False, lane.instance) for lane in some]
+        depths = [self._lanes[i].depth for i in lanes]
+        return Emission(depths, depths, [False] * len(lanes), [self._lanes[i].instance for i in lanes])
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """See Pack."""

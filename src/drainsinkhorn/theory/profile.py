@@ -155,9 +155,9 @@ class _EndlessPack:
     def spent(self) -> Spent:
         return self._pack.spent
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         progress = self._pack.advance(cycles, [-math.inf] * len(stops), lockstep=lockstep)
-        return [Progress(lane.depth, math.inf) for lane in progress]
+        return Progress(progress.depths, [math.inf] * len(stops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ def _settled(
     pack = backend.pack(lanes)
     pack.advance(SETTLED, [-math.inf] * len(lanes))
     emitted = pack.emit(range(len(lanes)))
-    return [replace(problem, init=one.potentials) for problem, one in zip(given, emitted, strict=True)]
+    return [replace(problem, init=emitted.potentials(lane)) for lane, problem in enumerate(given)]
 
 
 def _openings(

@@ -7,17 +7,17 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from drainsinkhorn.core.audit import EVERY, Audit
+from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.events import Observer
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Mode, Options, Plan
-from drainsinkhorn.core.protocol import Emission, Progress, Spent
+from drainsinkhorn.core.protocol import Emission, Hints, Progress, Spent
 from drainsinkhorn.core.source import Admission, Batch
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residuals
 
 PASSED, UNFINISHED = 0.5, 2.0
 """Residuals of a replayed lane; its tol is 1."""
@@ -109,12 +109,9 @@ class _ReplayBackend:
     def width_for(self, lanes: int) -> int:
         return lanes
 
-    def natural_width(self, instance: Instance[Any]) -> int:
-        return 16
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """A look costs little."""
-        return EVERY
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return sixteen lanes."""
+        return Hints("depths", 16)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         pass
@@ -127,9 +124,6 @@ class _ReplayBackend:
 
     def using(self, acceleration: str) -> _ReplayBackend:
         return self
-
-    def describe(self, instance: Instance[Any]) -> str:
-        return "depths"
 
     def precise(self) -> _ReplayBackend:
         return self
@@ -167,7 +161,7 @@ class _ReplayPack:
     def _stale(self, lane: int) -> float:
         return PASSED if self._depth[lane] >= self._target[lane] else UNFINISHED
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         moving = [lane for lane in range(self.width) if lane not in self._frozen]
         # A lane whose stop is -inf is never held; one that has passed moves one cycle more, as the contract says.
         left = {
@@ -185,21 +179,23 @@ class _ReplayPack:
         widths = [width + len(self._frozen) for width in widths]
         self._slots += sum(widths)
         self._meter.advanced(widths, self.width, len(self._frozen), lockstep=lockstep)
-        return [Progress(depth, self._stale(lane)) for lane, depth in enumerate(self._depth)]
+        return Progress(list(self._depth), [self._stale(lane) for lane in range(self.width)])
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         self._meter.screened(len(lanes))
         return [self._stale(lane) for lane in lanes]
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         if lanes:
             self._meter.verified(len(lanes))
-        return [Residual(self._stale(lane), self._stale(lane), 0.0) for lane in lanes]
+        stale = [self._stale(lane) for lane in lanes]
+        return Residuals(stale, stale, [0.0] * len(lanes))
 
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         if lanes:
             self._meter.emitted(len(lanes))
-        return [Emission(Potentials(0, 0), False, self._instances[lane]) for lane in lanes]
+        zeros = [0] * len(lanes)
+        return Emission(zeros, zeros, [False] * len(lanes), [self._instances[lane] for lane in lanes])
 
     def freeze(self, lanes: Sequence[int]) -> None:
         self._frozen.update(lanes)

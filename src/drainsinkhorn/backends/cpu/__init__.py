@@ -15,7 +15,7 @@ from drainsinkhorn.backends.cpu.loading import type_band
 from drainsinkhorn.backends.cpu.pack import FORMS, CpuPack, compile_kernels
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, default_threads
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
-from drainsinkhorn.core.audit import EVERY
+from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.costs import require_form
@@ -48,7 +48,7 @@ class CpuBackend:
     def signature(self, instance: Instance[Any]) -> Hashable:
         """Problems of one representation and precision share packs, whatever their sizes and costs."""
         require_form(instance, self.name, FORMS)
-        return self.describe(instance)
+        return self._how(instance)[0]
 
     def width_for(self, lanes: int) -> int:
         """A pack is as wide as its lanes are many."""
@@ -69,6 +69,12 @@ class CpuBackend:
         """Plans in float64, some rows at a time, shared by the threads."""
         return compiled_couplings(instances, potentials, self.threads or default_threads())
 
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return precision, representation and a width."""
+        n, m = instance.shape
+        # Many small lanes keep the threads busy and the host's part of the work small.
+        return Hints(self._how(instance)[0], max(16, min(512, 2**26 // (n * m))))
+
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Compile the kernels, or load them from disk; said once if it takes a while."""
         _, streams, dtype = self._how(instances[0])
@@ -77,19 +83,6 @@ class CpuBackend:
     def using(self, acceleration: str) -> CpuBackend:
         """Plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)
-
-    def describe(self, instance: Instance[Any]) -> str:
-        """Precision and representation."""
-        return self._how(instance)[0]
-
-    def natural_width(self, instance: Instance[Any]) -> int:
-        """Lanes that share out well over the threads and keep the host's part small: many, if they are small."""
-        n, m = instance.shape
-        return max(16, min(512, 2**26 // (n * m)))
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """A look costs little."""
-        return EVERY
 
     def precise(self) -> CpuBackend:
         """The same in float64."""

@@ -26,7 +26,7 @@ from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.costs import COSTS, with_matrix
 
 FORMS = ("distances", "matrix")
@@ -73,7 +73,7 @@ class CpuPack(Counted):
         self._legs = 0
         self.repack([], instances)
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Each lane runs on one thread until it is held or the cycles are over; few large lanes are shared."""
         moving = np.array([i for i, lane in enumerate(self._lanes) if not lane.frozen], dtype=np.int64)
         frozen = np.array([i for i, lane in enumerate(self._lanes) if lane.frozen], dtype=np.int64)
@@ -91,14 +91,14 @@ class CpuPack(Counted):
             self._legs += 2 * executed
             if lockstep and any(is_held(float(self._numbers[i, k.STALE]), float(limits[i])) for i in moving):
                 break
-        return list(map(Progress, self._table[:, k.DEPTH].tolist(), self._numbers[:, k.STALE].tolist()))
+        return Progress(self._table[:, k.DEPTH].tolist(), self._numbers[:, k.STALE].tolist())
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state, in a pass of its own."""
         self._legs += len(lanes)
         return [float(k.screen_lane(self._table[i], self._numbers[i], self._one)) for i in lanes]
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Return both residuals of the states as they will be emitted; `exact` certifies from the caller's arrays."""
         self._legs += 2 * len(lanes)
         if exact:
@@ -106,18 +106,20 @@ class CpuPack(Counted):
             return certificates(self.emit(lanes), broken, partial(compiled_sweep, threads=self._threads))
         states = self._states(lanes)
         order = np.asarray(lanes, dtype=np.int64)
-        found = np.empty((len(order), 3))
+        residuals = np.empty((len(order), 3))
         where = (states.f, states.f_at, states.g, states.g_at, states.eps)
-        self._share(k.verify_lanes, self._table, self._numbers, order, *where, found)
-        return list(map(Residual, *found.T.tolist()))
+        self._share(k.verify_lanes, self._table, self._numbers, order, *where, residuals)
+        return Residuals(*residuals.T.tolist())
 
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """Return copies for the caller; raises ContractError if a row of the table holds another lane's state."""
+        if not lanes:
+            return Emission([], [], [], [])
         for i, home in zip(lanes, self._table[np.asarray(lanes, dtype=np.int64), k.STATE_F].tolist(), strict=True):
             if home != self._lanes[i].home:
                 raise ContractError(f"backend 'cpu': row {i} of the lane table does not hold the state of lane {i}")
         couple = partial(compiled_couplings, threads=self._threads)
-        return self._states(lanes).emissions([self._lanes[i].support for i in lanes], couple) if lanes else []
+        return self._states(lanes).emit([self._lanes[i].support for i in lanes], couple)
 
     def _states(self, lanes: Sequence[int]) -> States:
         """The states of lanes as they will be emitted, one after another in flat vectors."""

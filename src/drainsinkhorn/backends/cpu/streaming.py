@@ -193,7 +193,7 @@ class StreamingLane:
             return UNKNOWN
         if exact:
             sweep = partial(compiled_sweep, threads=self.threads)
-            return certify(self.instance, self.emit().potentials, sweep)
+            return certify(self.instance, self.emit().potentials(0), sweep)
         state = self.rounded()
         f, g = state.f / self.unit, state.g / self.unit
         row, col = self.ratios(self.x, self.y, f, g, self.dtype), self.ratios(self.y, self.x, g, f, self.dtype)

@@ -13,7 +13,7 @@ from drainsinkhorn.backends.keops.pack import How, KeopsPack
 from drainsinkhorn.backends.keops.probe import require
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.scores import scores
-from drainsinkhorn.core.audit import EVERY
+from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.model.instance import Instance
@@ -61,14 +61,11 @@ class KeopsBackend:
         """A pack is as wide as its lanes are many."""
         return lanes
 
-    def natural_width(self, instance: Instance[Any]) -> int:
-        """Sixteen, more where they are small."""
-        n, m = instance.shape
-        return max(16, min(256, 2**24 // (n * m)))
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """A look costs little beside a reduction."""
-        return EVERY
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return precision, representation and device, and sixteen lanes, more where they are small."""
+        (n, m), how = instance.shape, self._how(instance)
+        arithmetic = f"{'float32' if how.single else 'float64'}, streaming by KeOps on {how.device}"
+        return Hints(arithmetic, max(16, min(256, 2**24 // (n * m))))
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Compile the formulas for such problems, or load them from disk; said once if it takes a while."""
@@ -100,11 +97,6 @@ class KeopsBackend:
     def release(self) -> None:
         """Free the CUDA memory that torch caches."""
         empty_torch_cache()
-
-    def describe(self, instance: Instance[Any]) -> str:
-        """Precision and representation."""
-        how = self._how(instance)
-        return f"{'float32' if how.single else 'float64'}, streaming by KeOps on {how.device}"
 
     def _how(self, instance: Instance[Any]) -> How:
         require_form(instance, self.name, FORMS)

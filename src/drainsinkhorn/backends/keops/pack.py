@@ -22,7 +22,7 @@ from drainsinkhorn.backends.support import Support, restrict
 from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import UNKNOWN, Residual, Residuals
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import unit_rows
 from drainsinkhorn.numerics.memory import memory_errors
@@ -112,7 +112,7 @@ class KeopsPack(Counted):
         self.repack([], instances)
 
     @memory_errors()
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """One cycle after the other, for the lanes that are neither frozen nor held."""
         frozen = [i for i, lane in enumerate(self._lanes) if lane.frozen]
         moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
@@ -124,7 +124,7 @@ class KeopsPack(Counted):
             self._legs += 2 * (len(moving) + len(frozen))
             held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
             moving = [] if lockstep and held else [i for i in moving if i not in held]
-        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
+        return Progress([lane.depth for lane in self._lanes], [lane.stale for lane in self._lanes])
 
     def _cycle(self, moving: Sequence[int], frozen: Sequence[int]) -> None:
         """Apply the pending f-leg, run the g-leg, measure the next f-leg; of frozen lanes the outcome is discarded."""
@@ -247,13 +247,13 @@ class KeopsPack(Counted):
         return [math.nan if self._lanes[i].broken else errors[i] + self._lanes[i].band for i in lanes]
 
     @memory_errors()
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Return both residuals of the states as they will be emitted; sampled rows and columns are checked in float64.
 
         With `exact` the states are certified from the caller's own arrays.
         """
         if not lanes:
-            return []
+            return Residuals([], [], [])
         self._legs += 2 * len(lanes)
         if exact:
             return certificates(self.emit(lanes), [self._lanes[i].broken for i in lanes])
@@ -272,11 +272,10 @@ class KeopsPack(Counted):
         if self._how.single:
             both = self._missed(lanes, f, g, 1, row), self._missed(lanes, f, g, 0, col)
             missed = [SAFETY * max(pair) + SINGLE for pair in zip(*both, strict=True)]
-        nan = Residual(math.nan, math.nan, math.nan)
-        return [
-            nan if self._lanes[i].broken else Residual(rows[i], cols[i], self._own_band(i) + more)
+        return Residuals.from_rows(
+            UNKNOWN if self._lanes[i].broken else Residual(rows[i], cols[i], self._own_band(i) + more)
             for i, more in zip(lanes, missed, strict=True)
-        ]
+        )
 
     def _rounded(self, i: int) -> Rounded:
         """A lane's potentials in units of the cost, as they will be emitted."""
@@ -285,13 +284,13 @@ class KeopsPack(Counted):
         return rounded(lane.instance, lane.instance.eps * f, lane.instance.eps * g)
 
     @memory_errors()
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """Return copies for the caller; raises ContractError if the rows of a lane hold another lane's state."""
         for i in lanes:
             lane = self._lanes[i]
             if bool((self._arrays["owner"][slice(*lane.rows)] != lane.number).any()):
                 raise ContractError(f"backend 'keops': the rows of lane {i} do not hold the state of lane {i}")
-        return [emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes]
+        return Emission.join(emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes)
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """These lanes no longer change."""

@@ -17,6 +17,7 @@ from drainsinkhorn.backends.ottjax.kernels import How
 from drainsinkhorn.backends.ottjax.loading import filled_size
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
 from drainsinkhorn.backends.scores import scores
+from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
@@ -70,14 +71,14 @@ class OttBackend:
         """The next power of two."""
         return rung(lanes)
 
-    def natural_width(self, instance: Instance[Any]) -> int:
-        """Sixteen, fewer where their matrices would fill the memory; on a CPU, what its cache holds."""
-        (n, m), cpu = instance.shape, self._device(instance).platform == "cpu"
-        return max(1, min(16, rung((2**18 if cpu else 2**28) // (n * m) or 1)))
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """A phase."""
-        return self.stride
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return precision, representation and phase, and a width whose matrices fit memory (on a CPU, its cache)."""
+        (n, m), how = instance.shape, self._how(instance)
+        kept = "kept costs" if how.kept else f"online costs, {how.batch} rows at a time"
+        arithmetic = f"{'float32' if how.single else 'float64'}, {kept}, phases of {how.stride}"
+        pairs = 2**18 if self._device(instance).platform == "cpu" else 2**28
+        width = max(1, min(16, rung(pairs // (n * m) or 1)))
+        return Hints(arithmetic, width, self.stride, self.stride, self.stride)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Nothing: jax compiles a width when it meets it, and keeps it for the process."""
@@ -104,12 +105,6 @@ class OttBackend:
 
     def release(self) -> None:
         """Do nothing: JAX reuses its cached memory by itself."""
-
-    def describe(self, instance: Instance[Any]) -> str:
-        """Precision and representation."""
-        how = self._how(instance)
-        kept = "kept costs" if how.kept else f"online costs, {how.batch} rows at a time"
-        return f"{'float32' if how.single else 'float64'}, {kept}, phases of {how.stride}"
 
     def _how(self, instance: Instance[Any]) -> How:
         require_form(instance, self.name, FORMS)

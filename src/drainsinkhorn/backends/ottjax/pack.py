@@ -20,7 +20,7 @@ from drainsinkhorn.backends.ottjax.loading import Loaded, load
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import UNKNOWN, Residual, Residuals
 from drainsinkhorn.numerics.arrays import x64
 from drainsinkhorn.numerics.memory import memory_errors
 
@@ -68,7 +68,7 @@ class OttPack:
         """Slots and legs so far, those of lanes that only fill a rung included."""
         return Spent(self._slots, self._legs)
 
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Phase after phase; when lanes are held, those that are left go on at the width of their own rung."""
         moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
         frozen = [i for i, lane in enumerate(self._lanes) if lane.frozen]
@@ -82,7 +82,7 @@ class OttPack:
                 held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
                 moving = [] if lockstep and held else [i for i in moving if i not in held]
             self._settle(seats, stack)
-        return [Progress(lane.depth, lane.stale) for lane in self._lanes]
+        return Progress([lane.depth for lane in self._lanes], [lane.stale for lane in self._lanes])
 
     def _run_phase(self, seats: Sequence[int], stack: Lane, moving: set[int]) -> Lane:
         """One phase on a stack whose places are taken by the lanes `seats`; what lanes report is noted."""
@@ -129,7 +129,7 @@ class OttPack:
             found = [self._kernels.screen(self._stack, i) for i in lanes]
             return [float(one["error"]) + float(one["band"]) for one in found]
 
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Return both residuals of the states as they will be emitted; `exact` certifies from the caller's arrays."""
         self._legs += 2 * len(lanes)
         if exact:
@@ -139,7 +139,7 @@ class OttPack:
             # All are sent off before the first is read: the device never waits for the host in between.
             found = jax.device_get([self._checked(i) for i in sound])
         known = {i: Residual(*map(float, one)) for i, one in zip(sound, found, strict=True)}
-        return [known.get(i, Residual(math.nan, math.nan, math.nan)) for i in lanes]
+        return Residuals.from_rows(known.get(i, UNKNOWN) for i in lanes)
 
     def _checked(self, i: int) -> tuple[Any, Any, Any]:
         """Residuals of rows and columns and the band of a lane, on the device."""
@@ -158,9 +158,9 @@ class OttPack:
             raise ContractError(f"backend 'ott': place {i} of the stack does not hold the state of lane {i}")
         return rounded(lane.instance, *lane.emptied(f, g))
 
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """Copies for the caller."""
-        return [emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes]
+        return Emission.join(emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes)
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """These lanes no longer change."""

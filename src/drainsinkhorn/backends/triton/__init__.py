@@ -23,6 +23,7 @@ from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.tiles import tile
 from drainsinkhorn.core.audit import EVERY
+from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import BackendUnavailable
 from drainsinkhorn.model.instance import Instance
@@ -76,17 +77,17 @@ class TritonBackend:
         """A pack is as wide as its lanes are many."""
         return lanes
 
-    def natural_width(self, instance: Instance[Any]) -> int:
-        """Lanes that fill the device: many, if they are small."""
-        n, m = instance.shape
-        return max(16, min(2048, 2**30 // (n * m)))
-
-    def natural_spacing(self, instance: Instance[Any], *, refills: bool, holds: bool) -> int:
-        """Lanes hold themselves on the device, where waiting costs nothing; asking them makes the device wait."""
-        if refills or not holds:
-            return EVERY if refills else SPACING
-        n, m = instance.shape
-        return max(EVERY, min(HELD_SPACING, PATIENCE // (2 * n * m * self.natural_width(instance))))
+    def hints(self, instance: Instance[Any]) -> Hints:
+        """Return precision, representation, lanes that fill the device, and how often to audit them."""
+        (n, m), how = instance.shape, self._how(instance)
+        kinds = {k.DIRECT.value: "packed products", k.ROOT.value: "direct differences"}
+        kinds |= {k.PRODUCT.value: "split products", k.STORED.value: "stored scores"}
+        precision = f"float32 {kinds[how.kind]}, float64 where needed" if self.precision == "auto" else "float64"
+        arithmetic = f"{precision}, {'cached' if how.kind == k.STORED.value else 'streaming'}"
+        width = max(16, min(2048, 2**30 // (n * m)))
+        # Lanes are held on the device at no cost, but an audit makes the device wait for the host.
+        held = max(EVERY, min(HELD_SPACING, PATIENCE // (2 * n * m * width)))
+        return Hints(arithmetic, width, draining=SPACING, held=held)
 
     @memory_errors()
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
@@ -117,14 +118,6 @@ class TritonBackend:
     def using(self, acceleration: str) -> TritonBackend:
         """Plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)
-
-    def describe(self, instance: Instance[Any]) -> str:
-        """Precision and representation."""
-        how = self._how(instance)
-        kinds = {k.DIRECT.value: "packed products", k.ROOT.value: "direct differences"}
-        kinds |= {k.PRODUCT.value: "split products", k.STORED.value: "stored scores"}
-        precision = f"float32 {kinds[how.kind]}, float64 where needed" if self.precision == "auto" else "float64"
-        return f"{precision}, {'cached' if how.kind == k.STORED.value else 'streaming'}"
 
     def precise(self) -> TritonBackend:
         """The same in float64."""

@@ -13,6 +13,7 @@ from drainsinkhorn.backends.triton.lane import Lane
 from drainsinkhorn.backends.triton.launches import Launches
 from drainsinkhorn.backends.triton.launching import Download, Launch, stream_of
 from drainsinkhorn.backends.triton.tiles import MULTIPROCESSORS
+from drainsinkhorn.core.protocol import Progress
 
 GLANCE, OFTEN = 8, 2
 """Cycles after which it is asked whether lanes still move; the answer is waited for when so many more are launched.
@@ -55,8 +56,9 @@ def _ends(then: list[float], now: list[float], stop: float) -> bool:
     return falls and stale * (stale / before) ** (2 * GLANCE / (depth - earlier)) <= stop
 
 
-def _told(seen: list[list[float]]) -> list[tuple[int, float]]:
-    return [(int(depth), stale) for depth, stale, *_ in seen]
+def _progress(report: list[list[float]]) -> Progress:
+    """Return depths and stale residuals from rows of a report on all lanes."""
+    return Progress([int(row[0]) for row in report], [row[1] for row in report])
 
 
 class Cycles(Launches):
@@ -69,8 +71,8 @@ class Cycles(Launches):
     _report: Any
     _glances: list[Download]
 
-    def _run_cycles(self, cycles: int, *, lockstep: bool, held: bool) -> list[tuple[int, float]]:
-        """Launch cycles until all have run or lanes rest (`held`: they may), and say where lanes are then.
+    def _run_cycles(self, cycles: int, *, lockstep: bool, held: bool) -> Progress:
+        """Launch cycles until all have run or all lanes are held (`held`: lanes may be), and return their progress.
 
         The device is always some cycles behind, so that it never waits for the host; those launched in vain do nothing.
         """
@@ -85,11 +87,11 @@ class Cycles(Launches):
                 before, last = last, self._glance(stream, decided=self._applied_by_legs(lockstep))
                 then, seen = seen, [] if before is None else before.read().tolist()
                 if seen and _rest(seen, free, lockstep):
-                    return _told(seen)
+                    return _progress(seen)
                 if seen and not lockstep:
                     self._leave([row[2] > 0 for row in seen])
                 ask += OFTEN if then and self._soon(then, seen, lockstep) else GLANCE
-        return _told(self._glance(stream).read().tolist())
+        return _progress(self._glance(stream).read().tolist())
 
     def _waves(self, lanes: int) -> float:
         return lanes * self._most[0][1] / (self.how.resident * MULTIPROCESSORS)

@@ -17,14 +17,14 @@ from drainsinkhorn.backends.support import Couple
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
 from drainsinkhorn.backends.triton.cycles import Crew, Cycles
-from drainsinkhorn.backends.triton.emission import emissions
+from drainsinkhorn.backends.triton.emission import emit_lanes
 from drainsinkhorn.backends.triton.lane import Lane, largest
 from drainsinkhorn.backends.triton.launches import FINDINGS, SAMPLES, WIDE_WARPS
 from drainsinkhorn.backends.triton.launching import Download, Launch, upload
 from drainsinkhorn.backends.triton.loading import How, Loaded, load_group, same_shape
 from drainsinkhorn.core.protocol import Counted, Emission, Progress
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import UNKNOWN, Residual, Residuals
 from drainsinkhorn.numerics.memory import memory_errors
 
 GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
@@ -259,7 +259,7 @@ class TritonPack(Cycles, Counted):
     # The verbs of the contract.
 
     @memory_errors()
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> list[Progress]:
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Launch all cycles without waiting for any: lanes that are done hold themselves on the device."""
         self._hold_at(stops)
         self._go()
@@ -267,15 +267,15 @@ class TritonPack(Cycles, Counted):
         # Where no lane may be held, none ends a call for the others, and legs need not ask.
         held = max(stops) > -math.inf
         self._may_be_halted = lockstep and held
-        told = self._run_cycles(cycles, lockstep=lockstep and held, held=held)
-        ran = [depth - lane.depth for lane, (depth, _) in zip(self._lanes, told, strict=True)]
-        for lane, (depth, _) in zip(self._lanes, told, strict=True):
+        progress = self._run_cycles(cycles, lockstep=lockstep and held, held=held)
+        ran = [depth - lane.depth for lane, depth in zip(self._lanes, progress.depths, strict=True)]
+        for lane, depth in zip(self._lanes, progress.depths, strict=True):
             lane.depth = depth
         frozen = sum(lane.frozen for lane in self._lanes)
         executed = sum(ran) + frozen * max(ran, default=0)
         self._slots += executed
         self._legs += 2 * executed
-        return [Progress(depth, stale) for depth, stale in told]
+        return progress
 
     def _go(self) -> None:
         """Let lanes run again that one of them has halted."""
@@ -327,13 +327,13 @@ class TritonPack(Cycles, Counted):
         return _Screening(key, launches, scratch, numbers, Download(numbers))
 
     @memory_errors()
-    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> list[Residual]:
+    def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Return both residuals of the states as they will be emitted; sampled rows and columns are checked in float64.
 
         With `exact` the states are certified from the caller's own arrays.
         """
         if not lanes:
-            return []
+            return Residuals([], [], [])
         self._legs += 2 * len(lanes)
         if exact:
             # The emission kernel records which states are not finite.
@@ -356,7 +356,7 @@ class TritonPack(Cycles, Counted):
                 measure(self._seats(part) if mixed else live, part, potentials, scratch, errors)
         found = self._checked(live, some, errors, scratch, samples, found)
         self._note(some, found)
-        return [self._residual(lane, *row) for lane, row in zip(some, found.tolist(), strict=True)]
+        return Residuals.from_rows(self._residual(lane, *row) for lane, row in zip(some, found.tolist(), strict=True))
 
     def _check(self, live: Any, lanes: Sequence[Lane], _: Any, vectors: Any, errors: Any) -> None:
         for side in (0, 1):
@@ -370,7 +370,7 @@ class TritonPack(Cycles, Counted):
         self, lane: Lane, row: float, col: float, off_rows: float, off_cols: float, _: float, bad: float, size: float
     ) -> Residual:
         if bad:
-            return Residual(math.nan, math.nan, math.nan)
+            return UNKNOWN
         # A maximum that keeps what is not a number.
         off = off_rows if off_rows >= off_cols or math.isnan(off_rows) else off_cols
         off = off if off > k.SINGLE.value or math.isnan(off) else k.SINGLE.value
@@ -378,9 +378,9 @@ class TritonPack(Cycles, Counted):
         return Residual(row, col, band if lane.wide else band + k.SAFETY.value * off)
 
     @memory_errors()
-    def emit(self, lanes: Sequence[int]) -> list[Emission]:
+    def emit(self, lanes: Sequence[int]) -> Emission:
         """Copies for the caller."""
-        return emissions(self, [self._lanes[i] for i in lanes])
+        return emit_lanes(self, [self._lanes[i] for i in lanes])
 
     @memory_errors()
     def freeze(self, lanes: Sequence[int]) -> None:

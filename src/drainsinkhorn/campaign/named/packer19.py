@@ -41,7 +41,7 @@ def replayed(problem: Problem[Any], place: Place) -> dict[float, State]:
     begun = place.clock()
     for cycles in range(CHECK, CAP + 1, CHECK):
         pack.advance(CHECK, [-np.inf])
-        state: Potentials[Any] = pack.emit([0])[0].potentials
+        state: Potentials[Any] = pack.emit([0]).potentials(0)
         change = np.inf if before is None else max(_change(a, b) for a, b in zip(state, before, strict=True))
         seconds = place.clock() - begun
         while open_ and (change < open_[0] or cycles == CAP):
