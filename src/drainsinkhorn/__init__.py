@@ -19,6 +19,7 @@ from drainsinkhorn.model.errors import DeadlineError as DeadlineError
 from drainsinkhorn.model.errors import DrainError as DrainError
 from drainsinkhorn.model.errors import FeedClosed as FeedClosed
 from drainsinkhorn.model.errors import FeedFull as FeedFull
+from drainsinkhorn.model.errors import Interrupted as Interrupted
 from drainsinkhorn.model.errors import KernelCacheWarning as KernelCacheWarning
 from drainsinkhorn.model.errors import NotConverged as NotConverged
 from drainsinkhorn.model.errors import ObserverWarning as ObserverWarning
@@ -44,9 +45,8 @@ from drainsinkhorn.run.client import Client as Client
 from drainsinkhorn.run.extend import extend as extend
 from drainsinkhorn.run.feed import Feed as Feed
 from drainsinkhorn.run.solution import Solution as Solution
-from drainsinkhorn.run.solve import Interrupted as Interrupted
 from drainsinkhorn.run.solve import solve as solve
-from drainsinkhorn.run.solve import stream as stream
 from drainsinkhorn.run.stack import problems as problems
+from drainsinkhorn.run.stream import stream as stream
 
 __version__ = "0.1.0"

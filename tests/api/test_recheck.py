@@ -16,8 +16,7 @@ from drainsinkhorn.backends import load
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.protocol import Pack, Progress
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.outcome import Outcome, Outcomes
-from drainsinkhorn.model.result import Residual, Residuals
+from drainsinkhorn.model.result import Outcome, Outcomes, Residual, Residuals
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.run import recheck
 from drainsinkhorn.run.recheck import Recheck, refute

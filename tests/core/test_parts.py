@@ -16,9 +16,8 @@ from drainsinkhorn.core.ledger import Ledger, survival
 from drainsinkhorn.core.options import MODES, Mode, Options
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.model.errors import OptionsError
-from drainsinkhorn.model.outcome import Outcomes
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Outcomes, Residual
 
 
 def test_core_needs_nothing_but_the_standard_library() -> None:

@@ -103,9 +103,7 @@ def ours(
         answers = answers_of(solution)
         e2, facts = _consumed(work, picked, answers, consumer, begun)
         ran_mode = MODES[mode] if isinstance(mode, str) else mode
-        refills, holds = ran_mode.refill is not None, ran_mode.holds(audit)
-        hints = picked.hints(validate(work.problems[0], tol=1.0, finite=True))
-        every = audit.every or hints.spacing(refills=refills, holds=holds)
+        every = ran_mode.spacing(audit, picked.hints(validate(work.problems[0], tol=1.0, finite=True)))
         return Outcome(
             answers=answers,
             e1=solved - begun,

@@ -29,12 +29,12 @@ from drainsinkhorn.cli.paths import is_same_file, journal_files
 from drainsinkhorn.core.events import Event, Lost, Resumed, fan_out
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, RECHECKS, STARTS, Options, Rechecks
-from drainsinkhorn.model.errors import BackendUnavailable, DrainError
+from drainsinkhorn.model.errors import BackendUnavailable, DrainError, Interrupted
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.parallel import Fleet, LocalFleet, RayFleet
 from drainsinkhorn.plans import plots
-from drainsinkhorn.run.solve import Interrupted, solve
+from drainsinkhorn.run.solve import solve
 from drainsinkhorn.workloads import WORKLOADS
 from drainsinkhorn.workloads import load as load_workload
 

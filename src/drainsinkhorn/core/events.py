@@ -11,7 +11,7 @@ from drainsinkhorn.core.audit import Counts, Standing
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.model.errors import ObserverWarning, warn
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.outcome import Outcomes
+from drainsinkhorn.model.result import Outcomes
 from drainsinkhorn.model.status import Status
 
 _log = logging.getLogger("drainsinkhorn")

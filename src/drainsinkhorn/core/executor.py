@@ -20,8 +20,8 @@ from drainsinkhorn.core.options import Plan
 from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
 from drainsinkhorn.core.source import Admission, Batch, Source
 from drainsinkhorn.model.errors import ContractError, ProblemError
-from drainsinkhorn.model.outcome import Outcomes, rejected
-from drainsinkhorn.model.result import Residuals
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.result import Outcomes, Residuals, rejected
 from drainsinkhorn.model.status import Status
 
 
@@ -91,10 +91,18 @@ def _run_alone(
         reason = shortage.reason
         backend.release()
         observe(Narrowed(plan.width, [lane.ticket]))
-    tried = " or ".join(f"as {name!r}" for name in ways)
     outcomes = Outcomes()
-    outcomes.append(rejected(lane.ticket, f"there is not enough memory for this problem alone {tried} ({reason})"))
+    outcomes.append(rejected(lane.ticket, _describe_shortage(lane.instance, list(ways), reason)))
     yield Retired([lane.instance], outcomes)
+
+
+def _describe_shortage(instance: Instance[Any], ways: Sequence[str], reason: str) -> str:
+    """Return the message of a problem for which memory did not suffice in any of these arithmetics."""
+    (n, m), tried = instance.shape, " or ".join(f"as {name!r}" for name in ways)
+    advice = "free memory or use fewer points"
+    if instance.is_dense:
+        advice += "; of points in place of a dense cost no matrix need be kept"
+    return f"there is not enough memory for this problem alone {tried} ({reason}); it has {n} x {m} points: {advice}"
 
 
 class _Window:

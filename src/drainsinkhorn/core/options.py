@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, cast
 
 from drainsinkhorn.core.audit import EVERY, Audit, Geometric, is_count
+from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.model.instance import Instance
 
@@ -55,6 +56,20 @@ class Mode:
     def holds(self, audit: Audit) -> bool:
         """Whether lanes are held at the first state whose screen passes."""
         return audit.first_passage and not self.together
+
+    def spacing(self, audit: Audit, hints: Hints, *, polled: bool = False) -> int | Geometric:
+        """Return the cycles between audits: those of the audit or, if it names none, what the backend recommends.
+
+        Args:
+            audit: The audit.
+            hints: The hints of the backend.
+            polled: Whether a caller waits for each lane, so that lanes are audited often even if they are held.
+        """
+        if audit.every is not None:
+            return audit.every
+        if self.refill is not None:
+            return hints.refilled
+        return hints.held if self.holds(audit) and not polled else hints.draining
 
 
 MODES: dict[str, Mode] = {
@@ -125,8 +140,7 @@ class Plan:
         return self.mode.holds(self.audit)
 
     def stop(self, instance: Instance[Any]) -> float:
-        """What the residual of an admitted problem must not exceed."""
-        assert instance.tol is not None, "the door sets tol"
+        """What the residual of an instance must not exceed."""
         return self.audit.margin * instance.tol
 
 

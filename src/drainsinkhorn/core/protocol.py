@@ -163,12 +163,6 @@ class Hints(NamedTuple):
     draining: int = EVERY
     held: int = EVERY
 
-    def spacing(self, *, refills: bool, holds: bool) -> int:
-        """Return the cycles between audits for lanes that are refilled or not, and held or not."""
-        if refills:
-            return self.refilled
-        return self.held if holds else self.draining
-
 
 class Backend(Protocol[A]):
     """A way to compute: frozen, picklable settings, never arrays."""

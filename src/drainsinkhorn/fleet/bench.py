@@ -17,7 +17,7 @@ from drainsinkhorn.fleet import wire
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.feed import Tap
-from drainsinkhorn.run.solve import stream
+from drainsinkhorn.run.stream import stream
 
 REPORT_EVERY = 0.25
 """Least time between two progress reports of a worker, in seconds."""

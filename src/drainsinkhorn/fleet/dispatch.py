@@ -22,9 +22,8 @@ from drainsinkhorn.fleet import wire
 from drainsinkhorn.fleet.bench import Assignment, Message
 from drainsinkhorn.fleet.crew import Crew
 from drainsinkhorn.model.errors import FleetError, ProblemError
-from drainsinkhorn.model.outcome import Outcome, rejected
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import Result
+from drainsinkhorn.model.result import Outcome, Result, rejected
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import to_caller
 from drainsinkhorn.run.extend import carried_start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Set
 from typing import Any
 
 
@@ -54,6 +55,26 @@ class OutOfMemory(DrainError, MemoryError):
     def __init__(self, message: str, results: dict[int, Any], ledger: object) -> None:
         super().__init__(message)
         self.results = results
+        self.ledger = ledger
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during `solve`; no finished result is lost.
+
+    Attributes:
+        results: Results by ticket: of finished problems, and of unconverged ones that waited for their rescue.
+        unrescued: Tickets of the latter. Their results are those of the first run, and do not count as finished.
+        total: Problems in all.
+        ledger: The account of the run so far.
+    """
+
+    def __init__(self, results: dict[int, Any], total: int, ledger: Any, unrescued: Set[int] = frozenset()) -> None:
+        waiting = f"; {len(unrescued)} more waited for their rescue" if unrescued else ""
+        finished = len(results) - len(unrescued)
+        super().__init__(f"interrupted with {finished} of {total} problems finished{waiting}; see .results")
+        self.results = results
+        self.unrescued = unrescued
+        self.total = total
         self.ledger = ledger
 
 

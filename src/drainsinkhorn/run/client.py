@@ -15,7 +15,8 @@ from drainsinkhorn.model.errors import DeadlineError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.run.feed import Answer, Feed
-from drainsinkhorn.run.solve import DEFAULTS, stream
+from drainsinkhorn.run.solve import DEFAULTS
+from drainsinkhorn.run.stream import stream
 
 
 class Client:

@@ -10,8 +10,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from drainsinkhorn.core.source import Admission, Batch, Source
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.outcome import Outcome
 from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Outcome
 
 T = TypeVar("T")
 

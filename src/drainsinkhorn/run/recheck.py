@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends.certificate import device_loader, unit_vectors
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.outcome import Outcome, Outcomes
 from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn.model.result import Outcome, Outcomes
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import on_cuda, to_numpy
 from drainsinkhorn.numerics.costs import SMALLEST, UNIT, evaluate

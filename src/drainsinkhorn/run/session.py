@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -17,13 +18,12 @@ import numpy as np
 from drainsinkhorn.backends import choose, load
 from drainsinkhorn.core.events import Chosen, Event, Finished, Observer, Watch, fan_out, ignore
 from drainsinkhorn.core.ledger import Ledger
-from drainsinkhorn.core.options import Options
+from drainsinkhorn.core.options import Options, Plan
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.errors import ConvergenceWarning, OptionsError, ProblemError, warn
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.outcome import Outcome, rejected
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Result
+from drainsinkhorn.model.result import Outcome, Result, rejected
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.journal import Journal
@@ -138,6 +138,21 @@ class Session:
         if self.options.strict:
             raise ProblemError(f"problem {ticket}: {error}") from None
         return rejected(ticket, str(error))
+
+    def plan_for(self, instance: Instance[Any]) -> Plan:
+        """Return how to run a line of problems like this one; observers are told each choice once."""
+        hints, feed = self.backend.hints(instance), self.feed
+        # Successors come as their predecessors leave.
+        count = self.count if instance.chain is None else None
+        plan = self.options.plan(count, hints.width)
+        # Callers of a feed wait for each answer, and not past its deadline.
+        every = plan.mode.spacing(plan.audit, hints, polled=feed is not None)
+        chosen = Chosen("mode", plan.mode.name, plan.reason)
+        if chosen not in self.ledger.choices:
+            self.observe(chosen)
+        # The tol of an instance has the margin as a factor, so that backends judge rounding against what must be met.
+        expired = () if feed is None else feed.expired
+        return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired)
 
     @property
     def has_journal(self) -> bool:

@@ -8,9 +8,8 @@ from typing import Any, Generic, overload
 
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.model.errors import NotConverged, ProblemError
-from drainsinkhorn.model.outcome import Outcome, Outcomes
 from drainsinkhorn.model.problem import A, Potentials
-from drainsinkhorn.model.result import Result
+from drainsinkhorn.model.result import Outcome, Outcomes, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import stack
 

@@ -1,68 +1,40 @@
-"""`solve` and `stream`: a session drained on this machine."""
+"""`solve`, and the run that drains a session on this machine."""
 
 from __future__ import annotations
 
 import math
 import os
-import weakref
 from collections import deque
-from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence, Set
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
 
 from drainsinkhorn.backends.depth import predicted_depth
-from drainsinkhorn.core.events import Chosen, Event, Observer, Rescuing, Retired, ignore
+from drainsinkhorn.core.events import Event, Observer, Rescuing, Retired, ignore
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
-from drainsinkhorn.core.options import MODES, Options, Plan, Settings
+from drainsinkhorn.core.options import MODES, Options, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.source import Admission, Batch
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.errors import ContractError, FeedClosed, OptionsError, OutOfMemory, ProblemError
+from drainsinkhorn.model.errors import ContractError, Interrupted, OptionsError, OutOfMemory, ProblemError
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.outcome import Outcome, Outcomes
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Result
+from drainsinkhorn.model.result import Outcome, Outcomes, Result
 from drainsinkhorn.model.status import Status
-from drainsinkhorn.numerics.arrays import is_array
-from drainsinkhorn.numerics.costs import as_cost
 from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run import rescue
 from drainsinkhorn.run.extend import carried_start
-from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.queue import Ended, Policy, Queue
 from drainsinkhorn.run.recheck import Recheck
 from drainsinkhorn.run.session import RESCUABLE, Session
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.stack import check_arguments, problems, validate_stack
+from drainsinkhorn.run.stack import as_problems, check_arguments, validate_stack
 from drainsinkhorn.run.validate import finite_on_device, make_instance
 
 DEFAULTS = Options()
 UNUSED_START = "its start was not used: the potentials are so large that float64 cannot resolve eps in them"
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during `solve`: nothing finished is lost.
-
-    Attributes:
-        results: Results by ticket: of finished problems, and of unconverged ones that waited for their rescue.
-        unrescued: Tickets of the latter. Their results are those of the first run, and do not count as finished.
-        total: Problems in all.
-        ledger: The account of the run so far.
-    """
-
-    def __init__(
-        self, results: dict[int, Result[Any]], total: int, ledger: Ledger, unrescued: Set[int] = frozenset()
-    ) -> None:
-        waiting = f"; {len(unrescued)} more waited for their rescue" if unrescued else ""
-        finished = len(results) - len(unrescued)
-        super().__init__(f"interrupted with {finished} of {total} problems finished{waiting}; see .results")
-        self.results = results
-        self.unrescued = unrescued
-        self.total = total
-        self.ledger = ledger
 
 
 def solve(
@@ -126,7 +98,7 @@ def solve(
     if isinstance(init, str):
         options, init = options if init == "auto" else replace(options, init=init), None
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if each else None, "chain": chain}
-    given = _as_problems(x, y, cost=cost, **columns)
+    given = as_problems(x, y, cost=cost, **columns)
     given = given if isinstance(given, list) else list(given)
     from_arrays = y is not None or x is None
     if from_arrays and given:
@@ -149,120 +121,6 @@ def solve(
     solution = Solution(outcomes, session.result, session.ledger)
     session.warn(solution.counts, solution)
     return solution
-
-
-def stream(
-    problems: Iterable[Problem[Any]],
-    *,
-    tol: float | None = None,
-    init: str = "auto",
-    backend: str | Backend[Any] = "auto",
-    options: Options = DEFAULTS,
-    observe: Observer = ignore,
-    journal: str | os.PathLike[str] | None = None,
-    **settings: Unpack[Settings],
-) -> Stream:
-    """Solve problems as they come and yield results as they drain, not in order; `result.ticket` tells which.
-
-    Problems are read as lanes fall vacant, at most `lookahead` ahead. What was yielded stays valid whatever follows. If
-    the iterable raises, what was read is finished first. Do not write to a problem's arrays before you have its result.
-
-    Args:
-        problems: Any iterable of Problem; it may be endless. A Feed can be pushed to while the stream runs.
-        tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
-        init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
-        backend: "auto", a name, or a Backend.
-        options: All options at once; keywords below change single ones.
-        observe: Told every event of the run.
-        journal: A file that keeps what is finished, so that a run that was killed can go on from there.
-        **settings: Fields of Options.
-
-    Examples:
-        >>> import numpy as np
-        >>> clouds = (np.random.default_rng(i).normal(size=(8 + i, 2)) for i in range(5))
-        >>> sorted(result.ticket for result in stream(Problem(x=c, y=c + 1, eps=1.0) for c in clouds))
-        [0, 1, 2, 3, 4]
-    """
-    options = options.changed(tol, settings)
-    options = options if init == "auto" else replace(options, init=init)
-    given = _as_problems(problems, None)
-    return Stream(LocalRun(Session(given, None, backend, options, observe, journal), given))
-
-
-def _as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
-    """Problems as given, or made from arrays."""
-    asked = as_cost(cost)
-    if not isinstance(asked, Cost) or y is not None:
-        if columns["eps"] is None:
-            raise ProblemError("eps is missing; pass eps=, in units of the cost (for example 0.05 times its median)")
-        return problems(x, y, cost=cost, **columns)
-    if isinstance(x, Problem):
-        x = [x]
-    if isinstance(x, Tap) and columns:
-        raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
-    first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
-    if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
-        raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
-    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (asked != Cost())
-    if extra:
-        raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
-    return x
-
-
-class Stream(Iterator[Result[Any]]):
-    """Results as they drain.
-
-    Attributes:
-        ledger: The account of the run so far.
-    """
-
-    def __init__(self, run: LocalRun) -> None:
-        self.ledger = run.session.ledger
-        self._run, self._session, self._feed = run, run.session, run.session.feed
-        self._drained = run.drain()
-        # Outcomes whose results were not returned yet.
-        self._pending: deque[Outcome] = deque()
-        self._ended = False
-        if self._feed is not None:
-            # Callers that wait for an answer must not wait for a stream that is garbage.
-            weakref.finalize(self, self._feed.fail, FeedClosed("nobody reads the stream any more"))
-
-    def __next__(self) -> Result[Any]:
-        try:
-            with np.errstate(all="ignore"):
-                while not self._pending:
-                    self._pending.extend(next(self._drained))
-                result = self._session.result(self._pending[0])
-                self._pending.popleft()
-        except MemoryError as error:
-            short = self._run.out_of_memory(error, self._pending)
-            self._pending.clear()
-            if self._feed is not None:
-                for result in short.results.values():
-                    self._feed.settle(result)
-                self._feed.fail(short)
-            raise short from error
-        except BaseException as error:
-            if self._feed is not None:
-                self._feed.fail(error if not isinstance(error, StopIteration) else FeedClosed("the stream has ended"))
-            if isinstance(error, StopIteration) and not self._ended:
-                self._ended = True
-                self._session.warn(self._session.counts)
-            raise
-        if self._feed is not None:
-            self._feed.settle(result)
-        else:
-            # Results of a feed are awaited one by one, each with its status, so they are not counted for the warning.
-            self._session.counts[result.status] += 1
-        return result
-
-    def close(self) -> None:
-        """Give up what is unfinished."""
-        self._drained.close()
-        self._pending.clear()
-        self._session.close()
-        if self._feed is not None:
-            self._feed.fail(FeedClosed("the stream was closed"))
 
 
 class LocalRun:
@@ -316,7 +174,7 @@ class LocalRun:
                 yield from self._yield_without_run()
             for first, line in self._queue.lines():
                 if first is not None:
-                    self._plan = self._plan_for(first)
+                    self._plan = session.plan_for(first)
                 for retired in execute(self._backend, line, self._plan, self._observe, session.ledger.seconds):
                     yield from self._yield_without_run()
                     yield from self._yield(*self._sort_out(retired))
@@ -402,22 +260,6 @@ class LocalRun:
 
     # Lanes that have retired
 
-    def _plan_for(self, instance: Instance[Any]) -> Plan:
-        """Return how to run a line of problems like this one; observers are told each choice once."""
-        session, feed, hints = self.session, self.session.feed, self._backend.hints(instance)
-        # Successors come as their predecessors leave.
-        count = session.count if instance.chain is None else None
-        plan = session.options.plan(count, hints.width)
-        # Callers of a feed wait for each answer, and not past its deadline: lanes that are held are polled often.
-        refills, holds = plan.mode.refill is not None, plan.holds and feed is None
-        every = plan.audit.every or hints.spacing(refills=refills, holds=holds)
-        chosen = Chosen("mode", plan.mode.name, plan.reason)
-        if chosen not in session.ledger.choices:
-            session.observe(chosen)
-        # The tol of an instance has the margin as a factor, so that backends judge rounding against what must be met.
-        expired = () if feed is None else feed.expired
-        return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired)
-
     def _observe(self, event: Event) -> None:
         """Keep retired lanes until they are yielded, and tell the session's observers."""
         if type(event) is Retired:
@@ -432,7 +274,7 @@ class LocalRun:
         instances, outcomes = list[Instance[Any]](), Outcomes()
         for ended in map(Ended, *retired):
             if ended.outcome.status is not Status.CONVERGED:
-                ended = ended._replace(outcome=_with_size(ended.instance, rescue.with_finite_potentials(ended.outcome)))
+                ended = ended._replace(outcome=rescue.with_finite_potentials(ended.outcome))
             if ended.instance.init != "zero":
                 # Its start was carried over from its predecessor.
                 self._unused_starts.discard(ended.outcome.ticket)
@@ -555,14 +397,3 @@ class LocalRun:
             results,
             self.session.ledger,
         )
-
-
-def _with_size(instance: Instance[Any], outcome: Outcome) -> Outcome:
-    """Add size and advice to the message of a problem that was rejected for lack of memory."""
-    if outcome.status is not Status.INVALID:
-        return outcome
-    n, m = instance.shape
-    advice = "free memory or use fewer points"
-    if instance.is_dense:
-        advice += "; of points in place of a dense cost no matrix need be kept"
-    return outcome._replace(detail=f"{outcome.detail}; it has {n} x {m} points: {advice}")

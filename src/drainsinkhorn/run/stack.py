@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from drainsinkhorn.numerics.arrays import is_array, library
 from drainsinkhorn.numerics.costs import COSTS, DistanceCost, as_cost, is_squares, resolve_cost
 from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.weights import uniform
+from drainsinkhorn.run.feed import Tap
 
 Column = tuple[Any, int | None]
 """An argument, and how many problems it has an entry for; None if all problems share it."""
@@ -357,3 +358,23 @@ def _column_of_lists(name: str, value: Any, ndim: int) -> Column:
     except ValueError:
         return value, len(value)
     return _column(name, array, ndim) if array.dtype.kind in "fiub" and array.size else (value, len(value))
+
+
+def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
+    """Return the problems that a caller gave as such, or make them from the caller's arrays."""
+    asked = as_cost(cost)
+    if not isinstance(asked, Cost) or y is not None:
+        if columns["eps"] is None:
+            raise ProblemError("eps is missing; pass eps=, in units of the cost (for example 0.05 times its median)")
+        return problems(x, y, cost=cost, **columns)
+    if isinstance(x, Problem):
+        x = [x]
+    if isinstance(x, Tap) and columns:
+        raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
+    first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
+    if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
+        raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
+    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (asked != Cost())
+    if extra:
+        raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
+    return x

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,14 @@ from drainsinkhorn.backends.cpu.loading import groups, load_group
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, each
 from drainsinkhorn.backends.cpu.stored import compiling
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
-from drainsinkhorn.backends.emission import States
-from drainsinkhorn.backends.support import restrict
-from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
+from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states
+from drainsinkhorn.backends.support import Couple, Support, restrict
+from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residuals
+from drainsinkhorn.numerics.arrays import float_name, round_to
 from drainsinkhorn.numerics.costs import COSTS, with_matrix
 
 FORMS = ("distances", "matrix")
@@ -55,7 +57,84 @@ class _Lane:
         self.frozen = False
 
 
-class CpuPack(Counted):
+class States:
+    """States of many lanes, rounded together to what their callers will get; flat vectors, lane after lane.
+
+    Args:
+        instances: The lanes' problems.
+        f: Potentials of the rows in nats; overwritten.
+        f_at: Where each lane's begin, and the end.
+        g: Potentials of the columns, likewise.
+        g_at: Likewise.
+    """
+
+    def __init__(
+        self, instances: Sequence[Instance[Any]], f: Vector, f_at: NDArray[np.int64], g: Vector, g_at: NDArray[np.int64]
+    ) -> None:
+        self.instances = instances
+        self.eps = np.array([instance.eps for instance in instances])
+        self.f, self.f_at, self.g, self.g_at = f, f_at, g, g_at
+        f *= np.repeat(self.eps, np.diff(f_at))
+        g *= np.repeat(self.eps, np.diff(g_at))
+        self.own = [float_name(instance.like) for instance in instances]
+        self.dtypes = ["float64"] * len(instances)
+        kinds = {*self.own}
+        for name in SHORT:
+            callers = {own for own in kinds if name in CHOICES.get(own, ())}
+            if callers:
+                pairs = zip(self.own, self.dtypes, strict=True)
+                self._round(np.array([dtype == "float64" and own in callers for own, dtype in pairs]), name)
+
+    def _round(self, wanted: NDArray[np.bool_], name: str) -> None:
+        """Round the potentials of those wanted lanes for which the dtype is accurate enough."""
+        f, f_at, g, g_at = self.f, self.f_at, self.g, self.g_at
+        with np.errstate(invalid="ignore"):
+            moved = _moved(f, f_at, name) + _moved(g, g_at, name)
+        # Written so that NaN and inf, which overflow gives, lead to a wider dtype.
+        fits = wanted & (moved <= budget(self.eps, np.array([instance.tol for instance in self.instances])))
+        for vector, at in ((f, f_at), (g, g_at)):
+            short = np.repeat(fits, np.diff(at))
+            vector[short] = round_to(vector[short], name)
+        self.dtypes = [name if fit else dtype for fit, dtype in zip(fits.tolist(), self.dtypes, strict=True)]
+
+    def emit(self, supports: Sequence[Support | None], couple: Couple | None = None) -> Emission:
+        """Copies of all lanes' states for their callers; `supports` and `couple` as in `emit_states`."""
+        dtypes = {*self.dtypes}
+        rounded_vectors = {name: (round_to(self.f, name), round_to(self.g, name)) for name in dtypes - {"float64"}}
+        f_at, g_at = self.f_at.tolist(), self.g_at.tolist()
+        widened = [dtype != own for dtype, own in zip(self.dtypes, self.own, strict=True)]
+        if len(dtypes) == 1:
+            vectors = rounded_vectors.get(self.dtypes[0], (self.f, self.g))
+            f, g = (
+                [vector[first:last].copy() for first, last in pairwise(at)]
+                for vector, at in zip(vectors, (f_at, g_at), strict=True)
+            )
+        else:
+            pairs = [rounded_vectors.get(name, (self.f, self.g)) for name in self.dtypes]
+            f = [pair[0][first:last].copy() for pair, (first, last) in zip(pairs, pairwise(f_at), strict=True)]
+            g = [pair[1][first:last].copy() for pair, (first, last) in zip(pairs, pairwise(g_at), strict=True)]
+        others = [
+            place
+            for place, (instance, support) in enumerate(zip(self.instances, supports, strict=True))
+            if support is not None or type(instance.like) is not np.ndarray
+        ]
+        if others:
+            states = [
+                Rounded(self.f[f_at[i] : f_at[i + 1]], self.g[g_at[i] : g_at[i + 1]], self.dtypes[i]) for i in others
+            ]
+            given, weightless = [self.instances[i] for i in others], [supports[i] for i in others]
+            emitted = emit_states(given, states, weightless, couple)
+            for place, f_of, g_of, wider in zip(others, emitted.f, emitted.g, emitted.widened, strict=True):
+                f[place], g[place], widened[place] = f_of, g_of, wider
+        return Emission(f, g, widened, self.instances)
+
+
+def _moved(vector: Vector, at: NDArray[np.int64], name: str) -> Vector:
+    """Return the largest change of each lane's potentials by rounding to a dtype."""
+    return np.maximum.reduceat(np.abs(round_to(vector, name) - vector), at[:-1])
+
+
+class CpuPack:
     """Lanes of one precision. Narrower means: fewer rows in the table; nothing is copied."""
 
     def __init__(
@@ -72,6 +151,16 @@ class CpuPack(Counted):
         self._slots = 0
         self._legs = 0
         self.repack([], instances)
+
+    @property
+    def width(self) -> int:
+        """The number of lanes."""
+        return len(self._lanes)
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs so far."""
+        return Spent(self._slots, self._legs)
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Each lane runs on one thread until it is held or the cycles are over; few large lanes are shared."""

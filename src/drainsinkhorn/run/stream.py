@@ -1,0 +1,116 @@
+"""`stream`: results of problems as they drain."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Unpack
+
+import numpy as np
+
+from drainsinkhorn.core.events import Observer, ignore
+from drainsinkhorn.core.options import Options, Settings
+from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.errors import FeedClosed
+from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Outcome, Result
+from drainsinkhorn.run.session import Session
+from drainsinkhorn.run.solve import DEFAULTS, LocalRun
+from drainsinkhorn.run.stack import as_problems
+
+
+def stream(
+    problems: Iterable[Problem[Any]],
+    *,
+    tol: float | None = None,
+    init: str = "auto",
+    backend: str | Backend[Any] = "auto",
+    options: Options = DEFAULTS,
+    observe: Observer = ignore,
+    journal: str | os.PathLike[str] | None = None,
+    **settings: Unpack[Settings],
+) -> Stream:
+    """Solve problems as they come and yield results as they drain, not in order; `result.ticket` tells which.
+
+    Problems are read as lanes fall vacant, at most `lookahead` ahead. What was yielded stays valid whatever follows. If
+    the iterable raises, what was read is finished first. Do not write to a problem's arrays before you have its result.
+
+    Args:
+        problems: Any iterable of Problem; it may be endless. A Feed can be pushed to while the stream runs.
+        tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
+        init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
+        backend: "auto", a name, or a Backend.
+        options: All options at once; keywords below change single ones.
+        observe: Told every event of the run.
+        journal: A file that keeps what is finished, so that a run that was killed can go on from there.
+        **settings: Fields of Options.
+
+    Examples:
+        >>> import numpy as np
+        >>> clouds = (np.random.default_rng(i).normal(size=(8 + i, 2)) for i in range(5))
+        >>> sorted(result.ticket for result in stream(Problem(x=c, y=c + 1, eps=1.0) for c in clouds))
+        [0, 1, 2, 3, 4]
+    """
+    options = options.changed(tol, settings)
+    options = options if init == "auto" else replace(options, init=init)
+    given = as_problems(problems, None)
+    return Stream(LocalRun(Session(given, None, backend, options, observe, journal), given))
+
+
+class Stream(Iterator[Result[Any]]):
+    """Results as they drain.
+
+    Attributes:
+        ledger: The account of the run so far.
+    """
+
+    def __init__(self, run: LocalRun) -> None:
+        self.ledger = run.session.ledger
+        self._run, self._session, self._feed = run, run.session, run.session.feed
+        self._drained = run.drain()
+        # Outcomes whose results were not returned yet.
+        self._pending: deque[Outcome] = deque()
+        self._ended = False
+        if self._feed is not None:
+            # Callers that wait for an answer must not wait for a stream that is garbage.
+            weakref.finalize(self, self._feed.fail, FeedClosed("nobody reads the stream any more"))
+
+    def __next__(self) -> Result[Any]:
+        try:
+            with np.errstate(all="ignore"):
+                while not self._pending:
+                    self._pending.extend(next(self._drained))
+                result = self._session.result(self._pending[0])
+                self._pending.popleft()
+        except MemoryError as error:
+            short = self._run.out_of_memory(error, self._pending)
+            self._pending.clear()
+            if self._feed is not None:
+                for result in short.results.values():
+                    self._feed.settle(result)
+                self._feed.fail(short)
+            raise short from error
+        except BaseException as error:
+            if self._feed is not None:
+                self._feed.fail(error if not isinstance(error, StopIteration) else FeedClosed("the stream has ended"))
+            if isinstance(error, StopIteration) and not self._ended:
+                self._ended = True
+                self._session.warn(self._session.counts)
+            raise
+        if self._feed is not None:
+            self._feed.settle(result)
+        else:
+            # Results of a feed are awaited one by one, each with its status, so they are not counted for the warning.
+            self._session.counts[result.status] += 1
+        return result
+
+    def close(self) -> None:
+        """Give up what is unfinished."""
+        self._drained.close()
+        self._pending.clear()
+        self._session.close()
+        if self._feed is not None:
+            self._feed.fail(FeedClosed("the stream was closed"))
