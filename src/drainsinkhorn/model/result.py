@@ -141,9 +141,9 @@ class Outcomes:
         for column, values in zip(self._columns(), other._columns(), strict=True):
             column.extend(values)
 
-    def first(self, count: int) -> Outcomes:
-        """Return the first rows."""
-        return Outcomes(*(column[:count] for column in self._columns()))
+    def part(self, first: int, last: int) -> Outcomes:
+        """Return the rows from `first` on, `last` excluded."""
+        return Outcomes(*(column[first:last] for column in self._columns()))
 
     def __len__(self) -> int:
         return len(self.tickets)

@@ -301,24 +301,25 @@ class LocalRun:
         return outcome if detail == outcome.detail else outcome._replace(detail=detail)
 
     def _yield(self, instances: Sequence[Instance[Any]], outcomes: Outcomes) -> Iterator[Outcomes]:
-        """Recheck and record problems that have ended, and yield them; if that fails for one, yield those before it."""
+        """Recheck and record problems that have ended, and yield them. If one is refuted, those before it are yielded."""
         if self._remarks or self._unused_starts or any(status in RESCUABLE for status in outcomes.statuses):
             details = [self._explain(ended).detail for ended in map(Ended, instances, outcomes)]
             outcomes = replace(outcomes, details=details)
-        place, failure, due = 0, None, set(self._recheck.select(instances, outcomes))
-        try:
-            for place in range(len(outcomes)) if self.session.tells_each else sorted(due):
-                outcome = outcomes[place]
+        due = self._recheck.select(instances, outcomes)
+        if self.session.tells_each:
+            for place in range(len(outcomes)):
                 if place in due:
-                    self._check(instances[place], outcome)
-                if self.session.tells_each:
-                    self.session.finish(outcome)
-        except BaseException as error:  # noqa: BLE001  raised again below
-            failure, outcomes = error, outcomes.first(place)
-        if len(outcomes):
+                    self._check(instances[place], outcomes[place])
+                self.session.finish(outcomes[place])
+                yield outcomes.part(place, place + 1)
+        else:
+            for place in due:
+                try:
+                    self._check(instances[place], outcomes[place])
+                except ContractError:
+                    yield outcomes.part(0, place)
+                    raise
             yield outcomes
-        if failure is not None:
-            raise failure
         # A problem for which there was no memory retires without an event.
         del self._unclaimed[:1]
 
