@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
-import ast
 import re
 from pathlib import Path
 

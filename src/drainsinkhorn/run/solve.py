@@ -301,7 +301,7 @@ class LocalRun:
         return outcome if detail == outcome.detail else outcome._replace(detail=detail)
 
     def _yield(self, instances: Sequence[Instance[Any]], outcomes: Outcomes) -> Iterator[Outcomes]:
-        """Recheck and record problems that have ended, and yield them. If one is refuted, those before it are yielded."""
+        """Recheck and record problems that have ended, and yield them; if one is refuted, only those before it."""
         if self._remarks or self._unused_starts or any(status in RESCUABLE for status in outcomes.statuses):
             details = [self._explain(ended).detail for ended in map(Ended, instances, outcomes)]
             outcomes = replace(outcomes, details=details)
