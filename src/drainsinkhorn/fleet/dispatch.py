@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -394,9 +395,11 @@ class Dispatch:
     def _start(self, ticket: int, before: Retired | None) -> None:
         if before is not None:
             problem = self._sent[ticket]
-            start = carried_start(before, self._validated(problem), self._backend)
-            if start is not None:
-                self._sent[ticket] = replace(problem, init=start)
+            # Without memory for the predecessor's potentials it starts as if it were the first of its chain.
+            with suppress(MemoryError):
+                start = carried_start(before, self._validated(problem), self._backend)
+                if start is not None:
+                    self._sent[ticket] = replace(problem, init=start)
         self._fresh.append(ticket)
         self._fresh_work += self._weights[ticket]
 

@@ -34,7 +34,8 @@ class Sorter(Generic[A]):
         admit: Validates: returns the problem in normal form, or raises ProblemError.
         signature: The backend's; may raise ProblemError too.
         refuse: Told ticket, problem and reason of every problem turned away.
-        carry: Turns an instance into one that starts where its predecessor in the chain ended.
+        carry: Returns an instance with the start that its predecessor in the chain gives it, from the predecessor, the
+            instance and its ticket.
         lookahead: See above; `inf` reads everything at once.
         paused: While it says True nothing more is handed out, so that packs run empty.
         ready: Says whether the next problem can be read without waiting for it; else only an idle sorter reads.
@@ -55,7 +56,7 @@ class Sorter(Generic[A]):
         signature: Callable[[Instance[A]], Hashable],
         refuse: Callable[[int, Problem[A], ProblemError], None],
         lookahead: float,
-        carry: Callable[[Retired, Instance[A]], Instance[A]] = lambda _, instance: instance,
+        carry: Callable[[Retired, Instance[A], int], Instance[A]] = lambda _, instance, ticket: instance,
         paused: Callable[[], bool] = lambda: False,
         ready: Callable[[], bool] = lambda: True,
         overdue: Callable[[int], bool] = lambda ticket: False,
@@ -110,7 +111,7 @@ class Sorter(Generic[A]):
                 del self._ended[next(iter(self._ended))]
             return
         ticket, instance = successors.popleft()
-        instance = self._carry(retired, instance)
+        instance = self._carry(retired, instance, ticket)
         self._line(self._signature(instance)).append(Admission(ticket, instance))
 
     def recalled(self, retired: Retired) -> None:
@@ -218,7 +219,7 @@ class Sorter(Generic[A]):
         if chain is not None:
             self._chains[chain] = deque()
             if chain in self._ended:
-                admitted = self._carry(self._ended.pop(chain), admitted)
+                admitted = self._carry(self._ended.pop(chain), admitted, ticket)
                 signature = self._signature(admitted)
         self._line(signature).append(Admission(ticket, admitted))
         return True

@@ -277,7 +277,7 @@ def warn_of_counts(counts: Mapping[Status, int], solution: Solution[Any] | None 
 def carried_start(retired: Retired, instance: Instance[Any], backend: Backend[Any]) -> Potentials[Any] | None:
     """Where an instance starts after its predecessor in the chain; None if the predecessor's potentials are of no use.
 
-    An instance with a start of its own keeps it.
+    An instance with a start of its own keeps it. Raises MemoryError if memory does not suffice to extend potentials.
     """
     if isinstance(instance.init, Potentials) or retired.potentials is None or math.isnan(retired.residual.worst):
         return None
@@ -285,7 +285,7 @@ def carried_start(retired: Retired, instance: Instance[Any], backend: Backend[An
     before = replace(retired.instance, a=unit_mass(retired.instance.a), b=unit_mass(retired.instance.b))
     try:
         return extend_instance(before, retired.potentials, instance, backend)
-    except (ProblemError, MemoryError):
+    except ProblemError:
         return None
 
 
@@ -580,24 +580,27 @@ class _Run:
         if second.status is Status.CONVERGED or after < before or (math.isnan(before) and not math.isnan(after)):
             self._rescued[second.ticket] = self._backend.precise()
             if second.status is not Status.CONVERGED:
-                self._note(second, f"this is a second run, alone in float64; the first ended at residual {before:.3g}")
+                self._note(
+                    second.ticket, f"this is a second run, alone in float64; the first ended at residual {before:.3g}"
+                )
             elif second.instance.init == "zero" and isinstance(first.instance.init, Potentials):
-                self._note(second, "the run from its start failed, and a second one from zero converged")
+                self._note(second.ticket, "the run from its start failed, and a second one from zero converged")
             return second
         if second.status is Status.INVALID:
             return first
-        self._note(first, "a second run, alone in float64, did not help")
+        self._note(first.ticket, "a second run, alone in float64, did not help")
         return first._replace(status=Status.EXPIRED) if second.status is Status.EXPIRED else first
 
-    def _note(self, retired: Retired, text: str) -> None:
-        self._notes.setdefault(retired.ticket, []).append(text)
+    def _note(self, ticket: int, text: str) -> None:
+        self._notes.setdefault(ticket, []).append(text)
 
     def _note_start(self, retired: Retired) -> None:
         """Add a remark if validation replaced the caller's start by zero."""
         init = self._given[retired.ticket].init
         if init is not None and not isinstance(init, str) and retired.instance.init == "zero":
             self._note(
-                retired, "its start was not used: the potentials are so large that float64 cannot resolve eps in them"
+                retired.ticket,
+                "its start was not used: the potentials are so large that float64 cannot resolve eps in them",
             )
 
     def record(self, retired: Retired) -> Record:
@@ -689,8 +692,12 @@ class _Run:
             self._read = ticket + 1
             yield problem
 
-    def _carry(self, retired: Retired, instance: Instance[Any]) -> Instance[Any]:
-        start = carried_start(retired, instance, self._backend)
+    def _carry(self, retired: Retired, instance: Instance[Any], ticket: int) -> Instance[Any]:
+        try:
+            start = carried_start(retired, instance, self._backend)
+        except MemoryError:
+            self._note(ticket, "it did not start from its predecessor in the chain, for lack of memory")
+            return instance
         return instance if start is None else replace(instance, init=usable_start(start, *_scales(instance)))
 
     def _signature(self, instance: Instance[Any]) -> Hashable:
