@@ -13,6 +13,9 @@ import pytest
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.gauge import usable_start
+from drainsinkhorn.backends.reference import ReferenceBackend
+from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
+from drainsinkhorn.model.result import Residual
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
 
@@ -144,6 +147,25 @@ class TestRescue:
             assert not result.converged
             assert np.isfinite(result.potentials.f).all(), result
             assert np.isfinite(result.potentials.g).all(), result
+
+    def test_potentials_are_finite_even_if_a_backend_emits_others(self) -> None:
+        class Poisoned(WrappedPack):
+            def verify(self, lanes: Any, *, exact: bool = False) -> Any:
+                return [Residual(np.nan, np.nan, np.nan) for _ in lanes]
+
+            def emit(self, lanes: Any) -> Any:
+                poison = ds.Potentials(np.full(6, np.nan), np.full(7, np.inf))
+                return [one._replace(potentials=poison) for one in super().emit(lanes)]
+
+        class PoisonedBackend(WrappedBackend):
+            def pack(self, instances: Any) -> Any:
+                return Poisoned(self.inner.pack(instances))
+
+        backend = PoisonedBackend(ReferenceBackend())
+        result = ds.solve([ds.Problem(x=X, y=Y, eps=EPS)], backend=backend, rescue=False, warn=False)[0]
+        assert result.status is ds.Status.NONFINITE
+        assert not np.any(result.potentials.f)
+        assert not np.any(result.potentials.g)
 
     def test_an_interrupt_counts_what_is_finished(self) -> None:
         def stop(event: object) -> None:
