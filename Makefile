@@ -16,8 +16,8 @@ test: .venv/test.stamp
 soak: .venv/test.stamp
 	@seed=$${SEED:-$$($(BIN)/python -c 'import secrets; print(secrets.randbelow(2**31))')}; status=0; \
 	echo "make soak SEED=$$seed"; \
-	for job in "cpu 10000" "triton 500" "ott 500" "keops 500"; do set -- $$job; \
-	  $(BIN)/python -m drainsinkhorn.testing.soak --backend $$1 --problems $$2 --seed $$seed || status=1; done; \
+	for job in "cpu 10000" "cpu 2000 --frugal" "triton 500" "ott 500" "keops 500"; do set -- $$job; \
+	  $(BIN)/python -m drainsinkhorn.testing.soak --backend $$1 --problems $$2 --seed $$seed $$3 || status=1; done; \
 	DRAIN_SOAK=1 $(BIN)/python -m pytest -q -n auto tests/faults/test_journal*.py || status=1; exit $$status
 
 # On a machine with a CUDA device: with the Python at hand, which has torch, triton and pytest; nothing is installed.

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
+from drainsinkhorn.backends.reference import ReferenceBackend
+from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
+from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
@@ -144,6 +147,26 @@ class TestRescue:
             assert not result.converged
             assert np.isfinite(result.potentials.f).all(), result
             assert np.isfinite(result.potentials.g).all(), result
+
+    def test_potentials_are_finite_even_if_a_backend_emits_others(self) -> None:
+        class Poisoned(WrappedPack):
+            def verify(self, lanes: Any, *, exact: bool = False) -> Any:
+                unknown = [np.nan] * len(lanes)
+                return Residuals(unknown, unknown, unknown)
+
+            def emit(self, lanes: Any) -> Any:
+                f, g = ([np.full(size, bad)] * len(lanes) for size, bad in ((6, np.nan), (7, np.inf)))
+                return super().emit(lanes)._replace(f=f, g=g)
+
+        class PoisonedBackend(WrappedBackend):
+            def pack(self, instances: Any) -> Any:
+                return Poisoned(self.inner.pack(instances))
+
+        backend = PoisonedBackend(ReferenceBackend())
+        result = ds.solve([ds.Problem(x=X, y=Y, eps=EPS)], backend=backend, rescue=False, warn=False)[0]
+        assert result.status is ds.Status.NONFINITE
+        assert not np.any(result.potentials.f)
+        assert not np.any(result.potentials.g)
 
     def test_an_interrupt_counts_what_is_finished(self) -> None:
         def stop(event: object) -> None:

@@ -96,7 +96,17 @@ class TestOutputs:
         (tmp_path / "soft").symlink_to(journal)
         (tmp_path / "hard").hardlink_to(journal)
         (tmp_path / "folder").symlink_to(tmp_path)
-        for out in ("journal", "soft", "hard", "folder/journal", "journal-wal", "journal-shm", "journal.damaged"):
+        (tmp_path / "journal.damaged.2").touch()
+        for out in (
+            "journal",
+            "soft",
+            "hard",
+            "folder/journal",
+            "journal-wal",
+            "journal-shm",
+            "journal.damaged",
+            "journal.damaged.2",
+        ):
             done = solve(source, "-o", tmp_path / out, "--journal", journal)
             assert is_refused(done), out
             assert f"{out} holds the journal; name another file" in done.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from drainsinkhorn.core.source import Admission
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.queue import Ended, Policy, Queue
 
@@ -45,5 +46,5 @@ class ScriptedGate:
     def signature(self, instance: Any) -> Any:
         return instance.x.shape
 
-    def carry_start(self, ended: Ended, instance: Any) -> Any:
-        return instance
+    def carry_start(self, ended: Ended, admission: Admission) -> Any:
+        return admission.instance

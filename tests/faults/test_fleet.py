@@ -23,9 +23,10 @@ from tests.conftest import needs
 from tests.faults.faulty import FILLS, HANGS, KILLS, RAISES, Harmful, assert_same, batch
 
 import drainsinkhorn as ds
+from drainsinkhorn.backends import load
 from drainsinkhorn.core.events import Event, Finished, Lost, Reported
 from drainsinkhorn.fleet import wire, worker
-from drainsinkhorn.fleet.bench import Windows
+from drainsinkhorn.fleet.bench import Assignment, Windows
 from drainsinkhorn.fleet.fleet import Fleet
 from drainsinkhorn.model.errors import FleetError
 from drainsinkhorn.parallel import LocalFleet, RayFleet
@@ -296,6 +297,19 @@ class TestLoss:
         assert_same(results, list(ds.solve(problems, backend="reference")))
         assert watch.of(Lost)[0].reason == "it was not ready after 2 s"
         assert time.monotonic() - begun < 60
+
+    def test_a_worker_that_takes_nothing(self) -> None:
+        with LocalFleet(1, hang=1.0) as fleet:
+            crew: Any = fleet.crew
+            crew.hire(0, Assignment(ds.Options(), load("reference"), 1))
+            os.kill(crew.pid(0), signal.SIGSTOP)
+            begun = time.monotonic()
+            # More than a socket holds.
+            crew._say(0, worker.frame("window", "x" * 10**7))
+            assert time.monotonic() - begun < 10
+            assert [(who, message.kind, message.body) for who, message in crew.wait(5.0)] == [
+                (0, "died", "it took nothing for 1 s")
+            ]
 
     @pytest.mark.parametrize(
         ("harm", "reason"),

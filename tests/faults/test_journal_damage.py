@@ -20,7 +20,7 @@ from tests.faults.faulty import assert_same
 import drainsinkhorn as ds
 from drainsinkhorn.core.events import Event, Resumed
 from drainsinkhorn.model.errors import FileError
-from drainsinkhorn.run.journal import FIRST_FORMAT, FORMAT
+from drainsinkhorn.run.journal import FIRST_FORMAT, FORMAT, Journal
 
 CASES = 1500 if os.environ.get("DRAIN_SOAK") else 60
 LOOSE, TIGHT = 1e-2, 1e-5
@@ -252,6 +252,24 @@ def test_a_table_whose_description_is_no_text(journals: Journals, tmp_path: Path
     assert raw != journals.ended[""]
     assert_same(solve(place(tmp_path, {"": raw}), LOOSE), journals.truth[LOOSE])
     assert (tmp_path / "j.damaged").read_bytes() == raw
+
+
+def test_every_damaged_file_is_kept(journals: Journals, tmp_path: Path) -> None:
+    kept = list[bytes]()
+    for _ in range(3):
+        raw = journals.ended[""].replace(b"CREATE TABLE ended (ticket", b"CREATE TABLE ended (%d(((((" % len(kept))
+        assert_same(solve(place(tmp_path, {"": raw}), LOOSE), journals.truth[LOOSE])
+        kept.append(raw)
+        names = ["j.damaged", "j.damaged.2", "j.damaged.3"][: len(kept)]
+        assert [(tmp_path / name).read_bytes() for name in names] == kept
+
+
+def test_recall_asks_what_a_row_was_verified_against(
+    journals: Journals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should a whole row of other settings escape the check of the file, its problem is solved again."""
+    monkeypatch.setattr(Journal, "_refuse_other_settings", lambda *_: None)
+    assert_same(solve(place(tmp_path, journals.ended), TIGHT), journals.truth[TIGHT])
 
 
 def test_rows_of_another_run_are_refused_by_name(journals: Journals, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from drainsinkhorn.core.options import Options
 from drainsinkhorn.core.source import Admission, Batch
 from drainsinkhorn.fleet import wire
 from drainsinkhorn.numerics.memory import is_out_of_memory, memory_errors
+from drainsinkhorn.run import extend as extend_module
 from drainsinkhorn.run import stack as batch_module
 from drainsinkhorn.run.journal import Journal
 from drainsinkhorn.run.session import Session
@@ -439,6 +440,27 @@ def test_sorting_that_runs_out_loses_no_result(monkeypatch: pytest.MonkeyPatch) 
     results = caught.value.results
     assert 3 in results
     assert all(same(result, truth[ticket]) for ticket, result in results.items())
+
+
+def test_a_link_that_starts_cold_for_lack_of_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = [replace(problem, chain="c") for problem in batch(3)]
+    warm = ds.solve(chain, backend="reference")
+    extend = extend_module.extend_instance
+
+    def full(old: Any, potentials: Any, new: Any, backend: Any) -> Any:
+        if new.x is chain[1].x:
+            raise MemoryError("no room for potentials")
+        return extend(old, potentials, new, backend)
+
+    monkeypatch.setattr(extend_module, "extend_instance", full)
+    first, second, third = ds.solve(chain, backend="reference")
+    assert same(first, warm[0])
+    assert second.converged
+    (cold,) = ds.solve([batch(3)[1]], backend="reference")
+    assert np.array_equal(second.potentials.f, cold.potentials.f), "as if it were the first of its chain"
+    assert "did not start from its predecessor in the chain, for lack of memory" in second.message
+    assert third.converged
+    assert "predecessor" not in first.message + third.message
 
 
 def test_a_problem_that_cannot_be_checked_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:

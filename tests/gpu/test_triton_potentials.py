@@ -68,3 +68,19 @@ def test_directions_that_nearly_agree_are_known_only_to_rounding() -> None:
     assert certified.band > 1e-9
     assert said.band > certified.band / 8
     assert abs(said.row - certified.row) <= said.band + certified.band
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:divide")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_bands_cover_points_that_no_sample_has(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(80, 3)), rng.normal(size=(80, 3))
+    # A place that is not among the 32 sampled rows.
+    place, direction = int(rng.integers(1, 79)), rng.normal(size=3)
+    y[place] = direction / np.linalg.norm(direction) * np.sqrt(1e5)
+    pack = TritonBackend(device=DEVICE).pack([validate(ds.Problem(x=x, y=y, eps=1.0), 1e-2)])
+    for _ in range(3):
+        pack.advance(3, [-1.0])
+        (said,), (certified,) = pack.verify([0]), pack.verify([0], exact=True)
+        error = max(abs(said.row - certified.row), abs(said.col - certified.col))
+        assert error <= said.band + certified.band, (said, certified)

@@ -34,6 +34,10 @@ def test_no_result_of_the_cpu_is_false(part: int) -> None:
     assert_clean(soak("cpu", 250, SEED + part))
 
 
+def test_no_result_of_streaming_lanes_of_the_cpu_is_false() -> None:
+    assert_clean(soak("cpu", 150, SEED, frugal=True))
+
+
 def test_no_result_of_the_reference_is_false() -> None:
     assert_clean(soak("reference", 250, SEED))
 

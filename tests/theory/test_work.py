@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drainsinkhorn.core.audit import Audit
+from drainsinkhorn.core.audit import Audit, Geometric
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Options
@@ -17,6 +17,7 @@ from drainsinkhorn.core.source import Admission, Batch
 from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.testing.scripted import ScriptedBackend, scripted
 from drainsinkhorn.theory import opportunity, padding, removable, saved, slots, survival, windows
+from drainsinkhorn.theory.replay import replay
 
 profiles = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 
@@ -28,6 +29,38 @@ def test_slots_are_what_the_executor_spends(depths: list[int], width: int, mode:
     waiting = Batch([Admission(ticket, scripted(depth)) for ticket, depth in enumerate(depths)])
     list(execute(ScriptedBackend(), waiting, plan, ledger))
     assert slots(depths, mode, width, audit) == ledger.slots
+
+
+class Meter:
+    """A meter, so that a replay leaves no audit out."""
+
+    def opened(self, *_: int) -> None:
+        pass
+
+    def advanced(self, *_: object, lockstep: bool) -> None:
+        pass
+
+    screened = verified = emitted = repacked = opened
+
+
+audits = st.sampled_from([Audit(), Audit(every=3), Audit(first_passage=False), Audit(every=Geometric(3, 1.5))])
+
+
+@given(profiles, st.integers(1, 9), st.sampled_from(sorted(MODES)), audits)
+def test_audits_at_which_no_lane_leaves_change_no_slot(depths: list[int], width: int, mode: str, audit: Audit) -> None:
+    if mode == "stream" and isinstance(audit.every, Geometric):
+        return
+    every, few = replay(depths, mode, width, audit, Meter()), replay(depths, mode, width, audit)
+    assert few.audits <= every.audits
+    for name in ("slots", "widths", "repacks", "refills", "frozen", "depths"):
+        assert getattr(few, name) == getattr(every, name), name
+
+
+def test_the_time_of_a_replay_does_not_depend_on_depths() -> None:
+    for mode in MODES:
+        ledger = replay([10**12 + k for k in range(20)], mode, 4, Audit())
+        assert ledger.audits <= 20
+        assert ledger.slots >= 20 * 10**12
 
 
 @given(profiles, st.integers(1, 9))

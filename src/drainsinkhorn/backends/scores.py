@@ -18,6 +18,10 @@ Vector = NDArray[np.float64]
 LIGHT = 1e-3
 """Points lighter than this part of the mean weight are not sampled: together they hold no more of the mass."""
 
+UNSAMPLED = 16 * 2.0**-24
+"""Rounding error of a residual in float32 per nat of `unsampled` potentials: some units in the last place of a score.
+"""
+
 SQUARES = (1e-140, 1e140)
 """Lengths between these have squares that are numbers."""
 
@@ -92,3 +96,21 @@ def samples(weights: Vector, count: int) -> NDArray[np.int32]:
     """Places of points, evenly spread over those that are not light; some twice if there are fewer."""
     heavy = np.flatnonzero(weights >= LIGHT / len(weights))
     return heavy[np.linspace(0, len(heavy) - 1, count).astype(int)].astype(np.int32)
+
+
+def unsampled(xp: Any, weights: Any, potentials: Any, places: Any) -> Any:
+    """Return by how much the mean size of potentials exceeds what sampled points account for; 0 if it does not.
+
+    The rounding error of a score grows with the score, and the potential of a point is as large as the scores that
+    matter to it. A few points far from all others may hold most of the error. Where the sample has none of them, its
+    errors say nothing of theirs. Sizes are distances from the median of the sample; a safety factor on its errors
+    accounts for a mean of four times its median size.
+
+    Args:
+        xp: NumPy, or its counterpart in JAX.
+        weights: (n,), of mass 1, and 0 for points that do not count.
+        potentials: (n,), finite.
+        places: Indices of the sampled points.
+    """
+    sizes = abs(potentials - xp.median(potentials[places]))
+    return xp.maximum(0.0, (weights * sizes).sum() - 4 * xp.median(sizes[places]))

@@ -23,7 +23,7 @@ from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.run.solve import solve
 from drainsinkhorn.theory import profile_width_cost, removable
-from drainsinkhorn.theory.replay import Idle, replay
+from drainsinkhorn.theory.replay import replay
 
 MOST = 4096
 """Problems of a file that a prediction counts; more would only make it slower."""
@@ -53,7 +53,7 @@ def what_if(depths: Sequence[int], width: int, price: Callable[..., float] | Non
     wanted += [(mode, other) for mode in ("compact", "stream") for other in others]
     found: list[Choice] = []
     for mode, lanes in wanted:
-        ledger = replay(depths, mode, lanes, Audit(), Idle())
+        ledger = replay(depths, mode, lanes, Audit())
         seconds = None if price is None else price(depths, mode, lanes)
         cycles = sum(cycles for _, cycles in ledger.widths)
         found.append(Choice(mode, lanes, ledger.slots, cycles, ledger.repacks, seconds))

@@ -120,7 +120,8 @@ def _say_faults(event: Event) -> None:
         _warn(f"the end of {event.path} was torn: {event.torn} bytes of unfinished writing are left out")
     if isinstance(event, Resumed) and event.salvaged is not None:
         _warn(
-            f"{event.path} was damaged: {event.salvaged} whole problems are saved, the rest is in {event.path}.damaged"
+            f"{event.path} was damaged: {event.salvaged} whole problems are saved; the damaged file is kept beside it, "
+            "with .damaged after its name"
         )
 
 

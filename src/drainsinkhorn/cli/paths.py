@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import IO
 
 JOURNAL_SUFFIXES = ("", "-wal", "-shm", "-journal", ".damaged", ".damaged-wal", ".damaged-shm")
-"""Suffixes of all files that belong to a journal: those of SQLite, and those of a damaged journal put aside."""
+"""Suffixes of all files that belong to a journal: those of SQLite, and those of a damaged journal put aside. If several
+were put aside, the later ones are found by their names."""
 
 
 @contextmanager
@@ -38,5 +40,8 @@ def is_same_file(one: Path, other: Path) -> bool:
 
 
 def journal_files(journal: Path | None) -> list[Path]:
-    """All paths that a journal may write to."""
-    return [] if journal is None else [journal.with_name(journal.name + suffix) for suffix in JOURNAL_SUFFIXES]
+    """All paths that a journal may write to, and all damaged journals that were put aside."""
+    if journal is None:
+        return []
+    aside = journal.parent.glob(f"{glob.escape(journal.name)}.damaged*")
+    return [*(journal.with_name(journal.name + suffix) for suffix in JOURNAL_SUFFIXES), *aside]

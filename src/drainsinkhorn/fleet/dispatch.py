@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -336,9 +337,11 @@ class Dispatch:
         """Make a problem ready to be sent; it starts where its predecessor in the chain ended."""
         if predecessor is not None:
             problem = self._sent[ticket]
-            start = carried_start(predecessor, self.session.validate(problem), self.session.backend)
-            if start is not None:
-                self._sent[ticket] = replace(problem, init=start)
+            # Without memory for the predecessor's potentials it starts as if it were the first of its chain.
+            with suppress(MemoryError):
+                start = carried_start(predecessor, self.session.validate(problem), self.session.backend)
+                if start is not None:
+                    self._sent[ticket] = replace(problem, init=start)
         self._fresh.append(ticket)
         self._fresh_work += self._weights[ticket]
 

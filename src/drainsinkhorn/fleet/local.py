@@ -24,7 +24,7 @@ from drainsinkhorn.model.errors import FleetError, OptionsError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SEND_SECONDS = 30.0
-"""Longest time that a worker may take to accept a message, in seconds; after that it counts as hung."""
+"""Longest time in seconds for which a worker may take nothing of what is sent to it, unless `hang` is shorter."""
 CHUNK = 2**20
 
 
@@ -73,7 +73,7 @@ class LocalFleet(Fleet):
         if devices is not None and (not devices or (workers or len(devices)) != len(devices)):
             raise OptionsError(f"devices names one GPU for each worker, got {devices!r} for workers={workers}")
         count = workers or (len(devices) if devices else max(1, cores_here() // cores))
-        super().__init__(LocalCrew(count, cores, devices), hang=hang, strikes=strikes)
+        super().__init__(LocalCrew(count, cores, devices, min(hang, SEND_SECONDS)), hang=hang, strikes=strikes)
 
 
 @dataclass
@@ -86,12 +86,20 @@ class _Process:
 
 
 class LocalCrew:
-    """Worker processes, each connected by a socket pair of its own."""
+    """Worker processes, each connected by a socket pair of its own.
 
-    def __init__(self, size: int, cores: int, devices: Sequence[int | str] | None) -> None:
+    Args:
+        size: Number of workers.
+        cores: Threads of each worker.
+        devices: GPUs, one per worker; None: all workers see all of them.
+        send_seconds: Seconds after which a worker that takes nothing of what is sent to it counts as dead.
+    """
+
+    def __init__(self, size: int, cores: int, devices: Sequence[int | str] | None, send_seconds: float) -> None:
         self.size = size
         self.cores = cores
         self._devices = devices
+        self._send_seconds = send_seconds
         self._processes: dict[int, _Process] = {}
         self._selector = selectors.DefaultSelector()
         self._chunk = bytearray(CHUNK)
@@ -125,7 +133,7 @@ class LocalCrew:
         command = [sys.executable, "-c", "from drainsinkhorn.fleet.worker import main; main()", str(theirs.fileno())]
         with theirs:
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL)
-        ours.settimeout(SEND_SECONDS)
+        ours.settimeout(self._send_seconds)
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return _Process(process, ours)
 
@@ -148,7 +156,7 @@ class LocalCrew:
         except OSError as error:
             # A worker that has ended may have left messages to read; one that hangs has none, so its end is noted here.
             if isinstance(error, TimeoutError):
-                self._noticed.append((worker, Message("died", f"it took nothing for {SEND_SECONDS:g} s")))
+                self._noticed.append((worker, Message("died", f"it took nothing for {self._send_seconds:g} s")))
 
     def dismiss(self, worker: int) -> None:
         """Kill the process."""

@@ -71,7 +71,8 @@ def extend_instance(
 def carried_start(ended: Ended, instance: Instance[Any], backend: Backend[Any]) -> Potentials[Any] | None:
     """Return where an instance starts after its predecessor in a chain.
 
-    None if the instance has a start of its own, or if the predecessor's potentials are of no use to it.
+    None if the instance has a start of its own, or if the predecessor's potentials are of no use to it. Raises
+    MemoryError if memory does not suffice to extend the potentials.
     """
     before, (_, potentials, residual, *_) = ended
     if isinstance(instance.init, Potentials) or potentials is None or math.isnan(residual.worst):
@@ -80,7 +81,7 @@ def carried_start(ended: Ended, instance: Instance[Any], backend: Backend[Any]) 
     before = replace(before, a=unit_mass(before.a), b=unit_mass(before.b))
     try:
         return extend_instance(before, potentials, instance, backend)
-    except (ProblemError, MemoryError):
+    except ProblemError:
         return None
 
 

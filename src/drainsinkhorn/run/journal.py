@@ -9,6 +9,7 @@ can be trusted even if other parts of the file are damaged.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sqlite3
@@ -168,7 +169,7 @@ class Journal:
 
     def _salvage(self) -> int:
         """Rename a damaged journal, copy its intact rows into a new one, and return their number."""
-        damaged = self.path.with_name(self.path.name + ".damaged")
+        damaged = _unused_name(self.path.with_name(self.path.name + ".damaged"))
         for suffix in ("", "-wal", "-shm", "-journal"):
             old = self.path.with_name(self.path.name + suffix)
             if old.exists():
@@ -187,6 +188,12 @@ class Journal:
             source.close()
             database.close()
         return saved
+
+
+def _unused_name(path: Path) -> Path:
+    """Return the path, or with the first of the suffixes .2, .3, ... under which neither a file nor its WAL exists."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}.{k}") for k in itertools.count(2)))
+    return next(name for name in names if not name.exists() and not name.with_name(name.name + "-wal").exists())
 
 
 def _identify(database: sqlite3.Connection, path: Path) -> None:

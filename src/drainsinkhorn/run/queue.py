@@ -77,8 +77,8 @@ class Gate(Protocol):
         """Return the key of its line: problems of equal signature may share a pack."""
         ...
 
-    def carry_start(self, ended: Ended, instance: Instance[Any]) -> Instance[Any]:
-        """Return the instance with the start that follows from its predecessor in the chain."""
+    def carry_start(self, ended: Ended, admission: Admission) -> Instance[Any]:
+        """Return the instance of a problem with the start that follows from its predecessor in the chain."""
         ...
 
 
@@ -263,7 +263,7 @@ class Queue:
 
     def _start(self, admission: Admission, predecessor: Ended) -> None:
         """Put a problem in line that starts where its predecessor in the chain ended."""
-        instance = self._gate.carry_start(predecessor, admission.instance)
+        instance = self._gate.carry_start(predecessor, admission)
         self._put(Admission(admission.ticket, instance), self._gate.signature(instance))
 
     def _put(self, admission: Admission, signature: Hashable) -> None:

@@ -34,6 +34,7 @@ from drainsinkhorn.run.stack import as_problems, check_arguments, validate_stack
 from drainsinkhorn.run.validate import finite_on_device, make_instance
 
 DEFAULTS = Options()
+COLD_LINK = "it did not start from its predecessor in the chain, for lack of memory"
 UNUSED_START = "its start was not used: the potentials are so large that float64 cannot resolve eps in them"
 
 
@@ -148,7 +149,7 @@ class LocalRun:
         self._failed: dict[int, Ended] = {}
         # Tickets of problems whose start was replaced by zero, and remarks for messages.
         self._unused_starts: set[int] = set()
-        self._remarks: dict[int, str] = {}
+        self._remarks: dict[int, list[str]] = {}
         # Lanes that have retired and were not yielded by `drain` yet; tickets of converged results that were refuted.
         self._unclaimed: list[Retired] = []
         self._refuted: set[int] = set()
@@ -241,9 +242,13 @@ class LocalRun:
         """Ask the backend for the signature."""
         return self._backend.signature(instance)
 
-    def carry_start(self, ended: Ended, instance: Instance[Any]) -> Instance[Any]:
-        """Start an instance where its predecessor in the chain ended, if that start is of use."""
-        start = carried_start(ended, instance, self._backend)
+    def carry_start(self, ended: Ended, admission: Admission) -> Instance[Any]:
+        """Start a problem where its predecessor in the chain ended, if that start is of use."""
+        ticket, instance = admission
+        try:
+            start = carried_start(ended, instance, self._backend)
+        except MemoryError:
+            start, self._remarks[ticket] = None, [COLD_LINK]
         if start is None:
             return instance
         return replace(instance, init=usable_start(start, instance.eps, instance.tol, instance.a, instance.b))
@@ -294,8 +299,7 @@ class LocalRun:
             detail = rescue.explain(ended, self.session.options.audit.margin) or detail
         if outcome.ticket in self._unused_starts:
             remarks.append(UNUSED_START)
-        if outcome.ticket in self._remarks:
-            remarks.append(self._remarks[outcome.ticket])
+        remarks += self._remarks.get(outcome.ticket, ())
         if remarks:
             detail = "; ".join([detail or outcome.status.value, *remarks])
         return outcome if detail == outcome.detail else outcome._replace(detail=detail)
@@ -359,7 +363,7 @@ class LocalRun:
                 finite = rescue.with_finite_potentials(second.outcome)
                 ended, remark = rescue.choose_result(self._failed[ticket], second._replace(outcome=finite))
                 if remark:
-                    self._remarks[ticket] = remark
+                    self._remarks.setdefault(ticket, []).append(remark)
                 outcomes = Outcomes()
                 outcomes.append(ended.outcome)
                 self._unclaimed.append(Retired([ended.instance], outcomes))

@@ -70,6 +70,7 @@ class Finding:
         alone: True if it also happens when only the problems of its chain are solved.
         detail: What was claimed and what is true.
         tol: The tol that replaced the problem's own for an "edge" finding; None: its own.
+        frugal: Whether lanes had their most frugal representation.
     """
 
     kind: str
@@ -80,10 +81,12 @@ class Finding:
     alone: bool
     detail: str
     tol: float | None = None
+    frugal: bool = False
 
     def __str__(self) -> str:
         only = f"--only {self.index}" if self.alone else f"--batch {self.batch}"
         only += "" if self.tol is None else f" --tol {self.tol!r}"
+        only += " --frugal" * self.frugal
         again = f"python -m drainsinkhorn.testing.soak --backend {self.backend} --seed {self.seed} {only}"
         return f"{self.kind}: problem {self.index}: {self.detail}\n    {again}"
 
@@ -154,6 +157,7 @@ def soak(
     batches: Sequence[int] | None = None,
     report: Callable[[Finding | Tally], None] = lambda _: None,
     seconds: float = math.inf,
+    frugal: bool = False,
 ) -> Tally:
     """Solve hostile problems in batches, each in a way of its own, and judge every result.
 
@@ -165,13 +169,15 @@ def soak(
         batches: Numbers of the batches to solve, in place of `problems`.
         report: Called with every finding as it comes, and with the tally after every batch.
         seconds: No batch begins after so many seconds.
+        frugal: Whether every lane has its most frugal representation (`Backend.frugal`), which small problems never
+            have otherwise: streaming on the CPU.
     """
     scope = scope_of(backend) if scope is None else scope
-    tally, loaded, begun = Tally(backend, seed), load(backend), time.perf_counter()
+    tally, loaded, begun = Tally(backend, seed), _loaded(backend, frugal=frugal), time.perf_counter()
     for batch in range(-(-problems // scope.batch)) if batches is None else batches:
         if time.perf_counter() - begun > seconds:
             break
-        for finding in _Batch(tally, loaded, scope, batch).findings():
+        for finding in _Batch(tally, loaded, scope, batch, frugal=frugal).findings():
             tally.findings.append(finding)
             report(finding)
         tally.seconds[1] = time.perf_counter() - begun
@@ -179,7 +185,15 @@ def soak(
     return tally
 
 
-def soak_one(backend: str, index: int, seed: int, *, tol: float | None = None, scope: Scope | None = None) -> Tally:
+def soak_one(
+    backend: str,
+    index: int,
+    seed: int,
+    *,
+    tol: float | None = None,
+    scope: Scope | None = None,
+    frugal: bool = False,
+) -> Tally:
     """Solve one problem and those before it in its chain, as its batch would, and judge the results.
 
     Args:
@@ -188,16 +202,21 @@ def soak_one(backend: str, index: int, seed: int, *, tol: float | None = None, s
         seed: Seed of the generator.
         tol: A tol in place of the problem's own, with a margin of 1. None: its own.
         scope: What to draw from. None: what suits the backend.
+        frugal: As for `soak`.
     """
     scope = scope_of(backend) if scope is None else scope
     tally = Tally(backend, seed)
-    batch = _Batch(tally, load(backend), scope, index // scope.batch)
+    batch = _Batch(tally, _loaded(backend, frugal=frugal), scope, index // scope.batch, frugal=frugal)
     if tol is None:
         tally.findings.extend(batch.findings(_chain_of(index, seed, scope)))
     else:
         tally.findings.extend(batch.at_edge(index, tol))
         tally.problems += 1
     return tally
+
+
+def _loaded(backend: str, *, frugal: bool) -> Backend[Any]:
+    return load(backend).frugal() if frugal else load(backend)
 
 
 def _chain_of(index: int, seed: int, scope: Scope) -> list[int]:
@@ -215,10 +234,11 @@ class _Batch:
         backend: What solves them.
         scope: What they are drawn from.
         number: Which batch of the seed.
+        frugal: Whether lanes have their most frugal representation.
     """
 
-    def __init__(self, tally: Tally, backend: Backend[Any], scope: Scope, number: int) -> None:
-        self.tally, self.backend, self.scope, self.number = tally, backend, scope, number
+    def __init__(self, tally: Tally, backend: Backend[Any], scope: Scope, number: int, *, frugal: bool = False) -> None:
+        self.tally, self.backend, self.scope, self.number, self.frugal = tally, backend, scope, number, frugal
         self.setting = setting(tally.seed, number, scope)
         self.edges: dict[int, float] = {}
 
@@ -235,7 +255,7 @@ class _Batch:
             yield from self.at_edge(index, tol)
         for index, (kind, detail) in wrong.items():
             alone = not whole or kind in {k for k, _ in self._wrong(self._chain(index), None).values()}
-            yield Finding(kind, self.backend.name, tally.seed, index, self.number, alone, detail)
+            yield Finding(kind, self.backend.name, tally.seed, index, self.number, alone, detail, frugal=self.frugal)
 
     def at_edge(self, index: int, tol: float) -> Iterator[Finding]:
         """Solve a problem and those before it in its chain with another tol, and yield what is wrong with it."""
@@ -252,7 +272,9 @@ class _Batch:
                 return
             kind = "edge" if found[0] == "false" else found[0]
             detail = f"{found[1]}; {self._told(problems[-1], result)}"
-        yield Finding(kind, self.backend.name, self.tally.seed, index, self.number, True, detail, tol)
+        yield Finding(
+            kind, self.backend.name, self.tally.seed, index, self.number, True, detail, tol, frugal=self.frugal
+        )
 
     def _chain(self, index: int) -> list[int]:
         return _chain_of(index, self.tally.seed, self.scope)
@@ -393,6 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=int, metavar="INDEX", help="solve this problem alone, and its chain")
     parser.add_argument("--tol", type=float, help="with --only: solve it with this tol, at the edge")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no batch after so many seconds")
+    parser.add_argument("--frugal", action="store_true", help="every lane in its most frugal representation")
     parser.add_argument("--report", metavar="FILE", help="write the findings there, as JSON")
     asked = parser.parse_args(arguments)
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
@@ -404,12 +427,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     sys.stdout.write(f"backend {asked.backend}, seed {seed}\n")
     if asked.only is not None:
-        tally = soak_one(asked.backend, asked.only, seed, tol=asked.tol)
+        tally = soak_one(asked.backend, asked.only, seed, tol=asked.tol, frugal=asked.frugal)
         for finding in tally.findings:
             report(finding)
     else:
         batches = None if asked.batch is None else [asked.batch]
-        tally = soak(asked.backend, asked.problems, seed, batches=batches, report=report, seconds=asked.seconds)
+        tally = soak(
+            asked.backend,
+            asked.problems,
+            seed,
+            batches=batches,
+            report=report,
+            seconds=asked.seconds,
+            frugal=asked.frugal,
+        )
     sys.stdout.write(f"{tally}\n")
     for words, count in tally.refusals.most_common(20):
         sys.stdout.write(f"    INVALID {count}: {words}\n")

@@ -123,11 +123,11 @@ class WidthCost:
             parts["repack"] += meter.refilled * self.pack.lane
         return Forecast(sum(parts.values()), parts, ledger.slots, ledger.repacks)
 
-    def _advance(self, widths: Sequence[int], lanes: int, frozen: int, lockstep: bool) -> float:
-        """Seconds of one call of advance."""
+    def _advance(self, widths: Sequence[tuple[int, int]], lanes: int, frozen: int, lockstep: bool) -> float:
+        """Seconds of one call of advance; `widths` are runs of (lanes executed, cycles)."""
         extra = self._at(self.lockstep, lanes) if lockstep else 0.0
         extra += self._at(self.frozen, lanes) if frozen else 0.0
-        return self._at(self.call, lanes) + sum(map(self.per_cycle, widths)) + len(widths) * extra
+        return self._at(self.call, lanes) + sum(cycles * (self.per_cycle(width) + extra) for width, cycles in widths)
 
     def break_even(self, width: int | None = None, cycles: int = 8) -> float:
         """The smallest shrink that pays for its repack within `cycles` cycles, at a width; inf where none does.
@@ -159,7 +159,7 @@ def _zeros() -> dict[str, int]:
 class _Meter:
     """Counts calls and lanes by verb, and adds up the cycles at their price."""
 
-    price: Callable[[Sequence[int], int, int, bool], float]
+    price: Callable[[Sequence[tuple[int, int]], int, int, bool], float]
     advancing: float = 0.0
     refilled: int = 0
     calls: dict[str, int] = field(default_factory=_zeros)
@@ -172,7 +172,7 @@ class _Meter:
     def opened(self, lanes: int) -> None:
         self._count("pack", lanes)
 
-    def advanced(self, widths: Sequence[int], lanes: int, frozen: int, *, lockstep: bool) -> None:
+    def advanced(self, widths: Sequence[tuple[int, int]], lanes: int, frozen: int, *, lockstep: bool) -> None:
         self.advancing += self.price(widths, lanes, frozen, lockstep)
 
     def screened(self, lanes: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from drainsinkhorn.core.audit import Audit
+from drainsinkhorn.core.audit import EVERY, Audit, Geometric
 from drainsinkhorn.core.events import Observer
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
@@ -24,14 +24,21 @@ PASSED, UNFINISHED = 0.5, 2.0
 
 
 class Meter(Protocol):
-    """Told what a pack is asked to do."""
+    """Told every call of a pack."""
 
     def opened(self, lanes: int) -> None:
         """Lanes were loaded and their first leg measured."""
         ...
 
-    def advanced(self, widths: Sequence[int], lanes: int, frozen: int, *, lockstep: bool) -> None:
-        """One call of advance: the lanes executed in each of its cycles; all lanes of the pack, and the frozen."""
+    def advanced(self, widths: Sequence[tuple[int, int]], lanes: int, frozen: int, *, lockstep: bool) -> None:
+        """One call of advance.
+
+        Args:
+            widths: Runs of (lanes executed, cycles), in the order of execution.
+            lanes: Lanes of the pack.
+            frozen: Those of them that are frozen.
+            lockstep: Whether all lanes move in lockstep.
+        """
         ...
 
     def screened(self, lanes: int) -> None:
@@ -51,35 +58,52 @@ class Meter(Protocol):
         ...
 
 
-class Idle:
-    """A meter that counts nothing: the ledger has the slots."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PassageAudit(Audit):
+    """An audit without the times at which no lane could leave. Slots, widths and repacks are those of all times.
 
-    def opened(self, lanes: int) -> None:
-        """Nothing."""
+    Attributes:
+        together: Whether lanes leave together.
+        opened: The latest pack of the run, once there is one.
+    """
 
-    def advanced(self, widths: Sequence[int], lanes: int, frozen: int, *, lockstep: bool) -> None:
-        """Nothing."""
+    together: bool
+    opened: list[_ReplayPack]
 
-    def screened(self, lanes: int) -> None:
-        """Nothing."""
-
-    def verified(self, lanes: int) -> None:
-        """Nothing."""
-
-    def emitted(self, lanes: int) -> None:
-        """Nothing."""
-
-    def repacked(self, kept: int, admitted: int) -> None:
-        """Nothing."""
+    def following(self, clock: int) -> int:
+        """The first audit after `clock` cycles at which a lane, or all lanes together, may leave."""
+        passage = clock + (self.opened[-1].cycles_left(together=self.together) if self.opened else 1)
+        if not isinstance(self.every, Geometric):
+            every = self.every or EVERY
+            return -(-passage // every) * every
+        return Audit.following(self, passage - 1)
 
 
 def replay(
-    depths: Sequence[int], mode: str | Mode, width: int, audit: Audit, meter: Meter, observe: Observer | None = None
+    depths: Sequence[int],
+    mode: str | Mode,
+    width: int,
+    audit: Audit,
+    meter: Meter | None = None,
+    observe: Observer | None = None,
 ) -> Ledger:
-    """Run problems of these depths in a mode, telling the meter every call. Depths count first passages, at least 1."""
-    ledger = Ledger()
+    """Run problems of given depths in a mode.
+
+    Args:
+        depths: Cycles of each problem until its first passage, at least 1.
+        mode: The mode.
+        width: Largest width of a pack.
+        audit: The audit times.
+        meter: Told every call of a pack. None: audits at which no lane could leave are left out, so that the time of a
+            replay depends on the number of problems and not on their depths; the ledger does not count such audits.
+        observe: Told every event.
+    """
+    ledger, opened = Ledger(), list[_ReplayPack]()
     limit = 2 * max(depths, default=1) + 2 * audit.following(0)
     how = MODES[mode] if isinstance(mode, str) else mode
+    if meter is None:
+        fields = {name: getattr(audit, name) for name in Audit.__dataclass_fields__}
+        audit = _PassageAudit(**fields, together=how.together, opened=opened)
     plan = Plan(how, how.width or width, audit, limit, exact=False, reason="replayed")
     Options(mode=how, width=width, audit=audit)  # refuses what the options would refuse
     shared = {"eps": 1.0, "tol": 1.0, "a": (1.0,), "b": (1.0,), "cost": Cost()}
@@ -90,14 +114,33 @@ def replay(
         if observe is not None:
             observe(event)
 
-    for _ in execute(_ReplayBackend(meter), waiting, plan, tell):
+    for _ in execute(_ReplayBackend(meter or _Silent(), opened), waiting, plan, tell):
         pass
     return ledger
+
+
+class _Silent:
+    """A meter that counts nothing."""
+
+    def opened(self, lanes: int) -> None:
+        pass
+
+    def advanced(self, widths: Sequence[tuple[int, int]], lanes: int, frozen: int, *, lockstep: bool) -> None:
+        pass
+
+    def screened(self, lanes: int) -> None:
+        pass
+
+    verified = emitted = screened
+
+    def repacked(self, kept: int, admitted: int) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
 class _ReplayBackend:
     meter: Meter
+    opened: list[_ReplayPack]
     name: str = field(default="replay", init=False)
     stride: int = field(default=1, init=False)
     bitwise: bool = field(default=True, init=False)
@@ -117,7 +160,9 @@ class _ReplayBackend:
         pass
 
     def pack(self, instances: Sequence[Instance[Any]]) -> _ReplayPack:
-        return _ReplayPack(self.meter, instances)
+        pack = _ReplayPack(self.meter, instances)
+        self.opened[:] = [pack]
+        return pack
 
     def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> Any:
         raise NotImplementedError("a replayed problem has no plan")
@@ -158,6 +203,11 @@ class _ReplayPack:
     def spent(self) -> Spent:
         return Spent(self._slots, 2 * self._slots)
 
+    def cycles_left(self, *, together: bool) -> int:
+        """Cycles until the next lane that is not frozen passes, or until all have passed; at least 1."""
+        left = [self._target[lane] - self._depth[lane] for lane in range(self.width) if lane not in self._frozen]
+        return max(1, (max if together else min)(left, default=1))
+
     def _stale(self, lane: int) -> float:
         return PASSED if self._depth[lane] >= self._target[lane] else UNFINISHED
 
@@ -169,15 +219,16 @@ class _ReplayPack:
             for lane in moving
         }
         span = min(left.values()) if lockstep else max(left.values())
-        widths = [0] * span
+        ran = dict.fromkeys(moving, span) if lockstep else left
         for lane in moving:
-            ran = span if lockstep else left[lane]
-            self._depth[lane] += ran
-            widths[ran - 1] += 1
-        for k in reversed(range(span - 1)):
-            widths[k] += widths[k + 1]
-        widths = [width + len(self._frozen) for width in widths]
-        self._slots += sum(widths)
+            self._depth[lane] += ran[lane]
+        # Lanes that are held leave a narrower run behind.
+        widths, before = list[tuple[int, int]](), 0
+        for last in sorted({*ran.values()}):
+            active = sum(cycles >= last for cycles in ran.values())
+            widths.append((active + len(self._frozen), last - before))
+            before = last
+        self._slots += sum(width * cycles for width, cycles in widths)
         self._meter.advanced(widths, self.width, len(self._frozen), lockstep=lockstep)
         return Progress(list(self._depth), [self._stale(lane) for lane in range(self.width)])
 

@@ -19,6 +19,7 @@ from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
+from drainsinkhorn.backends.scores import UNSAMPLED, unsampled
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
@@ -116,12 +117,16 @@ class StreamingLane:
         s.exact_rows(points, others, self.root, f, g, cols.weights, some, first, last, out)
 
     def measured_band(self, rows: _Side, cols: _Side, f: Vector, g: Vector, found: Vector) -> float:
-        """Rounding of measured ratios: sampled rows against float64, times a safety factor."""
+        """Rounding of measured ratios: sampled rows against float64, times a safety factor; and points far off."""
         out = np.empty(rows.size)
         for i in rows.samples:
             self._exact(rows, cols, f, g, False, int(i), int(i) + 1, out)
         errors = np.abs(np.expm1(found[rows.samples] - out[rows.samples]))
-        return SAFETY * float(errors.max()) + self.double_band(f, g)
+        band = SAFETY * float(errors.max()) + self.double_band(f, g)
+        if self.dtype is np.float32:
+            sides = ((rows, f), (cols, g))
+            band += UNSAMPLED * LN2 * sum(float(unsampled(np, side.weights, p, side.samples)) for side, p in sides)
+        return band
 
     def double_band(self, f: Vector, g: Vector) -> float:
         """Rounding of what float64 measures."""

@@ -17,7 +17,7 @@ from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
 from drainsinkhorn.backends.momentum import PLAIN, Momentum
-from drainsinkhorn.backends.scores import Scores, samples, scores
+from drainsinkhorn.backends.scores import UNSAMPLED, Scores, samples, scores, unsampled
 from drainsinkhorn.backends.support import Support, restrict
 from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
 from drainsinkhorn.model.errors import ContractError
@@ -259,10 +259,14 @@ class KeopsPack(Counted):
             return certificates(self.emit(lanes), [self._lanes[i].broken for i in lanes])
         has = self._arrays
         f, g = has["f"].clone(), has["g"].clone()
+        far = list[float]()
         for i in lanes:
             lane, state = self._lanes[i], self._rounded(i)
-            f[slice(*lane.rows)] = torch.as_tensor(state.f / lane.instance.eps, device=self._device)
-            g[slice(*lane.cols)] = torch.as_tensor(state.g / lane.instance.eps, device=self._device)
+            own, other = state.f / lane.instance.eps, state.g / lane.instance.eps
+            f[slice(*lane.rows)] = torch.as_tensor(own, device=self._device)
+            g[slice(*lane.cols)] = torch.as_tensor(other, device=self._device)
+            sides = ((lane.inner.a, own, "rows"), (lane.inner.b, other, "cols"))
+            far.append(sum(float(unsampled(np, to_numpy(w), p, lane.samples[side])) for w, p, side in sides))
         ranges = self._blocks(lanes)
         row = f + self._leg(f, g, 1, ranges)
         col = g + self._leg(f, g, 0, ranges)
@@ -271,7 +275,7 @@ class KeopsPack(Counted):
         missed = [0.0] * len(lanes)
         if self._how.single:
             both = self._missed(lanes, f, g, 1, row), self._missed(lanes, f, g, 0, col)
-            missed = [SAFETY * max(pair) + SINGLE for pair in zip(*both, strict=True)]
+            missed = [SAFETY * max(pair) + SINGLE + UNSAMPLED * extra for extra, *pair in zip(far, *both, strict=True)]
         return Residuals.from_rows(
             UNKNOWN if self._lanes[i].broken else Residual(rows[i], cols[i], self._own_band(i) + more)
             for i, more in zip(lanes, missed, strict=True)

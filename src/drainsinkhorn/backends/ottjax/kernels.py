@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from ott.geometry import costs, geometry, pointcloud
 
 from drainsinkhorn.backends.ottjax.costs import Flipped
+from drainsinkhorn.backends.scores import UNSAMPLED, unsampled
 
 SAMPLES = 32
 """Rows, and columns, of a lane that are compared with float64."""
@@ -247,4 +248,9 @@ def _check(how: How, lane: Lane, f: Any, g: Any) -> tuple[Any, Any, Any]:
     (row, row_band), (col, col_band) = (
         _error(how, lane, short_f, short_g, _leg(how, lane, short_f, short_g, axis), exact, axis) for axis in (1, 0)
     )
-    return row, col, jnp.maximum(row_band, col_band)
+    band = jnp.maximum(row_band, col_band)
+    if how.single:
+        sides = (("a", f, "rows"), ("b", g, "cols"))
+        far = sum(unsampled(jnp, lane[weights], p, lane[places]) for weights, p, places in sides)
+        band += UNSAMPLED * far / eps
+    return row, col, band

@@ -72,7 +72,7 @@ LEADING = _Constant(12)
 HALF = _Constant(13)
 NUMBERS = _Constant(16)
 # Number of values that a check writes for each lane.
-FINDINGS = _Constant(7)
+FINDINGS = _Constant(8)
 # The caller's 16-bit dtype (HALF of a lane), and the dtypes in which potentials are emitted.
 FLOAT16 = _Constant(1)
 BFLOAT16 = _Constant(2)

@@ -124,13 +124,15 @@ def _to_half(value, brain):
 
 
 @triton.jit
-def settle(table, live, state, wide, potentials, given, found,
-           ROWS: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def settle(table, live, state, wide, potentials, given, found, count_samples,
+           ROWS: tl.constexpr, BM: tl.constexpr, WIDE_BM: tl.constexpr, BLOCK: tl.constexpr,
+           COUNT: tl.constexpr):  # fmt: skip
     """Write the states of lanes as they will be emitted, in units of the cost (`given`) and in bits (`potentials`).
 
     They are rounded to the lane's HALF (float16 or bfloat16), else to float32, if that changes them by no more than the
-    lane's BUDGET. In `found` it writes column 4 (the dtype), 5 (whether the lane's residual is NaN) and 6 (the sum of
-    the largest potentials of both sides, in bits).
+    lane's BUDGET. In `found` it writes column 4 (the dtype), 5 (whether the lane's residual is NaN), 6 (the sum of the
+    largest potentials of both sides, in bits) and 7 (by how much their mean sizes exceed twice those of sampled rows,
+    in bits: as `scores.unsampled`, with means in place of medians).
     """
     place = tl.program_id(0)
     lane = tl.load(live + place)
@@ -138,14 +140,22 @@ def settle(table, live, state, wide, potentials, given, found,
     unit = tl.load(numbers + UNIT)
     half = tl.load(numbers + HALF)
     brain = half == BFLOAT16
-    moved, moved_half, reach = 0.0 * unit, 0.0 * unit, 0.0 * unit
+    moved, moved_half, reach, unsampled = 0.0 * unit, 0.0 * unit, 0.0 * unit, 0.0 * unit
     for side in tl.static_range(2):
         size, start = tl.load(lane_table + SIZES + side).to(tl.int32), tl.load(lane_table + POTENTIAL + side)
         farthest, farthest_half = tl.zeros((ROWS,), dtype=tl.float64), tl.zeros((ROWS,), dtype=tl.float64)
-        largest = tl.zeros((ROWS,), dtype=tl.float64)
+        largest, sizes = tl.zeros((ROWS,), dtype=tl.float64), tl.zeros((ROWS,), dtype=tl.float64)
+        mass, count = tl.load(lane_table + MASS + side), tl.minimum(size, count_samples)
+        places = tl.arange(0, COUNT)
+        sampled = (places.to(tl.int64) * size // count).to(tl.int32)
+        sampled = tl.load(wide + start + sampled, mask=places < count, other=0.0)
+        centre = tl.sum(sampled, axis=0) / count
+        sampled = tl.where(places < count, tl.abs(sampled - centre), 0.0)
         for first in range(0, size, ROWS):
             rows = first + tl.arange(0, ROWS)
-            value = tl.load(wide + start + rows, mask=rows < size, other=0.0) * unit
+            value = tl.load(wide + start + rows, mask=rows < size, other=0.0)
+            sizes += tl.load(wide + mass + rows, mask=rows < size, other=0.0) * tl.abs(value - centre)
+            value *= unit
             farthest = tl.maximum(farthest, tl.abs(value.to(tl.float32).to(tl.float64) - value))
             largest = tl.maximum(largest, tl.abs(value))
             if half > 0:
@@ -153,6 +163,7 @@ def settle(table, live, state, wide, potentials, given, found,
         moved += tl.max(farthest, axis=0)
         moved_half += tl.max(farthest_half, axis=0)
         reach += tl.max(largest, axis=0) / unit
+        unsampled += tl.maximum(tl.sum(sizes, axis=0) - 2.0 * tl.sum(sampled, axis=0) / count, 0.0)
     budget = tl.load(numbers + BUDGET)
     short = (half > 0) & (moved_half <= budget)
     single = (moved <= budget) & ~short
@@ -171,6 +182,7 @@ def settle(table, live, state, wide, potentials, given, found,
     tl.store(found + FINDINGS * place + 4, emitted.to(tl.float64))
     tl.store(found + FINDINGS * place + 5, tl.where(stale == stale, 0.0, 1.0).to(tl.float64))
     tl.store(found + FINDINGS * place + 6, reach)
+    tl.store(found + FINDINGS * place + 7, unsampled)
 
 
 @triton.jit

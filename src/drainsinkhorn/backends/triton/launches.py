@@ -149,14 +149,16 @@ class Launches:
         return prepared(
             lane_kernels.settle, (len(lanes),),
             self._table, live, self._states[self._parity], self._arenas["wide"].buffer, potentials, given, found,
-            ROWS=SETTLED, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, num_warps=SETTLED_WARPS,
+            SAMPLES, ROWS=SETTLED, BM=self.how.bm, WIDE_BM=WIDE_BM, BLOCK=BLOCK, COUNT=SAMPLES,
+            num_warps=SETTLED_WARPS,
         )  # fmt: skip
 
     def _findings(self, lanes: Sequence[Lane]) -> Any:
         """Allocate the values that a check writes for each lane.
 
         Residuals of rows and columns, mean errors of sampled rows and columns, whether potentials are emitted in
-        float32, whether the state is not finite, and the sum of the largest potentials of both sides in bits.
+        float32, whether the state is not finite, the sum of the largest potentials of both sides, and by how much
+        their mean sizes exceed twice those of sampled rows (`scores.unsampled`), both in bits.
         """
         return torch.empty((len(lanes), FINDINGS), dtype=torch.float64, device=self.device)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from drainsinkhorn.backends.certificate import certificates
+from drainsinkhorn.backends.scores import UNSAMPLED
 from drainsinkhorn.backends.support import Couple
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
@@ -367,15 +368,18 @@ class TritonPack(Cycles, Counted):
             self._exact(live, lanes, side, k.CHECKED, potentials, vectors, errors)
 
     def _residual(
-        self, lane: Lane, row: float, col: float, off_rows: float, off_cols: float, _: float, bad: float, size: float
-    ) -> Residual:
+        self, lane: Lane, row: float, col: float, off_rows: float, off_cols: float, _: float, bad: float, size: float,
+        unsampled: float,
+    ) -> Residual:  # fmt: skip
         if bad:
             return UNKNOWN
         # A maximum that keeps what is not a number.
         off = off_rows if off_rows >= off_cols or math.isnan(off_rows) else off_cols
         off = off if off > k.SINGLE.value or math.isnan(off) else k.SINGLE.value
         band = lane.band + POTENTIALS * size
-        return Residual(row, col, band if lane.wide else band + k.SAFETY.value * off)
+        if not lane.wide:
+            band += k.SAFETY.value * off + UNSAMPLED * math.log(2) * unsampled
+        return Residual(row, col, band)
 
     @memory_errors()
     def emit(self, lanes: Sequence[int]) -> Emission:
