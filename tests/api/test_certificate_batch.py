@@ -248,11 +248,11 @@ def test_arrays_of_the_caller_are_not_written_to() -> None:
     for form, cost in FORMS.items():
         for absent in (0, 2):
             found = emission(*lane(rng, cost, 9, 9, 3, absent=absent))
-            problem = found.instance
+            problem = found.instances[0]
             arrays = [problem.matrix] if form == "dense" else [problem.x, problem.y]
-            arrays = [torch.as_tensor(array) for array in (*arrays, *found.potentials, problem.a, problem.b)]
+            arrays = [torch.as_tensor(array) for array in (*arrays, *found.potentials(0), problem.a, problem.b)]
             before = [array.clone() for array in arrays]
-            certificates([found], [False])
+            certificates(found, [False])
             assert all(torch.equal(array, copy) for array, copy in zip(arrays, before, strict=True))
 
 
@@ -260,8 +260,8 @@ def test_arrays_of_the_caller_are_not_written_to() -> None:
 def test_points_that_require_gradients_are_certified() -> None:
     one = lane(np.random.default_rng(4), "sqeuclidean", 9, 9, 3)
     found = emission(*one)
-    found.instance.x.requires_grad_()
-    assert_alike(certificates([found], [False])[0], certify(*one))
+    found.instances[0].x.requires_grad_()
+    assert_alike(certificates(found, [False]).rows()[0], certify(*one))
 
 
 class Operators(TorchDispatchMode):

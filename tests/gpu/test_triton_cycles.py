@@ -110,7 +110,7 @@ def test_a_call_ends_when_all_lanes_rest(small: bool, launched: list[TritonPack]
     # A lane that was rejected moves on.
     again = packs[0].advance(GLANCE + 3, [1e-3, *[-math.inf] * (len(stops) - 1)])
     assert again.depths[0] > progress.depths[0]
-    assert all(now.depth == then.depth + GLANCE + 3 for now, then in zip(again[1:], progress[1:], strict=True))
+    assert again.depths[1:] == [depth + GLANCE + 3 for depth in progress.depths[1:]]
 
 
 def test_a_lane_whose_leading_halves_just_gave_way_is_not_taken_for_one_that_rests() -> None:
