@@ -61,7 +61,7 @@ def test_bands_cover_points_that_no_sample_has(name: str, score: float, both: bo
         pack = backend.pack([validate(problem, 1e-2)])
         for _ in range(5):
             pack.advance(3, [-1.0])
-            (said,), (certified,) = pack.verify([0]), pack.verify([0], exact=True)
+            (said,), (certified,) = pack.verify([0]).rows(), pack.verify([0], exact=True).rows()
             if certified.worst < 0.5:
                 error = max(abs(said.row - certified.row), abs(said.col - certified.col))
                 assert error <= said.band + certified.band, (seed, said, certified)
@@ -86,8 +86,8 @@ def test_bands_cover_the_rounding_of_large_potentials(name: str, shift: float) -
         # Validation would remove the shift.
         instance = replace(validate(problem, 1e-2), init=ds.Potentials(f + shift, g - shift))
         pack = backend.pack([instance])
-        (said,), (emitted,) = pack.verify([0]), pack.emit([0])
-        potentials = ds.Potentials(*(np.asarray(p) for p in emitted.potentials))
+        (said,), emitted = pack.verify([0]).rows(), pack.emit([0])
+        potentials = ds.Potentials(*(np.asarray(p) for p in emitted.potentials(0)))
         assert not max(marginal_errors(problem, potentials)) > said.worst, (seed, said)
         if shift >= 1e14:
             assert not said.band <= 1e-2, said
