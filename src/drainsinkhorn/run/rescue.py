@@ -6,6 +6,7 @@ These functions decide which problems run again, from which start, and which of 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,13 +69,24 @@ def choose_result(first: Ended, second: Ended) -> tuple[Ended, str]:
     return first, "a second run, alone in float64, did not help"
 
 
-def explain(ended: Ended, margin: float) -> str:
-    """Return why a problem that may be rescued did not converge; empty if its status alone says it.
+def explain(ended: Ended, margin: float, remarks: Sequence[str]) -> Outcome:
+    """Return the outcome of a problem with a message that says why it did not converge, and the remarks.
 
     Args:
         ended: The problem, and how it ended.
         margin: Share of tol at which lanes leave; the instance's tol has it as a factor.
+        remarks: Appended to the message.
     """
+    outcome = ended.outcome
+    reason = _find_reason(ended, margin) if outcome.status in RESCUABLE else ""
+    detail = reason or outcome.detail
+    if remarks:
+        detail = "; ".join([detail or outcome.status.value, *remarks])
+    return outcome if detail == outcome.detail else outcome._replace(detail=detail)
+
+
+def _find_reason(ended: Ended, margin: float) -> str:
+    """Return why a problem did not converge; empty if its status alone says it."""
     instance, outcome = ended
     rounds = outcome.residual.band >= instance.tol
     failed = outcome.status is Status.NONFINITE

@@ -292,24 +292,17 @@ class LocalRun:
         return Retired(instances, outcomes)
 
     def _explain(self, ended: Ended) -> Outcome:
-        """Return an outcome with its message completed."""
-        outcome = ended.outcome
-        detail, remarks = outcome.detail, list[str]()
-        if outcome.status in RESCUABLE:
-            detail = rescue.explain(ended, self.session.options.audit.margin) or detail
-        if outcome.ticket in self._unused_starts:
-            remarks.append(UNUSED_START)
-        remarks += self._remarks.get(outcome.ticket, ())
-        if remarks:
-            detail = "; ".join([detail or outcome.status.value, *remarks])
-        return outcome if detail == outcome.detail else outcome._replace(detail=detail)
+        """Return the outcome with its message completed."""
+        ticket = ended.outcome.ticket
+        remarks = [UNUSED_START] if ticket in self._unused_starts else []
+        return rescue.explain(ended, self.session.options.audit.margin, remarks + self._remarks.get(ticket, []))
 
     def _yield(self, instances: Sequence[Instance[Any]], outcomes: Outcomes) -> Iterator[Outcomes]:
         """Recheck and record problems that have ended, and yield them; if one is refuted, only those before it."""
         if self._remarks or self._unused_starts or any(status in RESCUABLE for status in outcomes.statuses):
             details = [self._explain(ended).detail for ended in map(Ended, instances, outcomes)]
             outcomes = replace(outcomes, details=details)
-        due = self._recheck.select(instances, outcomes)
+        due = set(self._recheck.select(instances, outcomes))
         if self.session.tells_each:
             for place in range(len(outcomes)):
                 if place in due:
@@ -317,7 +310,7 @@ class LocalRun:
                 self.session.finish(outcomes[place])
                 yield outcomes.part(place, place + 1)
         else:
-            for place in due:
+            for place in sorted(due):
                 try:
                     self._check(instances[place], outcomes[place])
                 except ContractError:
@@ -326,6 +319,10 @@ class LocalRun:
             yield outcomes
         # A problem for which there was no memory retires without an event.
         del self._unclaimed[:1]
+        if self._remarks or self._unused_starts:
+            self._unused_starts.difference_update(outcomes.tickets)
+            for ticket in outcomes.tickets:
+                self._remarks.pop(ticket, None)
 
     def _check(self, instance: Instance[Any], outcome: Outcome) -> None:
         """Recheck a converged result. One that is refuted is not among the finished results."""
