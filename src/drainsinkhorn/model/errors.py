@@ -69,7 +69,7 @@ class DeadlineError(DrainError, TimeoutError):
     """A problem's deadline came before its result.
 
     Attributes:
-        result: What there was of it when its lane left, with status EXPIRED; None if it never ran, or has not left yet.
+        result: The unconverged Result with status EXPIRED; None if the problem never ran, or its lane has not left yet.
     """
 
     def __init__(self, message: str, result: object) -> None:
@@ -78,7 +78,7 @@ class DeadlineError(DrainError, TimeoutError):
 
 
 class FleetError(DrainError, RuntimeError):
-    """A fleet that cannot work: its workers do not start, or it is used in a way that cannot be."""
+    """A fleet cannot work: its workers do not start, or it is used in a way that is not supported."""
 
 
 class DrainWarning(RuntimeWarning):
