@@ -76,9 +76,12 @@ def test_a_result_whose_rounding_is_that_of_one_point_is_true(name: str) -> None
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e8, 1e11, 1e13, 1e14, 3e14])
+@pytest.mark.parametrize("precise", [False, True])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_bands_cover_the_rounding_of_large_potentials(name: str, shift: float) -> None:
+def test_bands_cover_the_rounding_of_large_potentials(name: str, precise: bool, shift: float) -> None:
     backend = BACKENDS[name]()
+    if precise:
+        backend = backend.precise()
     for seed in range(3):
         rng = np.random.default_rng(seed)
         problem = ds.Problem(x=rng.normal(size=(6, 2)), y=rng.normal(size=(7, 2)), eps=0.5, tol=1e-2)

@@ -17,8 +17,8 @@ If every E_ij is below 0.1, the error of an entry is at most 1.06 E_ij P_ij, so 
     1.06 sum_ij P_ij E_ij + (2 (n + m) + 32) u (1 + sum_ij P_ij)
 
 of which the last term covers exponentials, sums and the normalisation of the weights. The sums over P_ij need only the
-two marginals of P and `sum_ij P_ij C_ij`. Where some E_ij is not below 0.1 the bound is infinite. A cost of the
-caller's own (a Formula, a CostFn) is taken for what it evaluates to in float64.
+two marginals of P and `sum_ij P_ij C_ij`. Where some E_ij is not below 0.1 the bound is infinite. For a cost of the
+caller's own (a Formula, a CostFn) the value that its evaluation in float64 returns counts as exact.
 
 Arrays on the host are certified here, one lane at a time; lanes on a CUDA device in `backends.certificate_batch`, all
 lanes of a call together.

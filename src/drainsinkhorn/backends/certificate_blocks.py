@@ -2,8 +2,8 @@
 
 The numbers of a lane do not depend on the lanes beside it, to the bit. torch chooses the order of a sum by the shape of
 the whole array, and cuBLAS its kernel by the number of matrices. So all sums are taken by `sums`, which has one order
-for one length, matrices are multiplied one by one, and everything else is elementwise or a maximum. All summands are
-positive but for products of a plan with dense costs, whose sum nothing reads.
+for one length, matrices are multiplied one by one, and everything else is elementwise or a maximum. `sums` adds
+absolute values: all summands are positive, except products of a plan with dense costs, whose sum is not used.
 """
 
 # pyright: basic
@@ -142,7 +142,7 @@ class _Products:
     def __call__(self, first: int, last: int) -> Any:
         torch, norms = sys.modules["torch"], self._norms
         size = (last - first) * norms[1].shape[2]
-        # Matrices begin at multiples of sixteen bytes in every lane, as they do in a lane alone: cuBLAS may look at it.
+        # Matrices begin at multiples of 16 bytes in every lane, as in a lane alone: cuBLAS may choose kernels by it.
         squares = norms[1].new_empty((len(norms[1]), size + size % 2))[:, :size].view(len(norms[1]), last - first, -1)
         torch.add(norms[0][:, first:last], norms[1], out=squares)
         for lane, x, y in zip(squares.unbind(), self._x[:, first:last].unbind(), self._y.unbind(), strict=True):

@@ -1,4 +1,4 @@
-"""Audits: when lanes are looked at, what may ask for a verify, and who may leave."""
+"""Audits: when lanes are screened and verified, and which of them may leave."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ Screen = Literal["free", "row", "none"]
 EVERY = 8
 """Cycles between audits where neither the caller nor the backend says otherwise."""
 EARLY = 1.1
-"""A lane that is not held is verified from this multiple of its stop on. Screen and verify each add a band of at most a
-tenth of tol (beyond it precision climbs), so that what a screen turns down no verify would have passed."""
+"""A lane that is not held is verified once its screen is at most this multiple of its stop. The screen includes a band,
+which is at most a tenth of tol (otherwise the lane computes in float64), so a verify could pass no lane whose screen is
+larger."""
 ESCALATE = 0.1
 """Share of a stop. If only the rounding estimate keeps a lane from passing, and the estimate exceeds this share, a
 certificate replaces it. Without one the lane would have to reduce its residual by that share, which may take tens of
 cycles; docs/benchmarks/rounding.md has the cost of a certificate."""
 BACK_OFF = 0.95
-"""A rejected lane is held again at this fraction of its last hold at the latest: what verify found may pass."""
+"""Smallest factor by which a rejected verify lowers the screen at which the lane is held next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,14 @@ class Audit:
     """When and how lanes are checked. Data, so that two arms of an experiment differ in one line.
 
     Attributes:
-        every: Cycles between audits, or a `Geometric` grid. None: what suits the backend, 8 where a look costs little.
+        every: Cycles between audits, or a `Geometric` grid. None: the backend chooses, 8 where an audit is cheap.
         first_passage: True: a lane is held at its first state whose screen passes, so audit times change no result.
             False: a lane runs on and may leave only on the audit grid (the paper's depth).
         screen: "free" reads the residual that the last leg measured anyway; "row" pays a separate row pass;
             "none" verifies every live lane.
         batched: Verify all candidates in one call, or one by one.
         margin: Screen and verify at `margin * tol`.
-        shadow: Also verify lanes the screen turned down, count what would have passed, act on nothing.
+        shadow: Also verify lanes that did not pass the screen, and count those that would pass; they do not leave.
     """
 
     every: int | Geometric | None = None

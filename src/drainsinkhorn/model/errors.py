@@ -90,7 +90,7 @@ class DeadlineError(DrainError, TimeoutError):
     """A problem's deadline came before its result.
 
     Attributes:
-        result: Its state when its lane left, with status EXPIRED; None if it never ran, or has not left yet.
+        result: The unconverged Result with status EXPIRED; None if the problem never ran, or its lane has not left yet.
     """
 
     def __init__(self, message: str, result: object) -> None:
@@ -99,7 +99,7 @@ class DeadlineError(DrainError, TimeoutError):
 
 
 class FleetError(DrainError, RuntimeError):
-    """A fleet that cannot run: its workers do not start, or it is used in a way it does not support."""
+    """A fleet cannot work: its workers do not start, or it is used in a way that is not supported."""
 
 
 class DrainWarning(RuntimeWarning):

@@ -361,13 +361,13 @@ class _Side:
         dim, form = instance.dim, instance.cost.kind.distances
         unit = (dim + 8) * UNIT
         if form is None:
-            # A caller's own is what its evaluation gives, which may round otherwise for other blocks.
+            # The evaluated value counts as exact, but an evaluation in other blocks may round differently.
             return 16 * unit * far
         factor = instance.cost.scale * form.factor
         if form.root:
             return unit * far + factor * (math.sqrt(dim * SMALLEST) + (2 * unit if form.directions else 0.0))
         if form.directions:
-            # Directions are off by `unit` each, so a distance r = sqrt(C / c) by twice that, and c r^2 by this.
+            # Each direction has an error of `unit`, so a distance r = sqrt(C / c) has twice that, and c r^2 this one.
             return 4 * unit * np.sqrt(factor * far) + unit * far + 4 * factor * unit**2
         return unit * far + factor * dim * SMALLEST
 
