@@ -14,6 +14,8 @@ from drainsinkhorn.backends.triton import HELD_SPACING, TritonBackend
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.cycles import GLANCE, _ends
 from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.core.audit import Audit
+from drainsinkhorn.core.options import MODES
 from drainsinkhorn.run.validate import validate
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -197,13 +199,15 @@ def test_lanes_that_are_never_held_run_all_cycles() -> None:
 def test_audits_are_far_apart_where_lanes_rest() -> None:
     backend = TritonBackend()
     problem = clouds(3, 1.0)[0]
+    audits = {holds: Audit(first_passage=holds) for holds in (True, False)}
     spacing = {
-        (refills, holds): backend.hints(problem).spacing(refills=refills, holds=holds)
+        (refills, holds): MODES["stream" if refills else "compact"].spacing(audit, backend.hints(problem))
         for refills in (True, False)
-        for holds in (True, False)
+        for holds, audit in audits.items()
     }
     assert spacing[False, True] == HELD_SPACING
     assert spacing[True, True] == spacing[True, False] < spacing[False, False] < HELD_SPACING
+    assert MODES["compact"].spacing(audits[True], backend.hints(problem), polled=True) == spacing[False, False]
     found = ds.solve(given_clouds(3, 1.0), tol=1e-3, backend=backend, mode="compact")
     assert found.ledger.audits == 1
 
@@ -213,5 +217,5 @@ def test_audits_of_large_problems_are_never_far_apart_in_time() -> None:
     for n in (1 << 10, 1 << 14, 1 << 16, 1 << 20):
         points = torch.zeros((1, 3)).expand(n, 3)
         problem = validate(ds.Problem(x=points, y=points, eps=1.0), 1e-3)
-        spacing.append(TritonBackend().hints(problem).spacing(refills=False, holds=True))
+        spacing.append(MODES["compact"].spacing(Audit(), TritonBackend().hints(problem)))
     assert spacing == [HELD_SPACING, 512, 32, 8]
