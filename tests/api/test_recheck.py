@@ -14,6 +14,7 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
 from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
+from drainsinkhorn.core.events import Finished
 from drainsinkhorn.core.protocol import Pack, Progress
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Outcome, Outcomes, Residual, Residuals
@@ -193,6 +194,38 @@ def test_a_false_result_never_reaches_the_journal(tmp_path: Path) -> None:
     with pytest.raises(ds.ContractError):
         list(ds.stream([cloud(0, eps=0.01)], backend=liar(0.01), journal=tmp_path / "run"))
     assert ds.solve([cloud(0, eps=0.01)], backend=load("reference"), journal=tmp_path / "run").converged
+
+
+def test_what_a_journal_has_before_a_refuted_result_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems, check, finished = [cloud(0, tol=1e-10), cloud(1), cloud(2)], Recheck.check, set[int]()
+
+    def stop_after_two(event: object) -> None:
+        if isinstance(event, Finished):
+            finished.add(event.ticket)
+            if len(finished) == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(ds.Interrupted):
+        ds.solve(problems, backend="reference", observe=stop_after_two, journal=tmp_path / "run")
+    assert finished == {1, 2}
+
+    def refute_the_last(recheck: Recheck, instance: Any, outcome: Any) -> None:
+        if outcome.ticket == 2:
+            raise ds.ContractError("refuted")
+        check(recheck, instance, outcome)
+
+    monkeypatch.setattr(Recheck, "check", refute_the_last)
+    # In this order all problems are read before the first one runs.
+    options = ds.Options(recheck="all", order="grouped")
+    stream = ds.stream(problems, backend="reference", journal=tmp_path / "run", options=options)
+    assert next(stream).ticket == 1
+    with pytest.raises(ds.ContractError, match="refuted"):
+        next(stream)
+    with pytest.raises(ds.ContractError, match="refuted") as refuted:
+        ds.solve(problems, backend="reference", journal=tmp_path / "run", options=options)
+    assert sorted(refuted.value.results) == [1]
 
 
 def test_a_stray_lane_is_withheld_and_what_was_finished_is_kept() -> None:

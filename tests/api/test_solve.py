@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import logging
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +25,8 @@ from tests.conftest import needs
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.reference import ReferenceBackend
+from drainsinkhorn.model.result import Outcomes
+from drainsinkhorn.run.session import Session
 from drainsinkhorn.testing import marginal_errors
 
 rng = np.random.default_rng(0)
@@ -35,25 +42,152 @@ def same(one: ds.Result[Any], other: ds.Result[Any]) -> None:
     assert np.array_equal(one.potentials.g, other.potentials.g)
 
 
-@pytest.mark.parametrize("how", ["solved", "streamed", "closed"])
-def test_arrays_are_let_go_without_the_garbage_collector(how: str) -> None:
+def _solve_and_drop(problems: list[ds.Problem[Any]]) -> None:
+    ds.solve(problems)
+
+
+def _stream_to_the_end(problems: list[ds.Problem[Any]]) -> None:
+    assert len(list(ds.stream(problems))) == 4
+
+
+def _close_early(problems: list[ds.Problem[Any]]) -> None:
+    stream = ds.stream(problems)
+    assert next(stream).converged
+    stream.close()
+    assert not list(stream)
+
+
+def _never_start(problems: list[ds.Problem[Any]]) -> None:
+    ds.stream(problems)
+
+
+def _read_from_an_iterable_that_raises(problems: list[ds.Problem[Any]]) -> None:
+    def read() -> Any:
+        yield from problems
+        raise RuntimeError("no more")
+
+    with contextlib.suppress(RuntimeError):
+        list(ds.stream(read()))
+
+
+def _watch_with_an_observer_that_raises(problems: list[ds.Problem[Any]]) -> None:
+    def watch(event: object) -> None:
+        raise ValueError(event)
+
+    # A log record keeps the exception.
+    with warnings.catch_warnings(), mock.patch.object(logging.getLogger("drainsinkhorn"), "disabled", True):
+        warnings.simplefilter("ignore")
+        ds.solve(problems, observe=watch)
+
+
+def _turn_warnings_into_errors(problems: list[ds.Problem[Any]]) -> None:
+    with warnings.catch_warnings(), contextlib.suppress(ds.ConvergenceWarning):
+        warnings.simplefilter("error")
+        ds.solve(problems, tol=1e-12, max_depth=1)
+
+
+def _run_out_of_memory(problems: list[ds.Problem[Any]]) -> None:
+    def close(session: Session) -> None:
+        raise MemoryError
+
+    with mock.patch("drainsinkhorn.run.session.Session.close", close), contextlib.suppress(ds.OutOfMemory):
+        list(ds.stream(problems))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        _solve_and_drop,
+        _stream_to_the_end,
+        _close_early,
+        _never_start,
+        _read_from_an_iterable_that_raises,
+        _watch_with_an_observer_that_raises,
+        _turn_warnings_into_errors,
+        _run_out_of_memory,
+    ],
+)
+def test_arrays_are_let_go_without_the_garbage_collector(use: Callable[[list[ds.Problem[Any]]], None]) -> None:
     problems = [ds.Problem(x=X[i].copy(), y=Y[i].copy(), eps=0.5) for i in range(4)]
     arrays = [weakref.ref(problem.x) for problem in problems]
     gc.collect()
     gc.disable()
     try:
-        if how == "solved":
-            ended: Any = ds.solve(problems)
-        else:
-            ended = ds.stream(problems)
-            assert next(ended).converged
-            if how == "closed":
-                ended.close()
-            assert len(list(ended)) == (0 if how == "closed" else 3)
-        del problems, ended
+        use(problems)
+        del problems
         assert all(array() is None for array in arrays)
     finally:
         gc.enable()
+
+
+def test_a_stream_goes_on_after_an_interrupt_between_two_results() -> None:
+    """An interrupt while outcomes that retired together are handed out loses none of them."""
+    made, make = list[int](), Session.result
+
+    def interrupted_once(session: Session, outcome: Any) -> Any:
+        result = make(session, outcome)
+        made.append(outcome.ticket)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return result
+
+    stream, tickets = ds.stream([ds.Problem(x=X[0], y=Y[0], eps=0.5)] * 4), list[int]()
+    with mock.patch("drainsinkhorn.run.session.Session.result", interrupted_once):
+        tickets.append(next(stream).ticket)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        tickets += [result.ticket for result in stream]
+    assert tickets == [0, 1, 2, 3]
+
+
+def test_an_interrupt_while_a_row_is_read_loses_no_row() -> None:
+    read, rows = Outcomes.__getitem__, list[int]()
+
+    def interrupted_once(outcomes: Outcomes, place: int) -> Any:
+        rows.append(place)
+        if len(rows) == 2:
+            raise KeyboardInterrupt
+        return read(outcomes, place)
+
+    stream, tickets = ds.stream([ds.Problem(x=X[0], y=Y[0], eps=0.5)] * 4, recheck="none"), list[int]()
+    with mock.patch.object(Outcomes, "__getitem__", interrupted_once):
+        for _ in range(6):
+            with contextlib.suppress(KeyboardInterrupt, StopIteration):
+                tickets.append(next(stream).ticket)
+    assert tickets == [0, 1, 2, 3]
+
+
+def test_two_threads_may_access_one_result_at_the_same_time() -> None:
+    both, make, results = threading.Barrier(2, timeout=30), Session.result, list[ds.Result[Any]]()
+
+    def together(session: Session, outcome: Any) -> Any:
+        both.wait()
+        return make(session, outcome)
+
+    with mock.patch("drainsinkhorn.run.session.Session.result", together):
+        solution = ds.solve(X, Y, eps=0.5)
+        threads = [threading.Thread(target=lambda: results.append(solution[1])) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(results) == 2
+    assert results[0] is results[1] is solution[1]
+
+
+def test_errors_that_hold_results_can_be_pickled() -> None:
+    result = single(0)
+    interrupted = pickle.loads(pickle.dumps(ds.Interrupted({0: result}, 3, None, {0})))
+    assert (str(interrupted), interrupted.total, interrupted.unrescued) == (
+        "interrupted with 0 of 3 problems finished; 1 more waited for their rescue; see .results",
+        3,
+        {0},
+    )
+    short = pickle.loads(pickle.dumps(ds.OutOfMemory("short", {0: result}, None)))
+    late = pickle.loads(pickle.dumps(ds.DeadlineError("late", result)))
+    assert (str(short), str(late)) == ("short", "late")
+    for copied in (interrupted.results[0], short.results[0], late.result):
+        same(copied, result)
 
 
 class TestBatches:

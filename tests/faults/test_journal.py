@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sqlite3
 import subprocess
@@ -142,6 +143,15 @@ class TestRefusals:
             ds.stream(iter(batch(9)), journal=tmp_path / "j")
         first.close()
         assert len(list(ds.stream(iter(batch(9)), journal=tmp_path / "j"))) == 9
+
+    def test_a_stream_that_is_dropped_before_it_was_read_gives_the_file_back(self, tmp_path: Path) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            ds.stream(batch(2), journal=tmp_path / "j")
+            assert ds.solve(batch(2), journal=tmp_path / "j").converged
+        finally:
+            gc.enable()
 
     def test_what_is_no_journal(self, tmp_path: Path) -> None:
         (tmp_path / "text").write_text("not a journal, " * 100)

@@ -166,7 +166,7 @@ class Watch:
     """The caller's observer. After it has raised an exception it is not called again; the run continues.
 
     Attributes:
-        error: The exception that the observer raised; None before that.
+        error: The exception that the observer raised; None before that, and after `warn`.
     """
 
     def __init__(self, observe: Observer) -> None:
@@ -186,10 +186,10 @@ class Watch:
     def warn(self, solution: object = None) -> None:
         """Issue an ObserverWarning if the observer raised, with its exception as the cause."""
         if self.error is not None:
-            text = f"the observer raised {type(self.error).__name__} ({self.error}) and received no further events"
-            warning = ObserverWarning(f"{text}; results are complete", solution)
-            warning.__cause__ = self.error
-            warn(warning)
+            # Its traceback refers to this object: a cycle of references that would keep the caller's arrays.
+            error, self.error = self.error, None
+            text = f"the observer raised {type(error).__name__} ({error}) and received no further events"
+            warn(ObserverWarning(f"{text}; results are complete", solution), cause=error)
 
 
 def fan_out(*observers: Observer) -> Observer:

@@ -132,8 +132,7 @@ class Dispatch:
             raise
         finally:
             self.session.close()
-        if self.session.error is not None:
-            raise self.session.error
+        self.session.raise_error()
         self.session.warn(self.session.counts)
 
     def _patience(self) -> float:
@@ -378,6 +377,7 @@ class Dispatch:
         if outcome.depth and not recalled:
             session.ledger.depths[ticket] = outcome.depth
         result = session.result(outcome)
+        session.forget(ticket)
         if session.feed is None:
             session.counts[outcome.status] += 1
         else:

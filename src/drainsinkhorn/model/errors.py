@@ -57,6 +57,10 @@ class OutOfMemory(DrainError, MemoryError):
         self.results = results
         self.ledger = ledger
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the results, so that a worker process can raise it in its parent."""
+        return type(self), (self.args[0], self.results, self.ledger)
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during `solve`; no finished result is lost.
@@ -77,6 +81,10 @@ class Interrupted(KeyboardInterrupt):
         self.total = total
         self.ledger = ledger
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the results, so that a worker process can raise it in its parent."""
+        return type(self), (self.results, self.total, self.ledger, self.unrescued)
+
 
 class FeedClosed(DrainError, RuntimeError):
     """A problem was pushed to a feed that was closed, or whose stream has ended."""
@@ -96,6 +104,10 @@ class DeadlineError(DrainError, TimeoutError):
     def __init__(self, message: str, result: object) -> None:
         super().__init__(message)
         self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the result, so that a worker process can raise it in its parent."""
+        return type(self), (self.args[0], self.result)
 
 
 class FleetError(DrainError, RuntimeError):
@@ -133,12 +145,23 @@ class ObserverWarning(DrainWarning):
         self.solution = solution
 
 
-def warn(warning: DrainWarning) -> None:
-    """Issue a warning that points to the caller's line outside of this package."""
+def warn(warning: DrainWarning, cause: Exception | None = None) -> None:
+    """Issue a warning that points to the caller's line outside of this package.
+
+    Args:
+        warning: The warning.
+        cause: The exception that it reports; None: none.
+    """
+    if cause is not None:
+        warning.__cause__ = cause
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]:
         frame, level = frame.f_back, level + 1
-    warnings.warn(warning, stacklevel=level)
+    try:
+        warnings.warn(warning, stacklevel=level)
+    finally:
+        # If warnings are errors, the traceback refers to this frame: no cycle of references may keep a solution.
+        del warning, cause, frame
 
 
 class KernelCacheWarning(UserWarning):

@@ -14,6 +14,7 @@ import json
 import os
 import sqlite3
 import struct
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -72,6 +73,9 @@ class Journal:
         self._settings = _settings(options, backend)
         torn = torn_bytes(self.path.with_name(self.path.name + "-wal"))
         self._database, known, salvaged = self._open()
+        # A connection is part of a reference cycle: without this, a stream that is dropped before it was read would lock
+        # the file until the garbage collector runs.
+        weakref.finalize(self, self._database.close)
         self.resumed = Resumed(str(self.path), known, torn, salvaged)
 
     def recall(self, ticket: int, problem: Any) -> Outcome | None:

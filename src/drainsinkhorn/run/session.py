@@ -55,7 +55,7 @@ class Session:
         ledger: The account of the run.
         observe: Tells an event to the ledger and the caller.
         feed: The feed that the problems come from; None if they come from elsewhere.
-        problems: Problems read so far that have no Result yet, by ticket.
+        problems: Problems read so far whose Result the caller does not have yet, by ticket.
         read: Number of problems read so far.
         exhausted: True if there is no further problem.
         error: The exception that the caller's iterable raised, after which nothing is read; None if it did not raise.
@@ -176,9 +176,9 @@ class Session:
             self._tell_caller(Finished(outcome.ticket, outcome.status))
 
     def result(self, outcome: Outcome) -> Result[Any]:
-        """Return the Result of a problem that has ended. It can be asked for once: the problem is then forgotten."""
+        """Return the Result of a problem that has ended and is not forgotten."""
         backend = self.backend.precise() if outcome.rescued else self.backend
-        result = Result(
+        return Result(
             ticket=outcome.ticket,
             problem=self.problems[outcome.ticket],
             validate=self._make_instance,
@@ -195,8 +195,23 @@ class Session:
             streamed=outcome.streamed,
             warns=self.options.warn,
         )
-        del self.problems[outcome.ticket]
-        return result
+
+    def forget(self, ticket: int) -> None:
+        """Drop a problem whose Result the caller has, so that a long stream does not keep its arrays."""
+        del self.problems[ticket]
+
+    def raise_error(self) -> None:
+        """Raise the exception of the caller's iterable, if there is one, and keep no reference to it.
+
+        Its traceback refers to the frames of the run, and these to the session: with a reference back, the caller's
+        arrays would be kept until the garbage collector runs.
+        """
+        error, self.error = self.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
 
     def warn(self, counts: Mapping[Status, int], solution: Solution[Any] | None = None) -> None:
         """Issue one warning if the observer raised, and one if problems did not converge."""

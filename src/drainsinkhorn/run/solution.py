@@ -19,7 +19,8 @@ class Solution(Sequence[Result[A]], Generic[A]):
 
     Args:
         outcomes: One row for each problem, in any order.
-        make_result: Makes the Result of an outcome. It is called once for each problem, when its Result is accessed.
+        make_result: Makes the Result of an outcome. It is called when a Result is first accessed, by every thread that
+            finds none.
         ledger: The account of the run.
 
     Attributes:
@@ -46,9 +47,11 @@ class Solution(Sequence[Result[A]], Generic[A]):
         if isinstance(index, slice):
             return [self[ticket] for ticket in range(*index.indices(len(self)))]
         ticket = range(len(self))[index]
-        if ticket not in self._results:
-            self._results[ticket] = self._make_result(self.outcomes[self._rows[ticket]])
-        return self._results[ticket]
+        result = self._results.get(ticket)
+        if result is None:
+            # Another thread may have made it in the meantime.
+            result = self._results.setdefault(ticket, self._make_result(self.outcomes[self._rows[ticket]]))
+        return result
 
     def __len__(self) -> int:
         """The number of problems."""

@@ -143,8 +143,8 @@ class LocalRun:
         # Until the first line has its own.
         self._plan = options.plan(session.count)
         self._recheck = Recheck(options.recheck, options.audit.margin, self._backend.name, session.count)
-        # Problems that ended without a run, and whether the journal recalled them.
-        self._without_run: deque[tuple[Outcome, bool]] = deque()
+        # Problems that ended without a run, whether the journal recalled them, and the instance if they are rechecked.
+        self._without_run: deque[tuple[Outcome, bool, Instance[Any] | None]] = deque()
         # Problems that wait for their rescue, by ticket.
         self._failed: dict[int, Ended] = {}
         # Tickets of problems whose start was replaced by zero, and remarks for messages.
@@ -161,12 +161,16 @@ class LocalRun:
         self._finite = not self._ready and isinstance(given, list) and finite_on_device(given)
         momentum = session.acceleration != "none"
         self._lookahead = options.lookahead if session.count is None else math.inf
-        policy = Policy(self._lookahead, options.order, lambda instance: predicted_depth(instance, momentum=momentum))
-        self._queue = Queue(self, policy)
+        self._policy = Policy(
+            self._lookahead, options.order, lambda instance: predicted_depth(instance, momentum=momentum)
+        )
 
     def drain(self) -> Generator[Outcomes, None, None]:
         """Run every problem, and yield how problems end, as they end; a journal has recorded what is yielded."""
         session = self.session
+        # The queue refers to this run. It exists only while the run does, since a cycle of references would keep the
+        # caller's arrays until the garbage collector runs.
+        self._queue = Queue(self, self._policy)
         try:
             if self._ready:
                 self._queue.enter(self._ready)
@@ -183,11 +187,9 @@ class LocalRun:
                 if self.is_paused():
                     yield from self._rescue()
             yield from self._rescue()
-            if session.error is not None:
-                raise session.error
+            session.raise_error()
         finally:
             session.close()
-            # It refers to this run, which would keep the caller's arrays until the garbage collector came by.
             del self._queue
 
     # The gate of the queue
@@ -228,11 +230,11 @@ class LocalRun:
             reason = self.session.reject(ticket, error)
             if self._alike and unfit:
                 raise
-            self._without_run.append((reason, False))
+            self._without_run.append((reason, False, None))
             return None
         except MemoryError as error:
             short = f"there is not enough memory to check this problem ({error}); free memory, or use fewer points"
-            self._without_run.append((self.session.reject(ticket, ProblemError(short)), False))
+            self._without_run.append((self.session.reject(ticket, ProblemError(short)), False, None))
             return None
         if instance.init == "zero" and problem.init is not None and not isinstance(problem.init, str):
             self._unused_starts.add(ticket)
@@ -255,13 +257,11 @@ class LocalRun:
 
     def _take_recalled(self, problem: Problem[Any], outcome: Outcome) -> None:
         """Take a problem's outcome from the journal; its successor in a chain starts from there."""
-        options = self.session.options
-        if problem.chain is not None or options.recheck == "all":
-            ended = Ended(self.session.validate(problem), outcome)
-            if options.recheck == "all" and outcome.status is Status.CONVERGED:
-                self._recheck.check(*ended)
-            self._queue.recall(ended)
-        self._without_run.append((outcome, True))
+        rechecked = self.session.options.recheck == "all" and outcome.status is Status.CONVERGED
+        instance = self.session.validate(problem) if rechecked or problem.chain is not None else None
+        if instance is not None:
+            self._queue.recall(Ended(instance, outcome))
+        self._without_run.append((outcome, True, instance if rechecked else None))
 
     # Lanes that have retired
 
@@ -335,7 +335,9 @@ class LocalRun:
     def _yield_without_run(self) -> Iterator[Outcomes]:
         """Yield problems that ended without a run since the last call."""
         while self._without_run:
-            outcome, recalled = self._without_run[0]
+            outcome, recalled, instance = self._without_run[0]
+            if instance is not None:
+                self._check(instance, outcome)
             self.session.finish(outcome, recalled=recalled)
             ended = Outcomes()
             ended.append(outcome)
@@ -386,8 +388,9 @@ class LocalRun:
             if ticket in self.session.problems and ticket not in ended and ticket not in self._refuted:
                 finite = rescue.with_finite_potentials(outcome)
                 ended[ticket] = self._explain(Ended(instance, finite))
-        for outcome, _ in self._without_run:
-            ended.setdefault(outcome.ticket, outcome)
+        for outcome, *_ in self._without_run:
+            if outcome.ticket not in self._refuted:
+                ended.setdefault(outcome.ticket, outcome)
         return {ticket: self.session.result(ended[ticket]) for ticket in sorted(ended)}
 
     def out_of_memory(self, error: MemoryError, claimed: Iterable[Outcome]) -> OutOfMemory:

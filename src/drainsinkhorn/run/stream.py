@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Unpack
@@ -14,9 +13,9 @@ import numpy as np
 from drainsinkhorn.core.events import Observer, ignore
 from drainsinkhorn.core.options import Options, Settings
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.model.errors import FeedClosed
+from drainsinkhorn.model.errors import FeedClosed, OutOfMemory
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Outcome, Result
+from drainsinkhorn.model.result import Outcomes, Result
 from drainsinkhorn.run.session import Session
 from drainsinkhorn.run.solve import DEFAULTS, LocalRun
 from drainsinkhorn.run.stack import as_problems
@@ -71,9 +70,9 @@ class Stream(Iterator[Result[Any]]):
         self.ledger = run.session.ledger
         self._run, self._session, self._feed = run, run.session, run.session.feed
         self._drained = run.drain()
-        # Outcomes whose results were not returned yet.
-        self._pending: deque[Outcome] = deque()
-        self._ended = False
+        # Outcomes that were drained together, and the place of the first one whose result was not returned yet.
+        self._outcomes, self._place = Outcomes(), 0
+        self._warned = False
         if self._feed is not None:
             # Callers that wait for an answer must not wait for a stream that is garbage.
             weakref.finalize(self, self._feed.fail, FeedClosed("nobody reads the stream any more"))
@@ -81,23 +80,19 @@ class Stream(Iterator[Result[Any]]):
     def __next__(self) -> Result[Any]:
         try:
             with np.errstate(all="ignore"):
-                while not self._pending:
-                    self._pending.extend(next(self._drained))
-                result = self._session.result(self._pending[0])
-                self._pending.popleft()
+                while self._place == len(self._outcomes):
+                    self._outcomes, self._place = next(self._drained), 0
+                result = self._session.result(self._outcomes[self._place])
+                # An interrupt before this line returns no result, and the next call returns this one.
+                self._place += 1
+                self._session.forget(result.ticket)
         except MemoryError as error:
-            short = self._run.out_of_memory(error, self._pending)
-            self._pending.clear()
-            if self._feed is not None:
-                for result in short.results.values():
-                    self._feed.settle(result)
-                self._feed.fail(short)
-            raise short from error
+            raise self._fail_for_memory(error) from error
         except BaseException as error:
             if self._feed is not None:
                 self._feed.fail(error if not isinstance(error, StopIteration) else FeedClosed("the stream has ended"))
-            if isinstance(error, StopIteration) and not self._ended:
-                self._ended = True
+            if isinstance(error, StopIteration) and not self._warned:
+                self._warned = True
                 self._session.warn(self._session.counts)
             raise
         if self._feed is not None:
@@ -107,10 +102,22 @@ class Stream(Iterator[Result[Any]]):
             self._session.counts[result.status] += 1
         return result
 
+    def _fail_for_memory(self, error: MemoryError) -> OutOfMemory:
+        """Return the error with all finished results that were not returned; a feed gets them as well."""
+        short = self._run.out_of_memory(error, self._outcomes.part(self._place, len(self._outcomes)))
+        self._outcomes, self._place = Outcomes(), 0
+        for result in short.results.values():
+            self._session.forget(result.ticket)
+            if self._feed is not None:
+                self._feed.settle(result)
+        if self._feed is not None:
+            self._feed.fail(short)
+        return short
+
     def close(self) -> None:
         """Give up what is unfinished."""
         self._drained.close()
-        self._pending.clear()
+        self._outcomes, self._place = Outcomes(), 0
         self._session.close()
         if self._feed is not None:
             self._feed.fail(FeedClosed("the stream was closed"))
