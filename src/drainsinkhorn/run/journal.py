@@ -73,8 +73,8 @@ class Journal:
         self._settings = _settings(options, backend)
         torn = torn_bytes(self.path.with_name(self.path.name + "-wal"))
         self._database, known, salvaged = self._open()
-        # A connection is part of a reference cycle: without this, a stream that is dropped before it was read would lock
-        # the file until the garbage collector runs.
+        # A connection is part of a reference cycle: without this, a stream that is dropped unread would lock the file
+        # until the garbage collector runs.
         weakref.finalize(self, self._database.close)
         self.resumed = Resumed(str(self.path), known, torn, salvaged)
 
