@@ -1,4 +1,4 @@
-"""Audits: when lanes are looked at, what may ask for a verify, and who may leave."""
+"""Audits: when lanes are checked, which of them are verified, and which may leave."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ Screen = Literal["free", "row", "none"]
 EVERY = 8
 """Cycles between audits where neither the caller nor the backend says otherwise."""
 EARLY = 1.1
-"""A lane that is not held is verified from this multiple of its stop on. Screen and verify each add a band of at most a
-tenth of tol (beyond it precision climbs), so that what a screen turns down no verify would have passed."""
+"""A lane that is not held is verified if its screen is at most this multiple of its stop. Screen and verify each
+include a rounding error of at most a tenth of tol (beyond that a backend switches precision), so no verify would have
+passed a lane that its screen rejects."""
 ESCALATE = 0.1
 """Share of a stop. If only the rounding estimate keeps a lane from passing, and the estimate exceeds this share, a
 certificate replaces it. Without one the lane would have to reduce its residual by that share, which may take tens of
 cycles; docs/benchmarks/rounding.md has the cost of a certificate."""
 BACK_OFF = 0.95
-"""A rejected lane is held again at this fraction of its last hold at the latest: what verify found may pass."""
+"""Smallest factor by which one rejection lowers the hold of a lane: verify may exceed the screen less later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,14 @@ class Audit:
     """When and how lanes are checked. Data, so that two arms of an experiment differ in one line.
 
     Attributes:
-        every: Cycles between audits, or a `Geometric` grid. None: what suits the backend, 8 where a look costs little.
+        every: Cycles between audits, or a `Geometric` grid. None: what the backend recommends, often 8.
         first_passage: True: a lane is held at its first state whose screen passes, so audit times change no result.
             False: a lane runs on and may leave only on the audit grid (the paper's depth).
         screen: "free" reads the residual that the last leg measured anyway; "row" pays a separate row pass;
             "none" verifies every live lane.
         batched: Verify all candidates in one call, or one by one.
         margin: Screen and verify at `margin * tol`.
-        shadow: Also verify lanes the screen turned down, count what would have passed, act on nothing.
+        shadow: Also verify lanes that the screen rejected and count those that would have passed. It changes no result.
     """
 
     every: int | Geometric | None = None
@@ -100,7 +101,7 @@ class Audit:
 
 
 class Standing(NamedTuple):
-    """A live lane as an audit finds it: cycles run, residual of the stale side, and the stop it must come down to."""
+    """A live lane at one moment: cycles run, residual of its stale side, and the stop which that must not exceed."""
 
     ticket: int
     depth: int
@@ -109,7 +110,7 @@ class Standing(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What one audit did. `ready` of the `shadowed` lanes would have passed although the screen said no."""
+    """Numbers of lanes in one audit. `ready` of the `shadowed` lanes would have passed although their screen failed."""
 
     screened: int
     verified: int
