@@ -101,7 +101,7 @@ class Audit:
 
 
 class Standing(NamedTuple):
-    """A live lane as an audit finds it: cycles run, residual of the stale side, and the stop it must come down to."""
+    """A live lane at one moment: cycles run, residual of its stale side, and the stop which that must not exceed."""
 
     ticket: int
     depth: int
@@ -110,7 +110,7 @@ class Standing(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What one audit did. `ready` of the `shadowed` lanes would have passed although the screen said no."""
+    """Numbers of lanes in one audit. `ready` of the `shadowed` lanes would have passed although their screen failed."""
 
     screened: int
     verified: int

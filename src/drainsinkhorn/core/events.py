@@ -1,4 +1,4 @@
-"""What happens in a run, told to observers. The ledger, progress bars and traces are observers."""
+"""Events of a run, which observers receive. The ledger, progress bars and traces are observers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("drainsinkhorn")
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Something that was left to us was chosen."""
+    """A choice left to "auto" was made: what was to be chosen, what was picked, and why."""
 
     what: str
     picked: str
@@ -40,8 +40,8 @@ class Opened:
 class Advanced:
     """A pack advanced: cycles of the lane that ran longest, and the work that took.
 
-    `standings()` says where the live lanes stand, while the observer is being told: keep what it yields, not the event.
-    Where nobody asks, nothing is computed.
+    `standings()` yields the standing of every live lane. Observers call it while they receive the event, and keep what
+    it yields, not the event. If no observer calls it, nothing is computed.
     """
 
     cycles: int
@@ -53,7 +53,7 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """Lanes were looked at."""
+    """Lanes were audited: what was counted, and the work of screens and verifies."""
 
     counts: Counts
     spent: Spent
@@ -159,7 +159,7 @@ Observer = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The observer that watches nothing."""
+    """An observer that does nothing."""
 
 
 class Watch:
@@ -193,7 +193,7 @@ class Watch:
 
 
 def fan_out(*observers: Observer) -> Observer:
-    """One observer that tells several."""
+    """Return an observer that passes every event to each of several observers."""
 
     def tell(event: Event) -> None:
         for observer in observers:

@@ -97,7 +97,7 @@ def _run_alone(
 
 
 def _describe_shortage(instance: Instance[Any], ways: Sequence[str], reason: str) -> str:
-    """Return the message of a problem for which memory did not suffice in any of these arithmetics."""
+    """Return the message of a problem for which memory did not suffice in any arithmetic that was tried."""
     (n, m), tried = instance.shape, " or ".join(f"as {name!r}" for name in ways)
     advice = "free memory or use fewer points"
     if instance.is_dense:

@@ -1,8 +1,8 @@
-"""How deep a lane will go, foretold from the residuals it has shown so far.
+"""The depth at which a lane will reach its stop, predicted from its residuals so far.
 
 Near its end a lane's residual falls by a nearly constant factor per cycle, so a straight line through the logarithm of
-the residual over depth, fitted to the later half of the history, says where the residual will meet the stop. Early fits
-come out too shallow, since the fast modes die first.
+the residual over depth, fitted to the later half of the history, shows where the residual will meet the stop. Early
+fits predict too small a depth, since the fast modes decay first.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from drainsinkhorn.core.audit import Standing
 from drainsinkhorn.core.events import Advanced, Event, Narrowed, Retired
 
 EARLY_DEPTH, EARLY_RESIDUAL = 8, 0.1
-"""A lane that is neither so deep nor so near has not shown its rate yet."""
+"""Before this depth, and while the residual exceeds this value, the rate of a lane is not known yet."""
 SPREAD = 32
-"""A lane keeps at most so many points of its history, about a share 1 / SPREAD of its depth apart."""
+"""Points of its history that a lane keeps at most; they are about 1 / SPREAD of its depth apart."""
 FLAT = 1e-3
 """A residual that fell by less than this share over the fitted part is taken to stand still."""
 
 
 class Forecast:
-    """The forecast of one lane. Told where the lane stands, it says where it will end."""
+    """Predicts the depth at which one lane will reach its stop."""
 
     def __init__(self) -> None:
         # Depth and log residual of the later half, the last one included.
         self._points: list[tuple[int, float]] = []
 
     def tell(self, depth: int, stale: float) -> None:
-        """Told the residual of the stale side after `depth` cycles; what is not finite says nothing."""
+        """Add the residual of the stale side after `depth` cycles; one that is zero or not finite is ignored."""
         points = self._points
         while points and points[-1][0] >= depth:
-            # Told twice, or started anew.
+            # The same depth again, or a lane that started anew.
             points.pop()
         if not 0 < stale < math.inf:
             return
         if len(points) > 1 and SPREAD * (points[-1][0] - points[-2][0]) < depth:
             points.pop()
         points.append((depth, math.log(stale)))
-        # What leaves the later half never comes back to it. A line needs two points.
+        # A point that has left the later half never belongs to it again. A line needs two points.
         while len(points) > 2 and 2 * points[0][0] < depth:
             points.pop(0)
 
@@ -69,7 +69,7 @@ def _line(points: list[tuple[int, float]]) -> tuple[float, float, float]:
 
 
 class Lane(NamedTuple):
-    """A live lane: cycles it has run, and the depth foretold; None if that is unknown."""
+    """A live lane: cycles it has run, and its predicted depth; None if that is unknown."""
 
     depth: int
     foretold: float | None
@@ -85,14 +85,14 @@ class Remaining(NamedTuple):
 class Forecasts:
     """An observer that keeps a forecast for every live lane of a run.
 
-    It looks at each lane whenever it is told that a pack has advanced; tell it less often and it looks less often.
+    It reads the standing of every live lane at each `Advanced` event that it receives.
     """
 
     def __init__(self) -> None:
         self._lanes: dict[int, tuple[Forecast, Standing]] = {}
 
     def __call__(self, event: Event) -> None:
-        """Take in an event."""
+        """Receive an event."""
         if isinstance(event, Advanced):
             self._look(event.standings())
         elif isinstance(event, Retired):
@@ -110,7 +110,7 @@ class Forecasts:
         }
 
     def remaining(self) -> Remaining:
-        """What the live lanes still need."""
+        """Return how many cycles the live lanes still need."""
         lanes = self.lanes().values()
         known = [lane.foretold - lane.depth for lane in lanes if lane.foretold is not None]
         return Remaining(math.fsum(known), len(lanes) - len(known))

@@ -22,8 +22,8 @@ class Mode:
     """How finished lanes are treated.
 
     Attributes:
-        name: What people call it.
-        together: Nobody leaves until every live lane is decided at one audit.
+        name: Its name.
+        together: No lane leaves until every live lane is decided at one audit.
         min_shrink: Physical lanes that a repack must remove to be worth it; inf: never compact.
         freeze: Retired lanes that stay in the kernel are frozen.
         refill: Vacancies that trigger a refill; None: drain the window first.
@@ -111,7 +111,7 @@ class Profile:
         Mode(name="compact", min_shrink=self.min_shrink)
 
     def ends_together(self, audit: Audit) -> bool:
-        """Whether such lanes, started together, leave within one time between audits: there is nothing to compact."""
+        """Whether lanes of these depths, started together, leave at one audit, so that compaction removes nothing."""
         if not self.depths:
             return False
         shallow, deep = min(self.depths), max(self.depths)
@@ -123,7 +123,7 @@ class Profile:
 class Plan:
     """Options made definite for one run: what the executor reads, and why it was chosen.
 
-    `expired` are tickets whose time is up: their lanes leave at the next audit.
+    `expired` holds the tickets whose deadline has come: their lanes leave at the next audit.
     """
 
     mode: Mode
@@ -136,7 +136,7 @@ class Plan:
 
     @property
     def holds(self) -> bool:
-        """What the mode says of this audit."""
+        """Whether lanes are held at the first state whose screen passes."""
         return self.mode.holds(self.audit)
 
     def stop(self, instance: Instance[Any]) -> float:
@@ -169,7 +169,7 @@ class Options:
     Attributes:
         tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
         max_depth: Cycles after which an unfinished problem is given up (then rescued once, by as many at most).
-        width: Lanes of a pack; None: what suits the backend and the size of the problems.
+        width: Lanes of a pack; None: what the backend recommends for problems of this size.
         mode: "auto", a name in MODES, or a Mode.
         audit: When and how lanes are checked.
         certify: "always" computes every residual in float64 from the caller's own arrays, with a rigorous rounding
@@ -230,9 +230,14 @@ class Options:
             raise OptionsError(f"profile must be a Profile or None, got {self.profile!r}; Profile(depths=...) is one")
         self.plan(None)
 
-    def plan(self, count: int | None, natural_width: int = 16) -> Plan:
-        """What to run for `count` problems (None: unknown, a stream), and why."""
-        width = self.width or natural_width
+    def plan(self, count: int | None, recommended_width: int = 16) -> Plan:
+        """Return mode, width and audits for `count` problems, and the reason.
+
+        Args:
+            count: Number of problems; None: unknown, as in a stream.
+            recommended_width: Width that the backend recommends (`Hints.width`), used if the options name none.
+        """
+        width = self.width or recommended_width
         mode, reason = self._pick(count, width)
         if mode.refill is not None and isinstance(self.audit.every, Geometric):
             raise OptionsError(
@@ -256,7 +261,7 @@ class Options:
         return MODES["stream"], f"{many}: lanes are refilled as they drain"
 
     def _compact(self, why: str) -> tuple[Mode, str]:
-        """Compact, as often as it pays for all that is known."""
+        """Return the mode compact, with the least shrink that pays according to the profile, and the reason."""
         compact, profile = MODES["compact"], self.profile
         if profile is None:
             return compact, why
@@ -269,7 +274,7 @@ class Options:
         ), f"{why}; a repack pays from {profile.min_shrink:g} lanes"
 
     def changed(self, tol: Any, settings: Settings) -> Options:
-        """These options with some fields changed (tol None: kept); unknown names are refused."""
+        """Return these options with some fields changed (tol None: unchanged); unknown names raise OptionsError."""
         unknown = sorted(set(settings) - set(Settings.__annotations__))
         if unknown:
             raise OptionsError(

@@ -169,7 +169,7 @@ class Backend(Protocol[A]):
 
     @property
     def name(self) -> str:
-        """The name users ask for it by."""
+        """The name by which users select it."""
         ...
 
     @property

@@ -1,10 +1,10 @@
 """The fleet's loop: windows out, results back, and what to do when a worker dies.
 
-Every worker runs one `stream` over what it is given, so lanes are refilled across windows. A window is what is sent at
-once; it is sized by predicted work, so that workers end together. A worker that dies, hangs or fails costs time, not
-results: what it had not answered runs again. Who did it is found by halving: the unfinished problems go out again in
-two halves, each alone on a worker, and so on; a problem that is alone when its worker dies has a strike, and after some
-of them it is quarantined.
+Every worker runs one `stream` over the problems it gets, so lanes are refilled across windows. A window is the problems
+that are sent at once; its size follows from predicted work, so that workers end together. If a worker dies, hangs or
+fails, its unanswered problems run again, and no result is lost. The problem that caused it is found by halving: the
+unanswered problems are sent again in two halves, each alone to a worker, and so on. A problem that is alone on a worker
+when the worker is lost has a strike, and after some strikes it is quarantined.
 """
 
 from __future__ import annotations
@@ -37,18 +37,23 @@ FIRST_WINDOW = 64
 """Problems of a window before it is known how fast workers are."""
 LARGEST_WINDOW = 4096
 SMALL_PAIRS, SMALL_DEPTH = 2**21, 16
-"""Problems of fewer pairs are taken to be so deep: a window has many, and a look at each would cost too much."""
+"""Problems with fewer pairs are assumed to have this depth: a window has many, and to predict each takes too long."""
 START_SECONDS = 120.0
 """Longest time for the start of a worker in seconds, unless `hang` is longer."""
 FALSE_STARTS = 9
-"""How often in a row a worker may be killed before it is ready: what hits workers can hit them then, too."""
+"""How often in a row a worker may be lost before it is ready: whatever kills workers may also kill one that starts."""
 POLL = 0.01
-"""Seconds between two looks at a feed while workers are at work."""
+"""Seconds between two polls of a feed while workers have problems."""
 
 
 @dataclass
 class Group:
-    """Problems that go out together; suspects go alone."""
+    """Problems that are sent together to one worker.
+
+    Attributes:
+        tickets: Their tickets.
+        suspect: True if a worker was lost with them; the worker that gets them must have no other problems.
+    """
 
     tickets: list[int]
     suspect: bool = False
@@ -61,12 +66,13 @@ class Hand:
     Attributes:
         has: Tickets it has not answered.
         load: Their predicted work.
-        alive: True once it has said that it is ready.
-        alone: True if it has suspects, which nothing may join.
-        heard: When it last said anything, or was given work while it had none.
-        done: Work it has answered, in `busy` seconds.
-        slots: What it has spent, as it last reported.
-        legs: Likewise.
+        alive: True once it has reported that it is ready.
+        alone: True if it has suspects, beside which it gets no other problems.
+        heard: Time of its last message, or when it got problems while it had none.
+        done: Predicted work of the problems it has answered.
+        busy: Seconds in which it had problems.
+        slots: Slots it has spent, by its last report.
+        legs: Legs it has spent, by its last report.
         false_starts: How often in a row it was lost before it was ready.
     """
 
@@ -105,7 +111,7 @@ class Dispatch:
         self._weights: dict[int, float] = {}
         self._fresh: deque[int] = deque()
         self._fresh_work = 0.0
-        # Natural widths by size, to a factor of two: each costs a validation.
+        # Widths that the backend recommends, by number of pairs to a factor of two: each takes a validation.
         self._widths: dict[int, int] = {}
         self._again: deque[Group] = deque()
         self._strikes: dict[int, int] = {}
@@ -113,7 +119,7 @@ class Dispatch:
         self._results: deque[Result[Any]] = deque()
 
     def results(self) -> Generator[Result[Any], None, None]:
-        """Every problem's result, once, as it ends."""
+        """Yield the result of every problem, once, as it ends."""
         try:
             for worker in range(self._crew.size):
                 self._hire(worker)
@@ -126,7 +132,7 @@ class Dispatch:
                 self._listen(self._patience())
             self._close_accounts()
         except BaseException:
-            # Workers may hold work that nobody wants any more.
+            # Workers may have problems whose results are not needed any more.
             for worker in range(self._crew.size):
                 self._crew.dismiss(worker)
             raise
@@ -136,7 +142,7 @@ class Dispatch:
         self.session.warn(self.session.counts)
 
     def _patience(self) -> float:
-        """How long to wait for a worker's word."""
+        """Return how many seconds to wait for a message of a worker."""
         return POLL if self.session.feed is not None and not self.session.exhausted else 1.0
 
     # Workers
@@ -183,7 +189,7 @@ class Dispatch:
             self._bury(worker, str(message.body), by_itself=message.kind == "failed")
 
     def _bury(self, worker: int, reason: str, *, by_itself: bool = False) -> None:
-        """A worker is lost: what it had runs again, in halves."""
+        """Replace a worker that is lost; its unanswered problems run again, in halves."""
         hand = self._hands[worker]
         self._crew.dismiss(worker)
         if not hand.alive and (by_itself or hand.false_starts == FALSE_STARTS):
@@ -208,7 +214,7 @@ class Dispatch:
         self._finish(rejected(ticket, detail, Status.QUARANTINED))
 
     def _close_accounts(self) -> None:
-        """Every worker that lives says what it spent."""
+        """Add what every live worker has spent to the ledger."""
         waiting = {worker for worker, hand in enumerate(self._hands) if hand.alive}
         for worker in range(self._crew.size):
             if worker in waiting:
@@ -228,7 +234,7 @@ class Dispatch:
     # Problems out
 
     def _send(self) -> None:
-        """Give windows to the workers that are about to run dry, the neediest first."""
+        """Send windows to workers that have little work left, the one with least first."""
         while True:
             self._fill()
             for worker in sorted(range(len(self._hands)), key=lambda worker: self._hands[worker].load):
@@ -257,7 +263,7 @@ class Dispatch:
         return Group(tickets)
 
     def _goal(self, hand: Hand) -> float:
-        """Predicted work of a window: some time's worth, and towards the end half a fair share of what is left."""
+        """Return the predicted work of a window: that of WINDOW_SECONDS, at the end half a fair share of the rest."""
         known = hand if hand.done else max(self._hands, key=lambda other: other.done)
         goal = WINDOW_SECONDS * known.done / max(known.busy, 1e-3)
         if not goal:
@@ -267,11 +273,11 @@ class Dispatch:
         return goal
 
     def _least(self) -> int:
-        """Problems that fill a pack, but towards the end no more than half a fair share."""
-        width = self.session.options.width or self._natural_width(self._sent[self._fresh[0]])
+        """Return the least size of a window: the width of a pack, at the end at most half a fair share of the rest."""
+        width = self.session.options.width or self._recommended_width(self._sent[self._fresh[0]])
         return min(width, -(-len(self._fresh) // (2 * len(self._hands)))) if self.session.exhausted else width
 
-    def _natural_width(self, problem: Problem[Any]) -> int:
+    def _recommended_width(self, problem: Problem[Any]) -> int:
         size = int(wire.pairs(problem)).bit_length()
         if size not in self._widths:
             try:
@@ -290,7 +296,7 @@ class Dispatch:
         self._crew.give(worker, wire.send(group.tickets, [self._sent[ticket] for ticket in group.tickets]))
 
     def _fill(self) -> None:
-        """Read ahead, so that the end is seen in time; a feed is waited for only by a fleet that has nothing to do."""
+        """Read ahead, so that the end is known early. A feed is waited for only if no problem is under way."""
         session = self.session
         while not session.exhausted and len(self._fresh) < session.options.lookahead:
             if session.feed is not None and not session.feed.ready() and (session.problems or self._results):
@@ -323,7 +329,7 @@ class Dispatch:
             self._start(ticket, self._chains.take_predecessor(plain.chain))
 
     def _predicted_work(self, problem: Problem[Any]) -> float:
-        """Pairs of points times predicted depth. What is small is not worth a look, what is bad will be refused."""
+        """Return pairs of points times predicted depth; of small or invalid problems the depth is not predicted."""
         pairs = wire.pairs(problem)
         if pairs < SMALL_PAIRS:
             return pairs * SMALL_DEPTH
@@ -354,7 +360,7 @@ class Dispatch:
     # Results back
 
     def _take(self, hand: Hand, outcome: Outcome) -> None:
-        """Take what a worker has answered."""
+        """Take the outcome of a problem from a worker, and convert its potentials to the caller's library."""
         ticket, problem = outcome.ticket, self.session.problems[outcome.ticket]
         hand.has.remove(ticket)
         hand.alone = hand.alone and bool(hand.has)
@@ -368,7 +374,7 @@ class Dispatch:
         self._finish(outcome)
 
     def _finish(self, outcome: Outcome, *, recalled: bool = False) -> None:
-        """Finish a problem in the session, let its successor go, and hand out its result."""
+        """Finish a problem in the session, start its successor, and queue its result."""
         session, ticket = self.session, outcome.ticket
         session.finish(outcome, recalled=recalled)
         ran = self._sent.pop(ticket, None) is not None
@@ -385,7 +391,7 @@ class Dispatch:
         self._results.append(result)
 
     def _pass_on(self, problem: Any, outcome: Outcome, *, ran: bool) -> None:
-        """Let the next of a chain go; not for one that was rejected, or recalled while another is under way."""
+        """Start the successor of a problem in its chain, unless it was rejected or, if recalled, one is under way."""
         chain = getattr(problem, "chain", None)
         is_passed = not ran and (outcome.status is Status.INVALID or self._chains.is_under_way(chain))
         if chain is None or is_passed:

@@ -26,7 +26,7 @@ class Distances:
     """Costs that are distances: `factor |u - v|^2`, where u and v are the points. Every backend has kernels for them.
 
     Attributes:
-        factor: What the squared distance, or the distance, is multiplied with: a positive number.
+        factor: A positive number by which the squared distance, or the distance, is multiplied.
         root: The cost is the distance itself, not its square.
         directions: u and v are the points scaled to length one.
     """

@@ -20,17 +20,17 @@ class Instance(WeaklyReferable, Generic[A]):
     Attributes:
         eps: Strength of the entropic term, in units of the cost.
         tol: The residual at which a lane may leave: the tol that was asked for, times the margin of the audit.
-        a: Source weights, a NumPy vector (n,) in float64. Nobody writes to it: instances share uniform weights.
-        b: Target weights, (m,), likewise.
+        a: Source weights, a NumPy vector (n,) in float64. It must not be written to: instances share uniform weights.
+        b: Target weights, a NumPy vector (m,) in float64, not to be written to either.
         cost: The cost between points; `Cost()` with a dense matrix, where it has no meaning.
-        x: Source points, (n, d), as the caller gave them, or as a NumPy array if they were none. None with a matrix.
-        y: Target points, (m, d), likewise.
+        x: Source points, (n, d): the caller's array, or a NumPy array made from a list or the like. None with a matrix.
+        y: Target points, (m, d), in the same form.
         matrix: A dense cost, (n, m), as the caller gave it; None with points.
         init: Where to start: Potentials, "gaussian", "zero", or "auto" where a backend chooses between these two.
         chain: Instances with equal keys run in order, each from its predecessor's potentials.
         marginals: The constraints on both marginals.
         uniform: True if the caller gave no weights, so that those of each side are equal.
-        positive: True if every weight is known to be positive. Backends leave points without weight out otherwise.
+        positive: True if every weight is known to be positive. If it is False, backends remove points without weight.
         masses: Total weights of both sides: 1, where both marginals are hard.
     """
 
@@ -71,7 +71,7 @@ class Instance(WeaklyReferable, Generic[A]):
         return 0 if x is None else int(x.shape[1])
 
     def as_problem(self) -> Problem[A]:
-        """A problem with this normal form, as far as it can be given back: weights stay normalised."""
+        """Return a problem that has this normal form; its weights are the normalised ones."""
         sides = {"x": self.x, "y": self.y, "a": self.a, "b": self.b}
         cost: Any = self.cost if self.matrix is None else self.matrix
         return Problem(**sides, eps=self.eps, tol=self.tol, init=self.init, cost=cost, chain=self.chain)

@@ -14,7 +14,7 @@ class Marginal:
     the marginal is hard. Backends solve problems with two hard marginals.
 
     Attributes:
-        kappa: The reciprocal of the price of a nat, in units of one over the cost.
+        kappa: The reciprocal of the price of one nat of KL; its unit is one over that of the cost.
     """
 
     kappa: float = 0.0

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 from drainsinkhorn.model.cost import Cost
 
 A = TypeVar("A")
-"""The caller's array type. The core never looks inside one."""
+"""The caller's array type; `model` and `core` never read the contents of an array."""
 
 
 class Potentials(NamedTuple, Generic[A]):
@@ -20,7 +20,7 @@ class Potentials(NamedTuple, Generic[A]):
 
 
 class WeaklyReferable:
-    """What can be referred to weakly; Python 3.12.3 leaves `weakref_slot` out of generic dataclasses."""
+    """Base of classes with weak references; Python 3.12.3 leaves `weakref_slot` out of generic dataclasses."""
 
     __slots__ = ("__weakref__",)
 
@@ -38,9 +38,9 @@ class Problem(WeaklyReferable, Generic[A]):
         y: Target points, (m, d). None with a dense cost.
         a: Source weights, (n,). None: uniform. Normalised to mass 1.
         b: Target weights, (m,). None: uniform. Normalised to mass 1.
-        tol: Bound on the larger L1 marginal residual. None: the solve's.
+        tol: Bound on the larger L1 marginal residual. None: that of the run.
         init: Where to start: "gaussian" (the closed form between Gaussians, for sqeuclidean), "zero", or Potentials.
-            None: the solve's, by default "auto" (see STARTS). A start changes only the depth. Huge potentials are
+            None: that of the run, by default "auto" (see STARTS). A start changes only the depth. Huge potentials are
             recentred along their gauge, and replaced by "zero" where float64 cannot resolve eps in them.
         chain: Problems with equal keys run in the order of submission, each from its predecessor's potentials.
         cost: A cost by name, a `Cost` with a scale, a `PointCost` of your own, a `Formula`, an OTT `CostFn`, or a dense

@@ -1,4 +1,4 @@
-"""What comes back: residuals, outcomes in columns, and one Result per problem, made when it is asked for."""
+"""What comes back: residuals, outcomes in columns, and one Result per problem, made when it is accessed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drainsinkhorn.model.problem import A, Potentials, Problem
 from drainsinkhorn.model.status import Status
 
 MAX_PAIRS = 2**26
-"""Entries of dense plans that nobody has to ask for twice: half a gigabyte in float64."""
+"""Largest number of entries of a dense plan, unless the caller allows more: half a gigabyte in float64."""
 
 
 class Residual(NamedTuple):
@@ -83,7 +83,7 @@ class Outcome(NamedTuple):
         depth: Cycles of the run that gave the potentials.
         widened: True if the potentials have a wider dtype than the points.
         arithmetic: Precision and representation in which it ran; empty if it did not run.
-        detail: Why, where the status alone does not say it.
+        detail: The reason, if the status alone does not state it.
         streamed: True if it streamed only because memory ran out.
         rescued: True if these are the potentials of the rescue.
     """
@@ -203,7 +203,7 @@ class Result(Generic[A]):
             to tol than the first run. `detail` mentions a rescue that did not help.
         widened: True if potentials have a wider dtype than the points: that of the points is not accurate enough for
             tol, or is an integer dtype.
-        detail: Why, where the status alone does not say it.
+        detail: The reason, if the status alone does not state it.
         streamed: True if this lane streamed only because memory ran out, although the problem and the options say
             cached. It is verified like any other, but need not equal a cached run to the bit; nor need problems that
             start from its potentials in a chain.

@@ -202,11 +202,12 @@ class Formula(PointCost):
 
 
 class Adapters:
-    """What libraries of backends compute, loaded when it is needed. `backends` fills these in.
+    """Functions that need the library of a backend; the package `backends` registers them. Each is loaded on first use.
 
     Attributes:
-        evaluators: Under "formula", what returns the function from a Formula and two clouds to all costs.
-        foreign: By the qualified name of a base class, what returns the function from its objects to a PointCost.
+        evaluators: Under "formula", a loader of the function that computes all costs of a Formula between two clouds.
+        foreign: By the qualified name of a base class of another library, a loader of the function that converts its
+            objects to a PointCost.
     """
 
     evaluators: ClassVar[dict[str, Callable[[], Callable[[Formula, Matrix, Matrix], Matrix]]]] = {}
@@ -214,7 +215,7 @@ class Adapters:
 
 
 def as_cost(given: Any) -> Any:
-    """A cost between points as a Cost; whatever else, which must be a matrix then, as it is."""
+    """Return a cost between points as a Cost; anything else, which must then be a matrix, is returned as it is."""
     if isinstance(given, Cost):
         kind = given.kind
         return given if isinstance(kind, (str, PointCost)) else replace(given, kind=_adapt(kind))
@@ -264,7 +265,7 @@ def _by_name(name: str, scale: float) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Turned(PointCost):
-    """A caller's own kind with x and y exchanged, for what looks at a problem from its other side."""
+    """A caller's own kind with x and y exchanged, for problems whose sides are exchanged."""
 
     kind: PointCost
 
@@ -273,7 +274,7 @@ class Turned(PointCost):
         return evaluate(self.kind, y, x).T
 
     def rounding(self, dim: int, largest: Any) -> Any:
-        """That of the kind."""
+        """The bound of the kind."""
         return self.kind.rounding(dim, largest)
 
     def __str__(self) -> str:
@@ -300,7 +301,7 @@ def has_squares(instance: Instance[Any]) -> bool:
 
 
 def is_squares(cost: Cost) -> bool:
-    """The same of a cost between points."""
+    """True if a cost between points is squared distances of the points themselves."""
     form = cost.kind.distances
     return form is not None and not form.root and not form.directions
 

@@ -12,7 +12,7 @@ Vector = NDArray[np.float64]
 
 @lru_cache(maxsize=16)
 def uniform(size: int) -> Vector:
-    """Equal weights, shared by many instances; nobody writes to them. Like given ones they are divided by their sum."""
+    """Equal weights, divided by their sum like any others; instances share them, so they must not be written to."""
     weights = np.full(size, 1.0 / size)
     return weights / weights.sum()
 

@@ -57,11 +57,11 @@ class Journal:
 
     Args:
         path: The file; made if it is not there.
-        options: Those of the run. A journal of other results is refused.
-        backend: Name of the backend, likewise.
+        options: Options of the run. A journal recorded under others, if they can change results, is rejected.
+        backend: Name of the backend. A journal of another backend is rejected.
 
     Attributes:
-        resumed: What was found.
+        resumed: The event that says what the file contained.
     """
 
     def __init__(self, path: str | os.PathLike[str], options: Options, backend: str) -> None:
@@ -95,7 +95,7 @@ class Journal:
         return _outcome(row, problem)
 
     def enter(self, problem: Problem[Any], outcome: Outcome) -> None:
-        """Record a problem that has ended. When this returns it outlives the program."""
+        """Record a problem that has ended. When this returns, the row survives the end of the program."""
         f = g = None
         if outcome.potentials is not None:
             f, g = (to_numpy(p) for p in outcome.potentials)
@@ -120,7 +120,7 @@ class Journal:
             raise FileError(f"the journal {self.path} cannot be written: {error}") from None
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file, so that another run can open it."""
         self._database.close()
 
     def _open(self) -> tuple[sqlite3.Connection, int, int | None]:

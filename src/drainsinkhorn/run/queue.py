@@ -29,9 +29,9 @@ class Policy:
 
     Attributes:
         lookahead: Problems that may wait; inf: all are read at once. No line is served past the oldest problem of
-            another line by more than so many tickets, so no problem waits forever behind a flood of another shape.
+            another line by more than this many tickets, so that no signature delays the others for ever.
         order: One of ORDERS. Any but "given" reads ahead and orders what was read, block after block, in each line.
-        predict_depth: Predicts the depth of an instance, for that.
+        predict_depth: Predicts the depth of an instance, for orders other than "given".
     """
 
     lookahead: float = math.inf
@@ -48,7 +48,7 @@ class Policy:
 
 
 class Gate(Protocol):
-    """Where a queue gets its problems, and who validates them."""
+    """Reads and validates the problems of a queue, and decides what may be handed out. A local run is one."""
 
     def read_problem(self) -> tuple[int, Problem[Any]] | None:
         """Return the next problem with its ticket, or None at the end; may wait."""
@@ -173,8 +173,9 @@ class Queue:
     def lines(self) -> Iterator[tuple[Instance[Any] | None, Source]]:
         """Yield one Source after another, with its first problem, always for the signature that has waited longest.
 
-        The Source is empty, and its first problem None, after a rejection with no problem waiting, and before the next
-        problem must be waited for: the caller can hand on what has ended.
+        An empty Source, with None as its first problem, is yielded in two cases, so that the caller can return results
+        in between: if a problem has ended without a run and no other waits, and before the next problem must be waited
+        for.
         """
         while self._lines or not self._exhausted:
             if self.is_idle:
@@ -199,7 +200,7 @@ class Queue:
             return []
         if self._policy.order != "given":
             self._arrange(signature, count)
-        # Reading ends at a problem that ended without a run, so that the caller can hand it on.
+        # Reading stops at a problem that ended without a run, so that the caller can return its result.
         while len(self._lines.get(signature, ())) < count and self._may_read() and gate.is_ready() and self._read():
             pass
         line = self._lines.get(signature, deque[Admission]())

@@ -53,7 +53,7 @@ class Session:
         backend: The backend, with the acceleration of the run.
         acceleration: Its name.
         ledger: The account of the run.
-        observe: Tells an event to the ledger and the caller.
+        observe: Passes an event to the ledger and to the caller's observer.
         feed: The feed that the problems come from; None if they come from elsewhere.
         problems: Problems read so far whose Result the caller does not have yet, by ticket.
         read: Number of problems read so far.
@@ -169,7 +169,7 @@ class Session:
         self._tell_caller(event)
 
     def finish(self, outcome: Outcome, *, recalled: bool = False) -> None:
-        """Record in the journal how a problem ended, unless the journal told it, and tell the caller's observer."""
+        """Record in the journal how a problem ended, unless it came from there, and tell the caller's observer."""
         if self._journal is not None and not recalled and outcome.status in RECORDED:
             self._journal.enter(self.problems[outcome.ticket], outcome)
         if self._tell_caller is not ignore:

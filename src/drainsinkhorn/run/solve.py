@@ -199,7 +199,7 @@ class LocalRun:
         return self.session.read_problem()
 
     def is_ready(self) -> bool:
-        """Whether the next problem is there without waiting: always, but of a feed."""
+        """Whether the next problem can be read without waiting; only a feed may have to be waited for."""
         return self.session.feed is None or self.session.feed.ready()
 
     def is_overdue(self, ticket: int) -> bool:

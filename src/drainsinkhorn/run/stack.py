@@ -1,7 +1,7 @@
 """From arrays to problems and instances. What many problems share is checked once.
 
 Every problem becomes an instance in `build_instances`: a stack of plain arrays through `validate_stack`, any other
-problem through `run.validate`, which checks it alone and finds the right words.
+problem through `run.validate`, which checks it alone and names what is wrong with it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def problems(
     cost: Any = "sqeuclidean",
     chain: Any = None,
 ) -> list[Problem[Any]]:
-    """One Problem per lane of the arrays.
+    """Return one Problem per entry of the arrays.
 
     A list, or an array with one dimension more than a single problem needs, holds one entry per problem; all else is
     shared by all problems. All inputs with one entry per problem must agree on the number of problems.
@@ -57,9 +57,9 @@ def problems(
         eps: A number, or one per problem.
         a: Weights (n,) shared, (W, n) stacked, or a list. None: uniform.
         b: Target weights, in one of the same forms.
-        tol: A number, or one per problem. None: the solve's.
-        init: "gaussian", "zero", or a pair (f, g), each shared, stacked or a list. None: what suits the cost, but zero
-            for problems that differ only in weights, eps or tol: over the same points they share one matrix then.
+        tol: A number, or one per problem. None: that of the run.
+        init: "gaussian", "zero", or a pair (f, g), each shared, stacked or a list. None: the start of the run, but zero
+            for problems that differ only in weights, eps or tol, because these can then share one matrix.
         cost: A name, Cost, PointCost, Formula or CostFn of OTT; a matrix (n, m) shared, (W, n, m) stacked, or a list of
             them.
         chain: A key for all, or a list with one for each: see `Problem`.
@@ -262,7 +262,7 @@ class ProblemStack(list[Problem[Any]]):
 
     Attributes:
         columns: Arguments of `problems` by name.
-        init: The start that all problems share; None: the solve's.
+        init: The start that all problems share; None: that of the run.
         problems: The problems as they were made: the list may have been changed since.
     """
 
@@ -282,8 +282,8 @@ class ProblemStack(list[Problem[Any]]):
 def validate_stack(given: Any, tol: float, margin: float, init: str) -> list[Instance[Any]] | None:
     """All problems of a stack in normal form, if its arrays are found to be valid as a whole; else None.
 
-    Only plain cases: points of floats, a cost by distances of any points, uniform weights. All others, and a stack that
-    is bad anywhere, are validated problem by problem, which finds the right words.
+    Only plain cases are handled: points of floats, a named cost that is defined for all points, uniform weights. In all
+    other cases, and if a check fails, problems are validated one by one, so that messages name what is wrong.
     """
     if not isinstance(given, ProblemStack) or not given.is_unchanged:
         return None

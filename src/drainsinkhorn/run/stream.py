@@ -34,17 +34,17 @@ def stream(
 ) -> Stream:
     """Solve problems as they come and yield results as they drain, not in order; `result.ticket` tells which.
 
-    Problems are read as lanes fall vacant, at most `lookahead` ahead. What was yielded stays valid whatever follows. If
-    the iterable raises, what was read is finished first. Do not write to a problem's arrays before you have its result.
+    Problems are read as lanes fall vacant, at most `lookahead` ahead. If the iterable raises, the problems read before
+    are finished first, and then the exception is raised. Do not write to a problem's arrays before you have its result.
 
     Args:
         problems: Any iterable of Problem; it may be endless. A Feed can be pushed to while the stream runs.
-        tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
-        init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
+        tol: Bound on the larger L1 marginal residual, for problems that have none of their own.
+        init: Where problems without a start of their own start: "auto", "gaussian" or "zero".
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
-        observe: Told every event of the run.
-        journal: A file that keeps what is finished, so that a run that was killed can go on from there.
+        observe: Called with every event of the run.
+        journal: Path of a file in which finished problems are recorded, so that a killed run can be resumed.
         **settings: Fields of Options.
 
     Examples:
@@ -115,7 +115,7 @@ class Stream(Iterator[Result[Any]]):
         return short
 
     def close(self) -> None:
-        """Give up what is unfinished."""
+        """End the run: discard unfinished problems, and results that were not returned."""
         self._drained.close()
         self._outcomes, self._place = Outcomes(), 0
         self._session.close()

@@ -36,7 +36,7 @@ from drainsinkhorn.run.stack import (
 UNEQUAL_MASS = 1e-5
 """Relative difference of total masses above which a problem is unbalanced, unless rounding of weights explains it."""
 TOGETHER = 2**24
-"""Entries on a device that are laid side by side, to be looked at by one call: 64 MB of float32."""
+"""Entries on a device that are concatenated and checked by one call: 64 MB of float32."""
 
 
 @np.errstate(all="ignore")
@@ -48,15 +48,15 @@ def validate(
 
 
 def make_instance(problem: Any, tol: float, margin: float, init: str, *, finite: bool = False) -> Instance[Any]:
-    """The problem in normal form, or ProblemError; whatever else an odd object raises becomes a ProblemError too.
+    """Return the problem in normal form. Raises ProblemError, also if the caller's object raises another exception.
 
     NumPy must ignore floating-point errors here, as it does in a run.
 
     Args:
-        problem: What the caller gave.
-        tol: For a problem that brings none of its own.
-        margin: The part of tol at which a lane may leave.
-        init: Where a problem starts that brings no start of its own.
+        problem: The caller's object.
+        tol: The tol of a problem that has none.
+        margin: Share of tol at which a lane may leave.
+        init: Name of the start of a problem that has none.
         finite: Whether arrays on a device are known to be finite.
     """
     try:
@@ -118,7 +118,7 @@ def _all_finite(array: Array) -> bool:
 
 
 def _on_device(value: Any) -> bool:
-    """True for a matrix of floats on another device, which is looked at there: nothing is copied."""
+    """True for a matrix of floats on a CUDA device, which is checked there and not copied to the host."""
     if library(value) != "torch" or not value.is_cuda:
         return False
     torch = sys.modules["torch"]
@@ -127,9 +127,9 @@ def _on_device(value: Any) -> bool:
 
 
 def finite_on_device(problems: Sequence[Any]) -> bool:
-    """True if whatever of these problems lies on a device is finite, and something does.
+    """True if some arrays of these problems lie on a device, and all of those are finite.
 
-    A device is asked once, or once for every TOGETHER entries of a dtype where there are more.
+    The host reads one number for every TOGETHER entries of a dtype.
     """
     values = [value for p in problems if isinstance(p, Problem) for value in (p.x, p.y, p.cost) if _on_device(value)]
     if not values:
@@ -139,13 +139,13 @@ def finite_on_device(problems: Sequence[Any]) -> bool:
         with torch.no_grad():
             largest = [torch.linalg.vector_norm(_side_by_side(block), math.inf) for block in _blocks(values)]
     except torch.OutOfMemoryError:
-        # There is no room for a copy: problems are looked at one by one.
+        # There is no memory for a copy: problems are checked one by one.
         return False
     return all(math.isfinite(float(norm)) for norm in largest)
 
 
 def _blocks(values: Sequence[Any]) -> list[list[Any]]:
-    """The same, in blocks of one device and dtype: TOGETHER entries in all, or a larger matrix alone."""
+    """Group matrices into blocks of one device and dtype: at most TOGETHER entries, or one larger matrix."""
     blocks: list[list[Any]] = []
     latest: dict[Any, list[Any]] = {}
     room: dict[Any, int] = {}
@@ -169,11 +169,11 @@ def _side_by_side(block: list[Any]) -> Any:
 
 
 def _fine_on_device(*values: Any, finite: bool) -> bool:
-    """True for matrices on a device that are known to be finite, or are found to be."""
+    """True for matrices on a device that are known to be finite, or are checked here and are finite."""
     if not all(map(_on_device, values)):
         return False
-    # A sum in float64 is finite if all entries are (float64 entries near its end are looked at one by one). The device
-    # is waited for once.
+    # A sum in float64 is finite if all entries are (a sum of large float64 entries may overflow; then each entry is
+    # checked on the host). The device is waited for once.
     torch = sys.modules["torch"]
     return finite or math.isfinite(float(sum(value.detach().sum(dtype=torch.float64) for value in values)))
 
