@@ -39,7 +39,7 @@ FAST = 0.3
 GROWTH = 4.0
 """A residual above this multiple of the smallest one so far causes plain legs."""
 MAX_BACKOFF = 10
-"""The k-th growth of the residual causes 2^k more plain legs, with k at most this."""
+"""Growth of the residual causes 2^k more plain legs; k counts earlier growths, up to this."""
 
 
 def logsumexp(exponents: Matrix) -> Vector:
@@ -158,8 +158,8 @@ class Momentum:
     def stride(self, error: float, along: float) -> Stride:
         """Return the stride of the next f-leg.
 
-        It is plain at the first leg; after growth of the residual, for 2^k legs; while plain legs contract fast; and
-        where the leg points against the last displacement.
+        It is plain at the first leg; where the residual has grown, and for 2^k legs after that; while plain legs
+        contract fast; and where the leg points against the last displacement.
 
         Args:
             error: Row residual of the state, without its rounding bound.
