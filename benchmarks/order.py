@@ -18,8 +18,8 @@ from families import families
 from scipy.stats import spearmanr
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.core.options import ORDERS
+from drainsinkhorn.numerics.depth import predicted_depth
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.workloads import WORKLOADS, load
 

@@ -15,7 +15,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu.momentum_kernels import decide
-from drainsinkhorn.backends.momentum import FAST, GROWTH, MAX_BACKOFF, OFFSET, PLAIN, STEP, Momentum, Stride
+from drainsinkhorn.numerics.update import FAST, GROWTH, MAX_BACKOFF, OFFSET, PLAIN, STEP, Momentum, Stride
 from drainsinkhorn.testing import marginal_errors
 
 BACKENDS: dict[str, Any] = {

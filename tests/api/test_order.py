@@ -14,9 +14,9 @@ from scipy.stats import spearmanr
 from tests.core.gate import ScriptedGate
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.core.options import ORDERS
 from drainsinkhorn.core.source import Admission
+from drainsinkhorn.numerics.depth import predicted_depth
 from drainsinkhorn.run.queue import Policy
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.scripted import Script, scripted

@@ -30,6 +30,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_caller, to_numpy
 from drainsinkhorn.numerics.costs import exchange_sides, require_slope, slope, slope_of_distances, unit_rows
+from drainsinkhorn.numerics.transforms import plan_costs
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -109,12 +110,6 @@ def side_of(instance: Instance[Any], potentials: Potentials[Any], side: str) -> 
         f, g, a, b = g, f, b, a
     cols = np.flatnonzero(b)
     return Side(instance, f, g[cols], a, b[cols], cols)
-
-
-def costs(eps: float, mass: float, transport: float, entropy: float, linear: float) -> TransportCost:
-    """All costs of a plan from the sums of P, P C / eps, P log(P / ab), and of (a f + b g) / eps."""
-    kl = entropy - mass + 1
-    return TransportCost(eps * transport, kl, eps * (transport + kl), eps * (linear - mass + 1))
 
 
 Each = Callable[[Callable[[int], None], int], None]
@@ -318,12 +313,12 @@ class BlockCouplings:
             row_sums[lane][1:, rows] = _times(mass, np.c_[price, entropy]).T
 
         self._sweep("row", work)
-        plan_costs: list[TransportCost] = []
+        costs: list[TransportCost] = []
         for lane, (one, _) in enumerate(lanes):
             mass, transport, entropy = (float(part.sum()) for part in row_sums[lane])
             linear = float((one.a * one.f).sum()) + float((one.b * one.g).sum())
-            plan_costs.append(costs(one.instance.eps, mass, transport, entropy, linear))
-        return plan_costs
+            costs.append(plan_costs(one.instance.eps, mass, transport, entropy, linear))
+        return costs
 
     def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
         """Gradients of the cost, from weighted means of the other cloud."""

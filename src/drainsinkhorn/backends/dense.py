@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import UNIT, cost_matrix
+from drainsinkhorn.numerics.costs import cost_matrix
+from drainsinkhorn.numerics.residual import exponent_rounding, rounding_bound
+from drainsinkhorn.numerics.update import log_ratios
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
-
-SAFETY = 2.0
-"""Factor on the worst-case rounding bound of a residual."""
 
 
 class Kernels(Protocol):
@@ -92,7 +91,17 @@ class AllRows:
 
 
 class Geometry(AllRows):
-    """An admitted problem as float64 matrices: scores `C / eps`, log weights, and the rounding of a score."""
+    """A validated problem as float64 matrices.
+
+    Attributes:
+        eps: Strength of the entropic term.
+        a: Weights of rows, (n,).
+        b: Weights of columns, (m,).
+        log_a: Their logarithms.
+        log_b: Their logarithms.
+        scores: Scaled costs `C / eps`, (n, m).
+        rounding: Rounding error of a log marginal ratio in nats, apart from that of potentials.
+    """
 
     def __init__(self, instance: Instance[Any]) -> None:
         self.eps = instance.eps
@@ -101,29 +110,17 @@ class Geometry(AllRows):
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             self.log_a, self.log_b = np.log(self.a), np.log(self.b)
             self.scores: Matrix = cost / self.eps
-        self._scratch = np.empty_like(self.scores)
-        self.rounding = rounding / self.eps + UNIT * float(np.abs(self.scores).max())
-        # Reductions of n or m terms, in whatever order NumPy adds them.
-        self.rounding += UNIT * sum(self.scores.shape)
-        # Logarithms of weights are added to the exponents.
-        self.rounding += 4 * UNIT * (float(np.abs(self.log_a).max()) + float(np.abs(self.log_b).max()))
+        self._work = np.empty_like(self.scores)
+        self.rounding = exponent_rounding(rounding, self.eps, self.scores, self.log_a, self.log_b)
 
     def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
         """`log (P 1)_i / a_i`."""
-        return f / self.eps + self._logsumexp((self.log_b + g / self.eps)[None, :], axis=1)
+        return log_ratios(f, g, self.log_b, self.scores, self.eps, self._work)
 
     def log_col_ratio(self, f: Vector, g: Vector) -> Vector:
         """`log (P^T 1)_j / b_j`."""
-        return g / self.eps + self._logsumexp((self.log_a + f / self.eps)[:, None], axis=0)
-
-    def _logsumexp(self, shift: Matrix, axis: int) -> Vector:
-        """`logsumexp(shift - scores)` along an axis, in place of a new matrix."""
-        exponents = np.subtract(shift, self.scores, out=self._scratch)
-        largest = exponents.max(axis=axis, keepdims=True)
-        np.exp(np.subtract(exponents, largest, out=exponents), out=exponents)
-        return np.log(exponents.sum(axis=axis)) + largest.squeeze(axis)
+        return log_ratios(g, f, self.log_a, self.scores.T, self.eps, self._work.T)
 
     def band(self, f: Vector, g: Vector) -> float:
-        """How far rounding can carry a measured residual: the error of a score in nats is that of a plan entry."""
-        potentials = (float(np.abs(f).max()) + float(np.abs(g).max())) / self.eps
-        return SAFETY * (self.rounding + 4 * UNIT * potentials)
+        """Bound on the rounding error of a measured residual."""
+        return rounding_bound(self.rounding, f, g, self.eps)

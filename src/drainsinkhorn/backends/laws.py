@@ -13,6 +13,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import cost_matrix
+from drainsinkhorn.numerics.transforms import conditionals
 
 
 class PlainLaws:
@@ -34,11 +35,7 @@ class PlainLaws:
             scores = cost_matrix(replace(self._instance, x=self._x[rows]))[0] / side.instance.eps
         else:
             scores = self._dense[np.ix_(rows, side.cols)].astype(np.float64) / side.instance.eps
-        exponents = side.g - scores
-        largest = exponents.max(axis=1, keepdims=True)
-        law = side.b * np.exp(exponents - largest)
-        total = law.sum(axis=1, keepdims=True)
-        return Block(law / total, side.f[rows] + (np.log(total) + largest)[:, 0], scores)
+        return Block(*conditionals(side.f[rows], side.g, side.b, scores), scores)
 
     def mean(self, weights: Matrix, values: Matrix) -> Matrix:
         """`weights @ values`."""

@@ -1,11 +1,8 @@
-"""The ground truth: dense NumPy in float64, one lane at a time, nothing clever.
+"""The reference backend: dense NumPy in float64, one lane after another, written with the functions of `numerics`.
 
-Convention: `P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps)`. Everything is one reduction, the log of a marginal ratio:
-
-    log rho_i = f_i / eps + logsumexp_j(log b_j + (g_j - C_ij) / eps)        # rho_i = (P 1)_i / a_i
-
-A leg sets `f_i <- f_i - eps log rho_i`; `sum_i a_i |rho_i - 1|` is the row residual of the state before that leg.
-A lane's numbers depend on its own problem alone, so lanes are independent to the bit.
+Each leg measures log marginal ratios (`numerics.update.log_ratios`), and with them the residual of its side at the
+state before the leg (`numerics.residual.residual`). A lane computes only with its own problem, so its results do not
+depend on other lanes, to the bit.
 """
 
 from __future__ import annotations
@@ -24,14 +21,15 @@ from drainsinkhorn.backends.dense import Geometry, Kernels
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
-from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission, Hints
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
+from drainsinkhorn.numerics.residual import residual
 from drainsinkhorn.numerics.starts import start
+from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, Updated, alignment, update
 
 Vector = NDArray[np.float64]
 
@@ -41,8 +39,8 @@ class ReferenceBackend:
     """Dense float64 NumPy.
 
     Attributes:
-        max_pairs: Largest n * m it takes; each lane stores two matrices of that many float64.
-        max_bytes: Largest sum of those matrices in a pack; beyond it a pack reports that memory is out.
+        max_pairs: Largest n * m of a problem; each lane stores two matrices of that many float64.
+        max_bytes: Largest size of all matrices of a pack; a pack that needs more raises MemoryError.
         acceleration: "momentum" or "none"; `solve` sets it.
     """
 
@@ -55,7 +53,7 @@ class ReferenceBackend:
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
 
     def signature(self, instance: Instance[Any]) -> Hashable:
-        """All problems share packs, whatever their sizes; those with too many pairs are refused."""
+        """Return the same for all problems, so that all share packs; reject those with too many pairs."""
         n, m = instance.shape
         if n * m > self.max_pairs:
             raise ProblemError(
@@ -65,11 +63,11 @@ class ReferenceBackend:
         return self.name
 
     def width_for(self, lanes: int) -> int:
-        """A pack is as wide as its lanes are many."""
+        """The width of a pack is its number of lanes."""
         return lanes
 
     def hints(self, instance: Instance[Any]) -> Hints:
-        """Return its only arithmetic, and sixteen lanes."""
+        """Return the only arithmetic of this backend, and a width of sixteen lanes."""
         return Hints("float64, dense", 16)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
@@ -80,11 +78,11 @@ class ReferenceBackend:
         return ReferencePack(instances, self.max_bytes, momentum=self.acceleration == "momentum")
 
     def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
-        """Plans in plain NumPy, some rows at a time."""
+        """Return plans in plain NumPy, which are computed some rows at a time."""
         return plain_couplings(instances, potentials)
 
     def precise(self) -> ReferenceBackend:
-        """Itself: it knows nothing but float64."""
+        """Return itself: it always computes in float64."""
         return self
 
     def frugal(self) -> ReferenceBackend:
@@ -95,22 +93,27 @@ class ReferenceBackend:
         """Do nothing: it caches no memory."""
 
     def using(self, acceleration: str) -> ReferenceBackend:
-        """Plain Sinkhorn, or with momentum."""
+        """Return this backend with another acceleration."""
         return replace(self, acceleration=acceleration)
 
 
-def _errors(weights: Vector, log_ratio: Vector) -> Vector:
-    """`w_i |rho_i - 1|`, which sum to a residual."""
-    return weights * np.abs(np.expm1(log_ratio))
-
-
 class ReferenceLane:
-    """One problem's state: (f, g), and the next f-leg, measured but not applied.
+    """The state of one problem: potentials (f, g), and the next f-leg, measured but not applied.
 
     Args:
-        instance: The problem as admitted.
-        momentum: Whether to take long steps where they help.
-        kernels: Makes the reductions of the problem on its support.
+        instance: The problem.
+        momentum: True to use momentum on f.
+        kernels: Builds the reductions of the problem, whose weights are all positive.
+
+    Attributes:
+        f: Potentials of rows, (n,).
+        g: Potentials of columns, (m,).
+        before: Point x of the last update of f, (n,).
+        pending: Log marginal ratios of the rows, (n,): the next f-leg.
+        error: Row residual of (f, g), without its rounding bound.
+        stale: Row residual with its rounding bound; NaN once a state was not finite.
+        depth: Cycles that were run.
+        frozen: True if the state no longer changes.
     """
 
     def __init__(
@@ -136,56 +139,63 @@ class ReferenceLane:
         self.error = self._row_residual(self.pending)
         self.stale = self.error + self.geometry.band(self.f, self.g)
 
-    def _row_residual(self, log_ratio: Vector) -> float:
-        return self.geometry.over_rows(_errors(self.geometry.a, log_ratio))
+    def _row_residual(self, log_ratios: Vector) -> float:
+        return residual(self.geometry.a, log_ratios, self.geometry.over_rows)
 
-    def _col_residual(self, log_ratio: Vector) -> float:
-        return self.geometry.over_cols(_errors(self.geometry.b, log_ratio))
+    def _col_residual(self, log_ratios: Vector) -> float:
+        return residual(self.geometry.b, log_ratios, self.geometry.over_cols)
 
     def _rounded(self) -> Rounded:
-        """The state of all rows as it will be emitted."""
+        """Return the potentials of all rows and columns, rounded as they will be emitted."""
         return rounded(self.instance, self.geometry.join(self.f), self.g)
 
     def _stride(self) -> Stride:
+        """Decide step and beta of the pending f-leg."""
         if self.momentum is None:
             return PLAIN
-        along = -self.geometry.over_rows(self.geometry.a * self.pending * (self.f - self.before))
+        along = alignment(self.geometry.a, self.pending, self.f, self.before, self.geometry.over_rows)
         return self.momentum.stride(self.error, along)
 
-    def _proposed(self, stride: Stride) -> tuple[Vector, Vector, Vector]:
-        """The state after the next f-leg and the plain g-leg, and the point from which momentum goes on."""
-        eps, x = self.geometry.eps, self.f - self.geometry.eps * stride.step * self.pending
-        f = x + stride.beta * (x - self.before) if stride.beta else x
-        ratio = self.geometry.log_col_ratio(f, self.g)
+    def _update_rows(self, stride: Stride) -> Updated:
+        """Apply the pending f-leg."""
+        return update(self.f, self.pending, self.geometry.eps, stride, self.before)
+
+    def _update_cols(self, f: Vector) -> Vector:
+        """Measure and apply the g-leg, which is always plain."""
+        log_ratios = self.geometry.log_col_ratio(f, self.g)
         if self.momentum is not None and self.momentum.rows_exact:
-            self.momentum.measured_columns(self._col_residual(ratio))
-        return f, self.g - eps * ratio, x
+            self.momentum.measured_columns(self._col_residual(log_ratios))
+        return update(self.g, log_ratios, self.geometry.eps).potentials
 
     def cycle(self) -> None:
         """Apply the pending f-leg, run the g-leg, measure the next f-leg. A state that is not finite is not entered."""
-        f, g, x = self._proposed(self._stride())
+        f, point = self._update_rows(self._stride())
+        g = self._update_cols(f)
         self.depth += 1
         if self.geometry.finite(f, g):
-            self.f, self.g, self.before = f, g, x
+            self.f, self.g, self.before = f, g, point
             self.measure()
         else:
             self.stale = math.nan
 
     def discarded_cycle(self) -> None:
-        """Do the work of a cycle and forget it: what a lane costs that is finished and still in the kernel."""
-        f = self.f - self.geometry.eps * self.pending
-        g = self.g - self.geometry.eps * self.geometry.log_col_ratio(f, self.g)
+        """Do the work of a cycle and discard its outcome: the cost of a finished lane that is still in the pack."""
+        f = update(self.f, self.pending, self.geometry.eps).potentials
+        g = update(self.g, self.geometry.log_col_ratio(f, self.g), self.geometry.eps).potentials
         self.geometry.log_row_ratio(f, g)
 
     def screened(self) -> float:
-        """The row residual in a pass of its own, band included."""
+        """Measure the row residual in a pass of its own, and add its rounding bound."""
         if math.isnan(self.stale):
             return math.nan
-        ratio = self.geometry.log_row_ratio(self.f, self.g)
-        return self._row_residual(ratio) + self.geometry.band(self.f, self.g)
+        log_ratios = self.geometry.log_row_ratio(self.f, self.g)
+        return self._row_residual(log_ratios) + self.geometry.band(self.f, self.g)
 
     def verify(self, *, exact: bool) -> Residual:
-        """Both marginals of the potentials as they will be emitted; `exact` certifies them from the caller's arrays."""
+        """Measure both residuals of the potentials as they will be emitted.
+
+        With `exact` they are certified from the caller's arrays.
+        """
         if math.isnan(self.stale):
             return Residual(math.nan, math.nan, math.nan)
         if exact and self.geometry.whole:
@@ -197,19 +207,19 @@ class ReferenceLane:
         return Residual(row, col, geometry.band(f, g))
 
     def emit(self) -> Emission:
-        """Copies for the caller."""
+        """Return copies of the potentials for the caller."""
         return emission(self.instance, self._rounded(), self.support)
 
 
 class ReferencePack(LanePack[ReferenceLane]):
-    """A list of reference lanes with a budget of memory."""
+    """A list of reference lanes whose matrices need at most `max_bytes`."""
 
     def __init__(self, instances: Sequence[Instance[Any]], max_bytes: int = 2**33, *, momentum: bool = False) -> None:
         self._max_bytes = max_bytes
         super().__init__(instances, lambda instance: ReferenceLane(instance, momentum=momentum))
 
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
-        """Keep these lanes, in this order, and append the admitted, if the budget allows."""
+        """Keep these lanes, in this order, and append lanes of new instances; MemoryError above `max_bytes`."""
         instances = [*(self._lanes[i].instance for i in keep), *admit]
         needed = 16 * sum(math.prod(instance.shape) for instance in instances)
         if needed > self._max_bytes:

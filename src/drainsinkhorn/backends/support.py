@@ -15,6 +15,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import cost_matrix, exchange_sides
+from drainsinkhorn.numerics.transforms import c_transform
 from drainsinkhorn.numerics.weights import uniform, unit_mass
 
 Vector = NDArray[np.float64]
@@ -143,12 +144,3 @@ def part(instance: Instance[Any], rows: Places, cols: Places) -> Instance[Any]:
     if instance.is_dense:
         return replace(smaller, matrix=to_numpy(instance.matrix)[np.ix_(rows, cols)])
     return replace(smaller, x=to_numpy(instance.x)[rows], y=to_numpy(instance.y)[cols])
-
-
-@np.errstate(all="ignore")
-def c_transform(cost: NDArray[np.float64], weights: Vector, potentials: Vector, eps: float) -> Vector:
-    """`-eps log sum_j w_j exp((h_j - C_ij) / eps)` for every row i; 0 where that is not finite."""
-    exponents = np.log(weights) + (potentials - cost) / eps
-    largest = exponents.max(axis=1)
-    values = -eps * (np.log(np.exp(exponents - largest[:, None]).sum(axis=1)) + largest)
-    return np.where(np.isfinite(values), values, 0.0)

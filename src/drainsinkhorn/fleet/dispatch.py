@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.core.events import Lost, Reported
 from drainsinkhorn.fleet import wire
 from drainsinkhorn.fleet.bench import Assignment, Message
@@ -27,6 +26,7 @@ from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Outcome, Result, rejected
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import to_caller
+from drainsinkhorn.numerics.depth import predicted_depth
 from drainsinkhorn.run.extend import carried_start
 from drainsinkhorn.run.queue import Chains, Ended
 from drainsinkhorn.run.session import Session

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.couplings import BlockCouplings
-from drainsinkhorn.backends.dense import SAFETY, Geometry, Kernels
+from drainsinkhorn.backends.dense import Geometry, Kernels
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.reference import ReferenceLane
@@ -32,6 +32,7 @@ from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.costs import UNIT, require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
+from drainsinkhorn.numerics.residual import SAFETY
 from drainsinkhorn.run.journal import fingerprint
 
 FORMS = ("distances", "matrix")

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.dense import SAFETY, AllRows
+from drainsinkhorn.backends.dense import AllRows
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, cost_matrix
+from drainsinkhorn.numerics.residual import rounding_bound
 
 Vector = NDArray[np.float64]
 CHUNK_PAIRS = 2**22
@@ -64,8 +65,7 @@ class TorchKernels(AllRows):
 
     def band(self, f: Vector, g: Vector) -> float:
         """Bound on the rounding error of a measured residual, as for dense kernels."""
-        potentials = (float(np.abs(f).max()) + float(np.abs(g).max())) / self.eps
-        return SAFETY * (self._rounding + 4 * UNIT * potentials)
+        return rounding_bound(self._rounding, f, g, self.eps)
 
     def _to_device(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)

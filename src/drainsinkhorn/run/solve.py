@@ -11,7 +11,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from drainsinkhorn.backends.depth import predicted_depth
 from drainsinkhorn.core.events import Event, Observer, Rescuing, Retired, ignore
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
@@ -23,6 +22,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Outcome, Outcomes, Result
 from drainsinkhorn.model.status import Status
+from drainsinkhorn.numerics.depth import predicted_depth
 from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run import rescue
 from drainsinkhorn.run.extend import carried_start

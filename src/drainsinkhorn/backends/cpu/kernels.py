@@ -52,7 +52,7 @@ FIELDS = 32
 # Columns of its float table. FACTOR turns a raw cost into a score. BAND is the rounding of what float64 measured, SUMS
 # what a sweep in the lane's precision adds; ROUNDING is that of a score.
 FACTOR, STALE, BAND, SUMS, ROUNDING = range(5)
-# The state of `backends.momentum.Momentum`, the stride of the pending leg, and whether it is decided or only expected.
+# The state of `numerics.update.Momentum`, the stride of the pending leg, and whether it is decided or only expected.
 AGE, BEST, COLUMNS, COOLDOWN, BACKOFF, ROWS_EXACT, WAS_FAST, STRIDE, BETA, DECIDED, STARTED = range(5, 16)
 NUMBERS = 16
 # Kinds of cost: those of a tile, with the other points in panels at Y; or X is a dense matrix.

@@ -1,4 +1,4 @@
-"""Compiled kernels of the cached representation with momentum on f; the rules are those of `backends.momentum`.
+"""Compiled kernels of the cached representation with momentum on f; the rules are those of `numerics.update`.
 
 One sweep per cycle still does both legs. The column sums need the f-leg's outcome, and that needs the lane's decision,
 which is known only once all rows are measured; so a sweep goes ahead with the stride it expects (`_expect`), and the
@@ -17,7 +17,7 @@ import numpy as np
 
 from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu.primitives import all_finite, double, exp, log, ordered, reordered, vector
-from drainsinkhorn.backends.momentum import FAST, GROWTH, MAX_BACKOFF, OFFSET, STEP
+from drainsinkhorn.numerics.update import FAST, GROWTH, MAX_BACKOFF, OFFSET, STEP
 
 # What is to be done after a sweep or an absorption: nothing, add up the columns again, absorb the kernel anew.
 DONE, COLUMNS, ABSORB = range(3)

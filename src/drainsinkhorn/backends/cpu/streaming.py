@@ -18,7 +18,6 @@ from drainsinkhorn.backends.cpu.loading import extent
 from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
-from drainsinkhorn.backends.momentum import PLAIN, Momentum, Stride
 from drainsinkhorn.backends.scores import UNSAMPLED, unsampled
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission
@@ -27,6 +26,7 @@ from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
 from drainsinkhorn.numerics.starts import start
+from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride
 
 Vector = NDArray[np.float64]
 

@@ -16,7 +16,6 @@ import torch
 from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
-from drainsinkhorn.backends.momentum import PLAIN, Momentum
 from drainsinkhorn.backends.scores import UNSAMPLED, Scores, samples, scores, unsampled
 from drainsinkhorn.backends.support import Support, restrict
 from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
@@ -27,6 +26,7 @@ from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import unit_rows
 from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.starts import start
+from drainsinkhorn.numerics.update import PLAIN, Momentum
 
 UNIT = 2.0**-53
 SINGLE = 2.0**-22

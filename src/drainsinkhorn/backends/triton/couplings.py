@@ -27,7 +27,6 @@ from drainsinkhorn.backends.consumer_arguments import (
     checked_values,
     uniforms,
 )
-from drainsinkhorn.backends.couplings import costs
 from drainsinkhorn.backends.triton.arena import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
@@ -41,6 +40,7 @@ from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import is_single, library, to_caller, to_numpy
 from drainsinkhorn.numerics.costs import require_slope, slope, slope_of_distances
 from drainsinkhorn.numerics.memory import memory_errors
+from drainsinkhorn.numerics.transforms import plan_costs
 
 ACCURACY, PROBES = 1e-5, 32
 """Largest error of probed rows of a lane that is consumed in float32, and how many rows are probed."""
@@ -316,7 +316,7 @@ class TritonCouplings:
             for row, f, g, a, b in zip(rows, *potentials, *masses, strict=True)
         ]
         return [
-            costs(instance.eps, mass, *(LN2 * part for part in bits))
+            plan_costs(instance.eps, mass, *(LN2 * part for part in bits))
             for instance, (mass, *bits) in zip(self._instances, torch.stack(sums).tolist(), strict=True)
         ]
 

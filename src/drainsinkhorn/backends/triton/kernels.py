@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from drainsinkhorn.backends import momentum as rules
+from drainsinkhorn.numerics import update as rules
 
 
 class _Constant(tl.constexpr):

@@ -1,0 +1,91 @@
+"""What follows from potentials: potentials of further points, conditional distributions, and the costs of a plan.
+
+Convention: `P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps)`. The problem and its dual are
+
+    min_P <C, P> + eps KL(P | a b'),        KL(P | Q) = sum_ij P_ij log(P_ij / Q_ij) - P_ij + Q_ij
+    max_{f, g} <a, f> + <b, g> - eps (sum_ij P_ij - 1)
+
+(Peyre and Cuturi: Computational optimal transport, 2019, sections 4.1, 4.4 and 5.3). Weights have mass 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drainsinkhorn.model.couplings import TransportCost
+from drainsinkhorn.numerics.update import logsumexp
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+
+@np.errstate(all="ignore")
+def c_transform(cost: Matrix, weights: Vector, potentials: Vector, eps: float) -> Vector:
+    """The soft c-transform `-eps log sum_j w_j exp((h_j - C_ij) / eps)` of every row, (n,); 0 where it is not finite.
+
+    It is the potential with which a point, new or without weight, has the marginal ratio 1.
+
+    Args:
+        cost: Costs of the points against those of the other side, (n, m).
+        weights: Weights w of the other side, (m,).
+        potentials: Potentials h of the other side, (m,).
+        eps: Strength of the entropic term.
+    """
+    values = -eps * logsumexp(np.log(weights) + (potentials - cost) / eps)
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+class Conditionals(NamedTuple):
+    """Conditional distributions of some rows of a plan.
+
+    Attributes:
+        distributions: `P_ij / sum_j P_ij`, (k, m).
+        log_ratios: Log marginal ratios of the rows, (k,).
+    """
+
+    distributions: Matrix
+    log_ratios: Vector
+
+
+def conditionals(own: Vector, other: Vector, weights: Vector, scaled_cost: Matrix) -> Conditionals:
+    """Conditional distributions `w_j exp(other_j - C_ij / eps) / sum_j ...`, and log marginal ratios, of some rows.
+
+    Args:
+        own: Potentials of the rows over eps, (k,).
+        other: Potentials of the other side over eps, (m,).
+        weights: Positive weights w of the other side, (m,).
+        scaled_cost: `C / eps`, (k, m).
+    """
+    exponents = other - scaled_cost
+    largest = exponents.max(axis=1, keepdims=True)
+    terms = weights * np.exp(exponents - largest)
+    totals = terms.sum(axis=1, keepdims=True)
+    return Conditionals(terms / totals, own + (np.log(totals) + largest)[:, 0])
+
+
+def dual_value(eps: float, linear: float, mass: float) -> float:
+    """The dual objective `<a, f> + <b, g> - eps (sum_ij P_ij - 1)`, never above the minimum of the problem.
+
+    Args:
+        eps: Strength of the entropic term.
+        linear: `(<a, f> + <b, g>) / eps`.
+        mass: `sum_ij P_ij`.
+    """
+    return eps * (linear - mass + 1)
+
+
+def plan_costs(eps: float, mass: float, transport: float, entropy: float, linear: float) -> TransportCost:
+    """All costs of a plan: `<C, P>`, `KL(P | a b')`, their sum `<C, P> + eps KL`, and the dual objective.
+
+    Args:
+        eps: Strength of the entropic term.
+        mass: `sum_ij P_ij`.
+        transport: `sum_ij P_ij C_ij / eps`.
+        entropy: `sum_ij P_ij log(P_ij / (a_i b_j)) = sum_ij P_ij (f_i + g_j - C_ij) / eps`.
+        linear: `(<a, f> + <b, g>) / eps`.
+    """
+    kl = entropy - mass + 1
+    return TransportCost(eps * transport, kl, eps * (transport + kl), dual_value(eps, linear, mass))
