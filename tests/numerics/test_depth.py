@@ -25,8 +25,8 @@ def test_a_cycle_multiplies_the_error_by_the_squared_correlation(sigma: float, t
     while not errors or errors[-1] > 1e-9:
         logs = log_ratios(f, g, np.log(b), scaled, eps)
         errors.append(residual(a, logs))
-        f = update(f, logs, eps).potentials
-        g = update(g, log_ratios(g, f, np.log(a), scaled.T, eps), eps).potentials
+        f = update(f, logs, eps)[0]
+        g = update(g, log_ratios(g, f, np.log(a), scaled.T, eps), eps)[0]
     plan = a[:, None] * b * np.exp((f[:, None] + g) / eps - scaled)
     expected = correlation(sigma * tau, eps)
     assert x @ plan @ y / (sigma * tau) == pytest.approx(expected, rel=1e-5)

@@ -23,8 +23,8 @@ class Plan:
         self.f, self.g = 0.2 * rng.normal(size=n), 0.2 * rng.normal(size=m)
         log_a, log_b, scaled = np.log(self.a), np.log(self.b), self.cost / EPS
         for _ in range(cycles):
-            self.f = update(self.f, log_ratios(self.f, self.g, log_b, scaled, EPS), EPS).potentials
-            self.g = update(self.g, log_ratios(self.g, self.f, log_a, scaled.T, EPS), EPS).potentials
+            self.f = update(self.f, log_ratios(self.f, self.g, log_b, scaled, EPS), EPS)[0]
+            self.g = update(self.g, log_ratios(self.g, self.f, log_a, scaled.T, EPS), EPS)[0]
         self.dense = self.a[:, None] * self.b * np.exp((self.f[:, None] + self.g - self.cost) / EPS)
 
     def objective(self, plan: np.ndarray) -> float:

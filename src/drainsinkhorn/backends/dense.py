@@ -111,6 +111,7 @@ class Geometry(AllRows):
             self.log_a, self.log_b = np.log(self.a), np.log(self.b)
             self.scores: Matrix = cost / self.eps
         self._work = np.empty_like(self.scores)
+        self._col_scores, self._col_work = self.scores.T, self._work.T
         self.rounding = exponent_rounding(rounding, self.eps, self.scores, self.log_a, self.log_b)
 
     def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
@@ -119,7 +120,7 @@ class Geometry(AllRows):
 
     def log_col_ratio(self, f: Vector, g: Vector) -> Vector:
         """`log (P^T 1)_j / b_j`."""
-        return log_ratios(g, f, self.log_a, self.scores.T, self.eps, self._work.T)
+        return log_ratios(g, f, self.log_a, self._col_scores, self.eps, self._col_work)
 
     def band(self, f: Vector, g: Vector) -> float:
         """Bound on the rounding error of a measured residual."""

@@ -29,7 +29,7 @@ from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.residual import residual
 from drainsinkhorn.numerics.starts import start
-from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, Updated, alignment, update
+from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment, update
 
 Vector = NDArray[np.float64]
 
@@ -156,20 +156,16 @@ class ReferenceLane:
         along = alignment(self.geometry.a, self.pending, self.f, self.before, self.geometry.over_rows)
         return self.momentum.stride(self.error, along)
 
-    def _update_rows(self, stride: Stride) -> Updated:
-        """Apply the pending f-leg."""
-        return update(self.f, self.pending, self.geometry.eps, stride, self.before)
-
     def _update_cols(self, f: Vector) -> Vector:
         """Measure and apply the g-leg, which is always plain."""
         log_ratios = self.geometry.log_col_ratio(f, self.g)
         if self.momentum is not None and self.momentum.rows_exact:
             self.momentum.measured_columns(self._col_residual(log_ratios))
-        return update(self.g, log_ratios, self.geometry.eps).potentials
+        return update(self.g, log_ratios, self.geometry.eps)[0]
 
     def cycle(self) -> None:
         """Apply the pending f-leg, run the g-leg, measure the next f-leg. A state that is not finite is not entered."""
-        f, point = self._update_rows(self._stride())
+        f, point = update(self.f, self.pending, self.geometry.eps, self._stride(), self.before)
         g = self._update_cols(f)
         self.depth += 1
         if self.geometry.finite(f, g):
@@ -180,8 +176,8 @@ class ReferenceLane:
 
     def discarded_cycle(self) -> None:
         """Do the work of a cycle and discard its outcome: the cost of a finished lane that is still in the pack."""
-        f = update(self.f, self.pending, self.geometry.eps).potentials
-        g = update(self.g, self.geometry.log_col_ratio(f, self.g), self.geometry.eps).potentials
+        f, _ = update(self.f, self.pending, self.geometry.eps)
+        g, _ = update(self.g, self.geometry.log_col_ratio(f, self.g), self.geometry.eps)
         self.geometry.log_row_ratio(f, g)
 
     def screened(self) -> float:

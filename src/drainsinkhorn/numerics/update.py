@@ -49,7 +49,7 @@ def logsumexp(exponents: Matrix) -> Vector:
     """
     largest = exponents.max(axis=1, keepdims=True)
     np.exp(np.subtract(exponents, largest, out=exponents), out=exponents)
-    return np.log(exponents.sum(axis=1)) + largest.squeeze(1)
+    return np.log(exponents.sum(axis=1)) + largest[:, 0]
 
 
 def log_ratios(
@@ -65,8 +65,7 @@ def log_ratios(
         eps: Strength of the entropic term.
         work: A matrix like `scaled_cost` to be overwritten; None: a new one is allocated.
     """
-    exponents = np.subtract((log_weights + other / eps)[None, :], scaled_cost, out=work)
-    return own / eps + logsumexp(exponents)
+    return own / eps + logsumexp(np.subtract(log_weights + other / eps, scaled_cost, out=work))
 
 
 class Stride(NamedTuple):
@@ -79,18 +78,6 @@ class Stride(NamedTuple):
 PLAIN = Stride(1.0, 0.0)
 
 
-class Updated(NamedTuple):
-    """The outcome of an update.
-
-    Attributes:
-        potentials: New potentials of the side, (n,).
-        point: x of the update rule, (n,): `before` of the next update.
-    """
-
-    potentials: Vector
-    point: Vector
-
-
 def update(
     potentials: Vector,
     log_ratios: Vector,
@@ -98,8 +85,8 @@ def update(
     stride: Stride = PLAIN,
     before: Vector | None = None,
     lam: float = 1.0,
-) -> Updated:
-    """Apply a measured leg: `x = f - step lam eps L`, `f <- x + beta (x - before)`.
+) -> tuple[Vector, Vector]:
+    """Apply a measured leg, `x = f - step lam eps L`, `f <- x + beta (x - before)`: return the new f, and x.
 
     Args:
         potentials: f, (n,).
@@ -111,8 +98,8 @@ def update(
     """
     x = potentials - eps * stride.step * lam * log_ratios
     if before is None or not stride.beta:
-        return Updated(x, x)
-    return Updated(x + stride.beta * (x - before), x)
+        return x, x
+    return x + stride.beta * (x - before), x
 
 
 def alignment(
