@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import shutil
@@ -248,3 +249,13 @@ def test_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with stored.compiling("full"):
             assert thrice(2) == 6
     assert not list(tmp_path.rglob("*.complete")), "nobody is told that kernels are there"
+
+
+def test_the_name_of_the_cache_depends_on_all_that_kernels_contain() -> None:
+    sources, package = set(stored.kernel_sources()), Path(ds.__file__).parent
+    for kernels in sorted((package / "backends/cpu").glob("*kernels.py")):
+        for each in ast.walk(ast.parse(kernels.read_text())):
+            if not isinstance(each, ast.ImportFrom) or not any(alias.name.isupper() for alias in each.names):
+                continue
+            path = package.parent.joinpath(*(each.module or "").split(".")).with_suffix(".py")
+            assert not path.exists() or path in sources, f"{kernels.name} contains constants of {each.module}"

@@ -169,7 +169,12 @@ def _folder_name() -> str:
     version = sys.modules["drainsinkhorn"].__version__
     machine = (config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), config.CPU_FEATURES, sys.version)
     facts = repr((version, numba.__version__, str(HERE), *machine))
-    return f"{PREFIX}{version}-{fingerprint(sorted(HERE.glob('*.py')), facts)}"
+    return f"{PREFIX}{version}-{fingerprint(kernel_sources(), facts)}"
+
+
+def kernel_sources() -> list[Path]:
+    """Return the files on which compiled kernels depend: this folder, and `numerics`, whose constants they contain."""
+    return sorted([*HERE.glob("*.py"), *(HERE.parents[1] / "numerics").glob("*.py")])
 
 
 def fingerprint(files: list[Path], facts: str = "") -> str:
