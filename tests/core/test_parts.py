@@ -17,7 +17,8 @@ from drainsinkhorn.core.options import MODES, Mode, Options
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Outcomes, Residual
+from drainsinkhorn.model.result import Outcome, Outcomes, Residual
+from drainsinkhorn.model.status import Status
 
 
 def test_core_needs_nothing_but_the_standard_library() -> None:
@@ -197,3 +198,21 @@ def test_problems_can_be_referred_to_weakly_and_hold_nothing_but_their_fields() 
     problem: Problem[Any] = Problem(eps=1.0)
     assert weakref.ref(problem)() is problem
     assert not hasattr(problem, "__dict__")
+
+
+def test_outcomes_are_rows_and_columns() -> None:
+    outcomes = Outcomes()
+    rows = [Outcome(t, None, Residual(0.1 * t, 0.2, 0.3), Status.DEPTH_LIMIT, 10 + t, detail=str(t)) for t in range(5)]
+    for row in rows:
+        outcomes.append(row)
+    assert list(outcomes) == rows
+    assert outcomes[-1] == rows[-1]
+    assert list(outcomes[1:4]) == rows[1:4]
+    again = outcomes[:2]
+    again.extend(outcomes[2:])
+    assert again == outcomes
+    # What an interrupt leaves behind of a row without a ticket does not count, and is dropped.
+    again.f.append(None)
+    assert len(again) == 5
+    again.append(rows[0])
+    assert again[5] == rows[0]

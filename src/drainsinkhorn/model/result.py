@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, overload
 
 from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn
@@ -141,15 +141,17 @@ class Outcomes:
         for column, values in zip(self._columns(), other._columns(), strict=True):
             column.extend(values)
 
-    def part(self, first: int, last: int) -> Outcomes:
-        """Return the rows from `first` on, `last` excluded."""
-        return Outcomes(*(column[first:last] for column in self._columns()))
-
     def __len__(self) -> int:
         return len(self.tickets)
 
-    def __getitem__(self, place: int) -> Outcome:
-        """Return one row."""
+    @overload
+    def __getitem__(self, place: int) -> Outcome: ...
+    @overload
+    def __getitem__(self, place: slice) -> Outcomes: ...
+    def __getitem__(self, place: int | slice) -> Outcome | Outcomes:
+        """Return one row, or the columns of some rows."""
+        if isinstance(place, slice):
+            return Outcomes(*(column[place] for column in self._columns()))
         f = self.f[place]
         return Outcome(
             self.tickets[place],

@@ -308,13 +308,13 @@ class LocalRun:
                 if place in due:
                     self._check(instances[place], outcomes[place])
                 self.session.finish(outcomes[place])
-                yield outcomes.part(place, place + 1)
+                yield outcomes[place : place + 1]
         else:
             for place in sorted(due):
                 try:
                     self._check(instances[place], outcomes[place])
                 except ContractError:
-                    yield outcomes.part(0, place)
+                    yield outcomes[:place]
                     raise
             yield outcomes
         # A problem for which there was no memory retires without an event.

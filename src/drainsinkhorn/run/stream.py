@@ -104,7 +104,7 @@ class Stream(Iterator[Result[Any]]):
 
     def _fail_for_memory(self, error: MemoryError) -> OutOfMemory:
         """Return the error with all finished results that were not returned; a feed gets them as well."""
-        short = self._run.out_of_memory(error, self._outcomes.part(self._place, len(self._outcomes)))
+        short = self._run.out_of_memory(error, self._outcomes[self._place :])
         self._outcomes, self._place = Outcomes(), 0
         for result in short.results.values():
             self._session.forget(result.ticket)
