@@ -12,7 +12,7 @@ otherwise from process to process (ott, keops) are compared to rounding: potenti
 within one stride. Events and warnings that differ are listed as information; they do not count as differences.
 
 Each state runs in a process of its own for each backend. A process that has just compiled kernels may round otherwise
-than one that loads them from disk, so another process compiles them first.
+than one that loads them from disk, so other processes run all cases first.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Comparison:
         begun = time.perf_counter()
         if self._backend == "cpu":
             with self._states() as states:
-                for name in self._names(states, warm_up=True):
+                for name in self._names(states):
                     ask_both(states, {"case": name})
         totals: dict[str, Counter[str]] = {}
         lines: list[str] = []
@@ -128,18 +128,14 @@ class Comparison:
             for state in states:
                 state.close()
 
-    def _names(self, states: list[State], *, warm_up: bool = False) -> dict[str, str]:
-        """Groups by name of the cases to run; of a warm-up, those that need every kernel."""
+    def _names(self, states: list[State]) -> dict[str, str]:
+        """Groups by name of the cases to run."""
         old, new = ask_both(states, {})
         if old != new:
             print(f"{self._backend}: cases differ: {sorted({*old} ^ {*new})}")
             self.failed += 1
-        patterns = ["*consumers", "*modes", "*certificates", "*starts"] if warm_up else [f"*{self._asked.only}*"]
-        return {
-            name: group
-            for name, group in old.items()
-            if name in new and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        }
+        pattern = f"*{self._asked.only}*"
+        return {name: group for name, group in old.items() if name in new and fnmatch.fnmatchcase(name, pattern)}
 
 
 def summary(group: str, total: Counter[str]) -> str:
