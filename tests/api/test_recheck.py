@@ -245,9 +245,8 @@ def test_a_stray_lane_is_withheld_and_what_was_finished_is_kept() -> None:
 
 def ended(ticket: int, instance: Instance[Any], depth: int) -> Outcomes:
     zero = ds.Potentials(*map(np.zeros, instance.shape))
-    outcomes = Outcomes()
-    outcomes.append(Outcome(ticket, zero, Residual(1e-4 / (1 + ticket), 0.0, 0.0), Status.CONVERGED, depth))
-    return outcomes
+    outcome = Outcome(ticket, zero, Residual(1e-4 / (1 + ticket), 0.0, 0.0), Status.CONVERGED, depth)
+    return Outcomes.from_rows([outcome])
 
 
 @pytest.mark.parametrize(("n", "runs", "count", "most"), [(64, 1, 10_000, 80), (64, 1000, 1, 20), (512, 1, 400, 200)])

@@ -91,9 +91,8 @@ def _run_alone(
         reason = shortage.reason
         backend.release()
         observe(Narrowed(plan.width, [lane.ticket]))
-    outcomes = Outcomes()
-    outcomes.append(rejected(lane.ticket, _describe_shortage(lane.instance, list(ways), reason)))
-    yield Retired([lane.instance], outcomes)
+    outcome = rejected(lane.ticket, _describe_shortage(lane.instance, list(ways), reason))
+    yield Retired([lane.instance], Outcomes.from_rows([outcome]))
 
 
 def _describe_shortage(instance: Instance[Any], ways: Sequence[str], reason: str) -> str:
@@ -233,9 +232,7 @@ class _Window:
             del self.live[lane]
             self.holds[lane] = -math.inf
         if stray:
-            emitted, outcomes = outcomes, Outcomes()
-            for place in sound:
-                outcomes.append(emitted[place])
+            outcomes = Outcomes.from_rows(outcomes[place] for place in sound)
         return Retired([lanes[place].instance for place in sound], outcomes), stray
 
     def _check_owners(self, emission: Emission, leaving: Sequence[int]) -> tuple[list[int], str]:

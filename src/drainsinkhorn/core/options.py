@@ -273,8 +273,14 @@ class Options:
             compact, min_shrink=profile.min_shrink
         ), f"{why}; a repack pays from {profile.min_shrink:g} lanes"
 
-    def changed(self, tol: Any, settings: Settings) -> Options:
-        """Return these options with some fields changed (tol None: unchanged); unknown names raise OptionsError."""
+    def changed(self, tol: Any, settings: Settings, init: str = "auto") -> Options:
+        """Return these options with some fields changed; unknown names raise OptionsError.
+
+        Args:
+            tol: A number; None: unchanged.
+            settings: Other fields by name.
+            init: Name of a start; "auto": unchanged.
+        """
         unknown = sorted(set(settings) - set(Settings.__annotations__))
         if unknown:
             raise OptionsError(
@@ -282,9 +288,12 @@ class Options:
             )
         if getattr(tol, "shape", None) == ():
             tol = tol.item()
-        if tol is None and not settings:
-            return self
-        return replace(self, tol=self.tol if tol is None else tol, **settings)
+        changes: dict[str, Any] = {**settings}
+        if tol is not None:
+            changes["tol"] = tol
+        if init != "auto":
+            changes["init"] = init
+        return replace(self, **changes) if changes else self
 
 
 def is_positive(value: Any) -> bool:

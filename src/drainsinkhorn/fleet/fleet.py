@@ -6,7 +6,6 @@ import gc
 import os
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Unpack
 
 from drainsinkhorn.core.audit import is_count
@@ -66,8 +65,7 @@ class Fleet:
             gc.collect()
         if self._under_way() is not None:
             raise FleetError("this fleet has a stream under way; read it to its end or close it, or use another fleet")
-        options = options.changed(tol, settings)
-        options = options if init == "auto" else replace(options, init=init)
+        options = options.changed(tol, settings, init)
         run = FleetStream(
             Dispatch(
                 self.crew,

@@ -127,6 +127,14 @@ class Outcomes:
     rescued: list[bool] = field(default_factory=list[bool])
     tickets: list[int] = field(default_factory=list[int])
 
+    @classmethod
+    def from_rows(cls, rows: Iterable[Outcome]) -> Outcomes:
+        """Return the columns of these outcomes."""
+        outcomes = cls()
+        for row in rows:
+            outcomes.append(row)
+        return outcomes
+
     def append(self, outcome: Outcome) -> None:
         """Add one row."""
         ticket, potentials, (row, col, band), *rest = outcome

@@ -54,6 +54,7 @@ class Session:
         acceleration: Its name.
         ledger: The account of the run.
         observe: Passes an event to the ledger and to the caller's observer.
+        tell_caller: Passes an event to the caller's observer alone.
         feed: The feed that the problems come from; None if they come from elsewhere.
         problems: Problems read so far whose Result the caller does not have yet, by ticket.
         read: Number of problems read so far.
@@ -77,8 +78,8 @@ class Session:
         # The caller's floating-point settings, for the caller's own code. A run ignores floating-point errors and
         # checks values for NaN and inf instead.
         self._float_settings = np.geterr()
-        self._tell_caller = observe if observe is ignore else Watch(self._under_callers_settings(observe))
-        self.observe = self.ledger if observe is ignore else fan_out(self.ledger, self._tell_caller)
+        self.tell_caller = observe if observe is ignore else Watch(self._under_callers_settings(observe))
+        self.observe = self.ledger if observe is ignore else fan_out(self.ledger, self.tell_caller)
         picked = pick_backend(backend, given, self.observe)
         self.acceleration = pick_acceleration(options, picked)
         self.backend = picked.using(self.acceleration)
@@ -162,18 +163,14 @@ class Session:
     @property
     def tells_each(self) -> bool:
         """True if `finish` has something to do for every problem: there is a journal, or an observer."""
-        return self._journal is not None or self._tell_caller is not ignore
-
-    def tell_caller(self, event: Event) -> None:
-        """Tell an event to the caller's observer alone."""
-        self._tell_caller(event)
+        return self._journal is not None or self.tell_caller is not ignore
 
     def finish(self, outcome: Outcome, *, recalled: bool = False) -> None:
         """Record in the journal how a problem ended, unless it came from there, and tell the caller's observer."""
         if self._journal is not None and not recalled and outcome.status in RECORDED:
             self._journal.enter(self.problems[outcome.ticket], outcome)
-        if self._tell_caller is not ignore:
-            self._tell_caller(Finished(outcome.ticket, outcome.status))
+        if self.tell_caller is not ignore:
+            self.tell_caller(Finished(outcome.ticket, outcome.status))
 
     def result(self, outcome: Outcome) -> Result[Any]:
         """Return the Result of a problem that has ended and is not forgotten."""
@@ -215,8 +212,8 @@ class Session:
 
     def warn(self, counts: Mapping[Status, int], solution: Solution[Any] | None = None) -> None:
         """Issue one warning if the observer raised, and one if problems did not converge."""
-        if isinstance(self._tell_caller, Watch):
-            self._tell_caller.warn(solution)
+        if isinstance(self.tell_caller, Watch):
+            self.tell_caller.warn(solution)
         if self.options.warn:
             _warn_of_counts(counts, solution)
 

@@ -95,9 +95,8 @@ def solve(
     if not isinstance(options, Options):
         raise OptionsError(f"options must be an Options, got {options!r}")
     each = isinstance(tol, (list, tuple)) or getattr(tol, "ndim", 0) > 0
-    options = options.changed(None if each else tol, settings)
-    if isinstance(init, str):
-        options, init = options if init == "auto" else replace(options, init=init), None
+    start, init = (init, None) if isinstance(init, str) else ("auto", init)
+    options = options.changed(None if each else tol, settings, start)
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if each else None, "chain": chain}
     given = as_problems(x, y, cost=cost, **columns)
     given = given if isinstance(given, list) else list(given)
@@ -339,9 +338,7 @@ class LocalRun:
             if instance is not None:
                 self._check(instance, outcome)
             self.session.finish(outcome, recalled=recalled)
-            ended = Outcomes()
-            ended.append(outcome)
-            yield ended
+            yield Outcomes.from_rows([outcome])
             self._without_run.popleft()
 
     def _rescue(self) -> Iterator[Outcomes]:
@@ -363,8 +360,7 @@ class LocalRun:
                 ended, remark = rescue.choose_result(self._failed[ticket], second._replace(outcome=finite))
                 if remark:
                     self._remarks.setdefault(ticket, []).append(remark)
-                outcomes = Outcomes()
-                outcomes.append(ended.outcome)
+                outcomes = Outcomes.from_rows([ended.outcome])
                 self._unclaimed.append(Retired([ended.instance], outcomes))
                 del self._failed[ticket]
                 yield from self._yield([ended.instance], outcomes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -53,8 +52,7 @@ def stream(
         >>> sorted(result.ticket for result in stream(Problem(x=c, y=c + 1, eps=1.0) for c in clouds))
         [0, 1, 2, 3, 4]
     """
-    options = options.changed(tol, settings)
-    options = options if init == "auto" else replace(options, init=init)
+    options = options.changed(tol, settings, init)
     given = as_problems(problems, None)
     return Stream(LocalRun(Session(given, None, backend, options, observe, journal), given))
 

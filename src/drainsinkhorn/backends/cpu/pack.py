@@ -23,7 +23,7 @@ from drainsinkhorn.backends.cpu.stored import compiling
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states
 from drainsinkhorn.backends.support import Couple, Support, restrict
-from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
+from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
@@ -134,7 +134,7 @@ def _moved(vector: Vector, at: NDArray[np.int64], name: str) -> Vector:
     return np.maximum.reduceat(np.abs(round_to(vector, name) - vector), at[:-1])
 
 
-class CpuPack:
+class CpuPack(Counted):
     """Lanes of one precision. Narrower means: fewer rows in the table; nothing is copied."""
 
     def __init__(
@@ -151,16 +151,6 @@ class CpuPack:
         self._slots = 0
         self._legs = 0
         self.repack([], instances)
-
-    @property
-    def width(self) -> int:
-        """The number of lanes."""
-        return len(self._lanes)
-
-    @property
-    def spent(self) -> Spent:
-        """Slots and legs so far."""
-        return Spent(self._slots, self._legs)
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Each lane runs on one thread until it is held or the cycles are over; few large lanes are shared."""
