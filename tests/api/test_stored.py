@@ -68,7 +68,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 def start(tmp_path: Path, then: str, *args: str) -> subprocess.Popen[str]:
     """A process with a kernel cache in tmp_path / "cache"."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT + then)
+    # Written again, the file would be empty at the moment at which a process that was started before may read it.
+    if not script.exists() or script.read_text() != SCRIPT + then:
+        script.write_text(SCRIPT + then)
     known = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, str(script), *args], stdout=pipe, stderr=pipe, text=True, env=known)
@@ -219,7 +221,9 @@ assert warning.category is drainsinkhorn.KernelCacheWarning
 print(warning.message)
 """
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT + then)
+    # Written again, the file would be empty at the moment at which a process that was started before may read it.
+    if not script.exists() or script.read_text() != SCRIPT + then:
+        script.write_text(SCRIPT + then)
     nowhere = str(tmp_path / "script.py")
     homes = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "NUMBA_CACHE_DIR"), nowhere)
     known = os.environ | homes | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
