@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drainsinkhorn.backends import choose, load
-from drainsinkhorn.cli.show import escape
+from drainsinkhorn.cli.messages import escape
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.ledger import survival
 from drainsinkhorn.core.options import MODES

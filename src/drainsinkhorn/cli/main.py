@@ -1,4 +1,4 @@
-"""`drain`: demo, solve, explain, env, backends, tune, bench."""
+"""`drain`: demo, solve, explain, env, backends, tune, and commands of other distributions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -21,10 +21,12 @@ from rich.table import Table
 import drainsinkhorn
 from drainsinkhorn.backends import REGISTRY, choose
 from drainsinkhorn.backends import load as load_backend
-from drainsinkhorn.cli import bench, files, show
 from drainsinkhorn.cli import explain as explaining
+from drainsinkhorn.cli import files, show
 from drainsinkhorn.cli.archives import GIB
 from drainsinkhorn.cli.bar import Bar
+from drainsinkhorn.cli.commands import Commands
+from drainsinkhorn.cli.messages import INTERRUPTED, JSON, escape, fail, warn
 from drainsinkhorn.cli.paths import is_same_file, journal_files
 from drainsinkhorn.core.events import Event, Lost, Resumed, fan_out
 from drainsinkhorn.core.ledger import Ledger
@@ -39,13 +41,12 @@ from drainsinkhorn.workloads import WORKLOADS
 from drainsinkhorn.workloads import load as load_workload
 
 app = typer.Typer(
+    cls=Commands,
     help="Batched entropic optimal transport: many problems drain through one kernel, each to a verified accuracy.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(bench.app, name="bench")
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 READ_LIMIT = Annotated[
     float | None,
     typer.Option(
@@ -54,17 +55,7 @@ READ_LIMIT = Annotated[
         "unpacks to more than 100 times its size.",
     ),
 ]
-UNFINISHED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-
-
-def _warn(message: str) -> None:
-    # Not as markup: paths and names of extras have brackets.
-    Console(stderr=True).print(show.escape(message), markup=False, highlight=False, soft_wrap=True)
-
-
-def _fail(error: Exception | str) -> NoReturn:
-    _warn(f"error: {error}")
-    raise typer.Exit(BAD_INPUT)
+UNFINISHED = 1
 
 
 def _writable(path: Path | None, **used: Sequence[Path]) -> None:
@@ -75,19 +66,19 @@ def _writable(path: Path | None, **used: Sequence[Path]) -> None:
     if path is None:
         return
     if not path.parent.is_dir():
-        _fail(f"{path.parent} is no folder, so {path.name} could not be written there")
+        fail(f"{path.parent} is no folder, so {path.name} could not be written there")
     if path.is_dir():
-        _fail(f"{path} is a folder; name a file")
+        fail(f"{path} is a folder; name a file")
     if path.exists() and not path.is_file():
-        _fail(f"{path} is no regular file; name a file")
+        fail(f"{path} is no regular file; name a file")
     for what, others in used.items():
         if any(is_same_file(path, other) for other in others):
-            _fail(f"{path} holds the {what}; name another file to write to")
+            fail(f"{path} holds the {what}; name another file to write to")
 
 
 def _limit(gib: float | None) -> int | None:
     if gib is not None and not 0 < gib < 2**30:
-        _fail(f"read-limit must be a positive number of GiB, got {gib}")
+        fail(f"read-limit must be a positive number of GiB, got {gib}")
     return None if gib is None else int(gib * GIB)
 
 
@@ -113,13 +104,13 @@ def _fleet(workers: int | None, ray: str | None) -> AbstractContextManager[Fleet
 def _say_faults(event: Event) -> None:
     """Say what an earlier run left and whether its journal was whole, and which workers were lost."""
     if isinstance(event, Lost):
-        _warn(f"worker {event.worker} was lost ({event.reason}); {len(event.tickets)} problems run again")
+        warn(f"worker {event.worker} was lost ({event.reason}); {len(event.tickets)} problems run again")
     if isinstance(event, Resumed) and event.known:
-        _warn(f"{event.known} problems are in {event.path} already and are not solved again")
+        warn(f"{event.known} problems are in {event.path} already and are not solved again")
     if isinstance(event, Resumed) and event.torn:
-        _warn(f"the end of {event.path} was torn: {event.torn} bytes of unfinished writing are left out")
+        warn(f"the end of {event.path} was torn: {event.torn} bytes of unfinished writing are left out")
     if isinstance(event, Resumed) and event.salvaged is not None:
-        _warn(
+        warn(
             f"{event.path} was damaged: {event.salvaged} whole problems are saved; the damaged file is kept beside it, "
             "with .damaged after its name"
         )
@@ -186,18 +177,18 @@ def demo(
     console, reports = Console(), dict[str, Any]()
     _writable(out)
     if seed < 0:
-        _fail(f"seed must not be negative, got {seed}")
+        fail(f"seed must not be negative, got {seed}")
     for name in WORKLOADS if workload == "all" else [workload]:
         try:
             make, about = load_workload(name)
             problems = make(seed)
         except BackendUnavailable as error:
             if workload != "all":
-                _fail(error)
-            _warn(f"skipping {name}: {error}")
+                fail(error)
+            warn(f"skipping {name}: {error}")
             continue
         except DrainError as error:
-            _fail(error)
+            fail(error)
         if not as_json:
             console.rule(f"[bold]{name}")
             console.print(about, highlight=False)
@@ -221,10 +212,10 @@ def _picture(draw: Callable[[], object], path: Path, console: Console, *, quiet:
     try:
         draw()
     except (DrainError, OSError, ValueError) as error:
-        _warn(f"no picture: {error}")
+        warn(f"no picture: {error}")
     else:
         if not quiet:
-            console.print(f"picture: {show.escape(path)}", highlight=False, markup=False)
+            console.print(f"picture: {escape(path)}", highlight=False, markup=False)
 
 
 @app.command("solve")
@@ -275,19 +266,17 @@ def solve_file(
         try:
             files.write_solution(out, finished, stopped.ledger, tol)
         except DrainError as error:
-            _fail(error)
-        _warn(f"interrupted: {len(finished)} of {stopped.total} problems finished, written to {out}")
+            fail(error)
+        warn(f"interrupted: {len(finished)} of {stopped.total} problems finished, written to {out}")
         raise typer.Exit(INTERRUPTED) from None
     except DrainError as error:
-        _fail(error)
+        fail(error)
     report = _report(results, ledger, time.perf_counter() - start)
     if as_json:
         print(json.dumps({**report, "out": str(out)}, allow_nan=False))  # noqa: T201
     else:
         _show(report, curve=False)
-        Console().print(
-            f"solution: {show.escape(out)} (drain explain {show.escape(out)})", highlight=False, markup=False
-        )
+        Console().print(f"solution: {escape(out)} (drain explain {escape(out)})", highlight=False, markup=False)
     raise typer.Exit(UNFINISHED if report["failed"] else 0)
 
 
@@ -317,7 +306,7 @@ def explain(
             rows, ledger = files.read_solution(source, limit)
             report = {"problems": rows, "ledger": ledger, "explanation": explaining.explain(rows, ledger)}
     except DrainError as error:
-        _fail(error)
+        fail(error)
     console = Console()
     if as_json:
         print(json.dumps(report, allow_nan=False))  # noqa: T201
@@ -375,7 +364,7 @@ def tune(as_json: JSON = False) -> None:
 
         gpu = tuning.gpu()
     except (BackendUnavailable, ImportError) as error:
-        _fail(str(error))
+        fail(str(error))
     best: dict[tuple[int, int], Any] = {}
     table = Table(box=None)
     for column in ("scores", "padded to", "tile", "us together", "us alone"):
@@ -393,7 +382,7 @@ def tune(as_json: JSON = False) -> None:
         size = f"{trial.tile['bm']} x {trial.tile['bn']}, {trial.tile['warps']} warps"
         table.add_row(tiles.KINDS[trial.kind], str(trial.dp), size, f"{trial.together:.1f}", f"{trial.alone:.1f}")
     Console().print(table)
-    Console().print(f"kept in {show.escape(path)}", highlight=False, markup=False)
+    Console().print(f"kept in {escape(path)}", highlight=False, markup=False)
 
 
 @app.command()

@@ -13,15 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from drainsinkhorn.cli.files import json_number
+from drainsinkhorn.cli.messages import escape
 from drainsinkhorn.model.result import Result
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"CONVERGED": "green", "DEPTH_LIMIT": "yellow", "NONFINITE": "red", "INVALID": "red"}
-
-
-def escape(text: object) -> str:
-    """Return a text with control characters escaped, so that none from a file or its name reaches the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def curve(survival: Sequence[int], columns: int = 60, rows: int = 8) -> Panel:
