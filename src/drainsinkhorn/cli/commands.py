@@ -40,8 +40,6 @@ class Commands(TyperGroup):
             return get_group(point.load())
         if cmd_name in DISTRIBUTIONS and not ctx.resilient_parsing:
             distribution = DISTRIBUTIONS[cmd_name]
-            fail(
-                f"drain {cmd_name} is part of {distribution}, which is not installed; pip install {distribution}, or in a "
-                f"checkout pip install -e ./{cmd_name}"
-            )
+            install = f"pip install {distribution}, or in a checkout pip install -e ./{cmd_name}"
+            fail(f"drain {cmd_name} is part of {distribution}, which is not installed; {install}")
         return None
