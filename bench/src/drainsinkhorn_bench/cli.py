@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from drainsinkhorn.cli.messages import INTERRUPTED, JSON, escape, fail, warn
+from drainsinkhorn.cli.messages import INTERRUPTED, JSON, escape, fail, print_json, warn
+from drainsinkhorn.cli.show import plain_table
 from drainsinkhorn.model.errors import DrainError
 from drainsinkhorn_bench import compare as comparing
 from drainsinkhorn_bench import meters, named, probe, records, report, runner
@@ -140,7 +139,7 @@ def _say_ended(
     open_ = [plan.name for plan in plans if plan.name not in ended or not ended[plan.name].complete]
     if as_json:
         counts = {name: {"done": end.done, "total": end.total} for name, end in ended.items()}
-        print(json.dumps({"out": str(out), "campaigns": counts, "void": void}))  # noqa: T201
+        print_json({"out": str(out), "campaigns": counts, "void": void})
     else:
         for what, why in void.items():
             warn(f"void: {what}: {why}")
@@ -184,7 +183,7 @@ def compare(
             )
         )
     if as_json:
-        print(json.dumps([_compared(row) for row in found]))  # noqa: T201
+        print_json([_compared(row) for row in found])
     else:
         _show_compared(found, base, head)
     worse = [row for row in found if row.verdict == "slower" or row.verdict.startswith("void")]
@@ -212,9 +211,8 @@ def _compared(row: comparing.Compared) -> dict[str, Any]:
 
 
 def _show_compared(found: list[comparing.Compared], base: str, head: str) -> None:
-    table = Table(box=None, title=f"seconds of {base} / seconds of {head}: above 1, {head} is faster")
-    for column in ("case", "ratio", "95 % interval", "wins", "noise floor", "verdict"):
-        table.add_column(column)
+    title = f"seconds of {base} / seconds of {head}: above 1, {head} is faster"
+    table = plain_table("case", "ratio", "95 % interval", "wins", "noise floor", "verdict", title=title)
     for row in map(_compared, found):
         said = escape(row["verdict"] + (f" ({row['note']})" if row["note"] else ""))
         if "ratio" not in row:
@@ -251,11 +249,9 @@ def list_campaigns(
             }
         )
     if as_json:
-        print(json.dumps(rows))  # noqa: T201
+        print_json(rows)
         return
-    table = Table(box=None)
-    for column in ("campaign", "units", "studies", "arms that run here", "about"):
-        table.add_column(column)
+    table = plain_table("campaign", "units", "studies", "arms that run here", "about")
     for row in rows:
         table.add_row(row["name"], str(row["units"]), str(row["studies"]), ", ".join(row["arms"]), row["title"])
     Console().print(table)

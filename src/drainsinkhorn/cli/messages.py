@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NoReturn
+import json
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -26,3 +27,8 @@ def fail(error: Exception | str) -> NoReturn:
     """Print an error to stderr and leave the command with BAD_INPUT."""
     warn(f"error: {error}")
     raise typer.Exit(BAD_INPUT)
+
+
+def print_json(value: Any) -> None:
+    """Print a value to stdout as one JSON object."""
+    print(json.dumps(value, allow_nan=False))  # noqa: T201
