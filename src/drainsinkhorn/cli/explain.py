@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from drainsinkhorn.backends import choose, load
-from drainsinkhorn.cli.show import escape
+from drainsinkhorn.cli import show
+from drainsinkhorn.cli.messages import escape
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.ledger import survival
 from drainsinkhorn.core.options import MODES
@@ -78,8 +79,18 @@ def _plain(choice: Choice) -> dict[str, Any]:
     return plain if choice.seconds is not None else {name: v for name, v in plain.items() if name != "seconds"}
 
 
-def show_explanation(console: Console, said: Mapping[str, Any], ledger: Mapping[str, Any]) -> None:
-    """Print it."""
+def show_solution(console: Console, report: Mapping[str, Any], *, every: bool) -> None:
+    """Print a solution: its problems, the first twenty unless `every`, their ledger, and the explanation."""
+    ledger = report["ledger"]
+    console.print(show.results_table(report["problems"], limit=None if every else 20))
+    console.print(show.curve(ledger["survival"]))
+    console.print(show.account(ledger))
+    console.print(f"{ledger['audits']:,} audits, {ledger['verified']:,} verifies, {ledger['legs']:,} legs")
+    show.show_choices(console, ledger["choices"])
+    _show_explanation(console, report["explanation"], ledger)
+
+
+def _show_explanation(console: Console, said: Mapping[str, Any], ledger: Mapping[str, Any]) -> None:
     if said["shares"]:
         console.print(_time_table(ledger["seconds"], said["shares"]))
     if said["what_if"]:
@@ -111,7 +122,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SampleRun:
     """One way to run the sample, and what came of it; `note` says why it could not be run."""
 
     name: str
@@ -133,11 +144,11 @@ def sample(problems: Sequence[Problem[Any]], count: int, tol: float, backend: st
     usual = picked.accelerations[0]
     solve(drawn[:1], backend=picked, tol=tol, accelerate=usual)  # compiles, so that no trial has it inside
     trials = [
-        _trial(f"tol {tol:g}", drawn, picked, tol, usual),
-        _trial(f"tol {tol / 10:g}", _at(drawn, 0.1), picked, tol / 10, usual),
-        _trial(f"tol {tol * 10:g}", _at(drawn, 10.0), picked, tol * 10, usual),
-        *(_trial(f"start {start}", _from(drawn, start), picked, tol, usual) for start in ("zero", "gaussian")),
-        *(_trial(f"accelerate {name}", drawn, picked, tol, name) for name in picked.accelerations[1:]),
+        _run(f"tol {tol:g}", drawn, picked, tol, usual),
+        _run(f"tol {tol / 10:g}", _at(drawn, 0.1), picked, tol / 10, usual),
+        _run(f"tol {tol * 10:g}", _at(drawn, 10.0), picked, tol * 10, usual),
+        *(_run(f"start {start}", _from(drawn, start), picked, tol, usual) for start in ("zero", "gaussian")),
+        *(_run(f"accelerate {name}", drawn, picked, tol, name) for name in picked.accelerations[1:]),
     ]
     said: dict[str, Any] = {"sampled": places, "problems": len(problems), "trials": [_told(trial) for trial in trials]}
     ran = [(problem, depth) for problem, depth in zip(drawn, trials[0].depths, strict=True) if depth > 0]
@@ -162,20 +173,20 @@ def _from(problems: Sequence[Problem[Any]], start: str) -> list[Problem[Any]]:
     return [replace(problem, init=start) for problem in problems]
 
 
-def _trial(name: str, problems: Sequence[Problem[Any]], backend: Backend[Any], tol: float, accelerate: str) -> Trial:
+def _run(name: str, problems: Sequence[Problem[Any]], backend: Backend[Any], tol: float, accelerate: str) -> SampleRun:
     begun = time.perf_counter()
     results = list(solve(list(problems), backend=backend, tol=tol, accelerate=accelerate, warn=False))
     seconds = time.perf_counter() - begun
     depths = tuple(result.depth for result in results)
-    return Trial(name, depths, sum(r.converged for r in results), seconds, _why_not(results))
+    return SampleRun(name, depths, sum(r.converged for r in results), seconds, _why_not(results))
 
 
 def _why_not(results: Sequence[Result[Any]]) -> str:
     return results[0].message if all(result.emitted is None for result in results) else ""
 
 
-def _told(trial: Trial) -> dict[str, Any]:
-    return {name: getattr(trial, name) for name in Trial.__dataclass_fields__}
+def _told(trial: SampleRun) -> dict[str, Any]:
+    return {name: getattr(trial, name) for name in SampleRun.__dataclass_fields__}
 
 
 def _shape(problem: Problem[Any]) -> tuple[int, int, int] | None:

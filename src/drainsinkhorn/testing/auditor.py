@@ -19,6 +19,7 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.testing.double_double import DoubleDouble
 
 Vector = NDArray[np.float64]
 KINDS = ("sqeuclidean", "euclidean", "cosine")
@@ -247,70 +248,18 @@ def _in_float64(claim: _Claim) -> Judgement:
     return _marginals(claim, a, b, entries, 2 * UNIT, "float64")
 
 
-class _Pair(NamedTuple):
-    """A double-double: the unevaluated sum of two float64 arrays, `lo` at most half a unit in the last place of `hi`.
-
-    See Joldes, Muller and Popescu: Tight and rigorous error bounds for basic building blocks of double-word arithmetic,
-    2017. Products split their factors (Veltkamp), so entries beyond 1e300 become NaN.
-    """
-
-    hi: Any
-    lo: Any
-
-    @classmethod
-    def sum(cls, p: Any, q: Any) -> _Pair:
-        """Of two float64 arrays, exactly."""
-        s = p + q
-        t = s - p
-        return cls(s, (p - (s - t)) + (q - t))
-
-    @classmethod
-    def product(cls, p: Any, q: Any) -> _Pair:
-        """Of two float64 arrays, exactly unless it leaves the range."""
-
-        def split(v: Any) -> tuple[Any, Any]:
-            c = 134217729.0 * v
-            high = c - (c - v)
-            return high, v - high
-
-        product, (p1, p2), (q1, q2) = p * q, split(p), split(q)
-        return cls(product, ((p1 * q1 - product) + p1 * q2 + p2 * q1) + p2 * q2)
-
-    def plus(self, other: _Pair) -> _Pair:
-        s, t = _Pair.sum(self.hi, other.hi), _Pair.sum(self.lo, other.lo)
-        v = _Pair.sum(s.hi, s.lo + t.hi)
-        return _Pair.sum(v.hi, v.lo + t.lo)
-
-    def minus(self, other: _Pair) -> _Pair:
-        return self.plus(_Pair(-other.hi, -other.lo))
-
-    def times(self, other: _Pair) -> _Pair:
-        product = _Pair.product(self.hi, other.hi)
-        return _Pair.sum(product.hi, product.lo + (self.hi * other.lo + self.lo * other.hi))
-
-    def over(self, other: _Pair) -> _Pair:
-        first = self.hi / other.hi
-        rest = self.minus(_Pair(first, 0.0 * first).times(other))
-        return _Pair.sum(first, (rest.hi + rest.lo) / other.hi)
-
-    def root(self) -> _Pair:
-        first = np.sqrt(self.hi)
-        rest = self.minus(_Pair.product(first, first))
-        return _Pair.sum(first, np.where(first > 0, (rest.hi + rest.lo) / (2 * np.where(first > 0, first, 1.0)), 0.0))
-
-
 def _in_double_double(claim: _Claim) -> Judgement:
     """Scores in double-double; their exponentials and the sums in long double."""
     kind, scale, d, eps = *_kind_and_scale(claim.cost), claim.d, claim.eps
 
-    def points(values: Any) -> list[_Pair]:
+    def points(values: Any) -> list[DoubleDouble]:
         """Coordinates of all points, one pair of vectors each; of unit length for the cosine."""
-        found = [_Pair(values[:, k].copy(), np.zeros(len(values))) for k in range(d)]
+        found = [DoubleDouble(values[:, k].copy(), np.zeros(len(values))) for k in range(d)]
         if kind != "cosine":
             return found
         # Scaled by a power of two, so that squares stay in range.
         shift = np.exp2(-np.frexp(np.abs(values).max(axis=1))[1].astype(np.float64))
-        found = [_Pair(p.hi * shift, p.lo) for p in found]
+        found = [DoubleDouble(p.hi * shift, p.lo) for p in found]
         total = found[0].times(found[0])
         for p in found[1:]:
             total = total.plus(p.times(p))
@@ -318,27 +267,27 @@ def _in_double_double(claim: _Claim) -> Judgement:
 
     x, y = (points(claim.x), points(claim.y)) if claim.matrix is None else ([], [])
 
-    def costs(rows: slice) -> tuple[_Pair, Any]:
+    def costs(rows: slice) -> tuple[DoubleDouble, Any]:
         if claim.matrix is not None:
-            return _Pair(claim.matrix[rows], np.zeros_like(claim.matrix[rows])), 0.0
-        total = _Pair(*np.zeros((2, *claim.f[rows].shape, len(claim.g))))
+            return DoubleDouble(claim.matrix[rows], np.zeros_like(claim.matrix[rows])), 0.0
+        total = DoubleDouble(*np.zeros((2, *claim.f[rows].shape, len(claim.g))))
         for p, q in zip(x, y, strict=True):
-            difference = _Pair(p.hi[rows, None], p.lo[rows, None]).minus(_Pair(q.hi[None], q.lo[None]))
+            difference = DoubleDouble(p.hi[rows, None], p.lo[rows, None]).minus(DoubleDouble(q.hi[None], q.lo[None]))
             total = total.plus(difference.times(difference))
         error = (d + 8) * PAIR * total.hi + d * FLUSHED
         if kind == "cosine":
-            total, slip = _Pair(total.hi / 2, total.lo / 2), (d + 8) * PAIR
+            total, slip = DoubleDouble(total.hi / 2, total.lo / 2), (d + 8) * PAIR
             error += 2 * slip * np.sqrt(2 * np.abs(total.hi)) + 2 * slip**2
         elif kind == "euclidean":
             total = total.root()
             error = (d + 8) * PAIR * total.hi + math.sqrt(d * FLUSHED)
-        scaled = total.times(_Pair(np.float64(scale), np.float64(0)))
+        scaled = total.times(DoubleDouble(np.float64(scale), np.float64(0)))
         return scaled, scale * error + 2 * PAIR * np.abs(scaled.hi) + 4 * FLUSHED
 
     def entries(rows: slice) -> tuple[Any, Any]:
         cost, error = costs(rows)
-        gaps = _Pair.sum(claim.f[rows, None], claim.g[None]).minus(cost)
-        scores = gaps.over(_Pair(np.float64(eps), np.float64(0)))
+        gaps = DoubleDouble.sum(claim.f[rows, None], claim.g[None]).minus(cost)
+        scores = gaps.over(DoubleDouble(np.float64(eps), np.float64(0)))
         error = (error + PAIR * np.abs(gaps.hi) + 4 * FLUSHED) / eps + PAIR * np.abs(scores.hi)
         # The low part is below 1e-13 wherever the exponential is in range, so two terms of its series suffice.
         low = scores.lo.astype(np.longdouble)
