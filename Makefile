@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test soak gpu-test bench gpu-bench bench-cpu lint format types imports spelling check clean
+.PHONY: demo test soak gpu-test bench gpu-bench bench-cpu lint format types imports spelling check build clean
 
 demo: .venv/demo.stamp
 	$(BIN)/drain demo --out demo.png
@@ -62,8 +62,16 @@ imports: .venv/lint.stamp
 spelling: .venv/lint.stamp
 	$(BIN)/codespell
 
+# Both distributions into dist/: their metadata are checked, and the wheels are installed and used in a clean environment.
+build: .venv/lint.stamp .venv/test.stamp
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist bench
+	$(BIN)/twine check --strict dist/*
+	DRAIN_DIST=dist $(BIN)/python -m pytest -q tests/release
+
 clean:
-	rm -rf .venv demo*.png  # bench-runs is kept: raw files are measurements
+	rm -rf .venv dist demo*.png  # bench-runs is kept: raw files are measurements
 
 .venv/created.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

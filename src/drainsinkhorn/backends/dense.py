@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import cost_matrix
-from drainsinkhorn.numerics.residual import exponent_rounding, rounding_bound
+from drainsinkhorn.numerics.rounding import exponent_rounding, largest_potentials, rounding_bound
 from drainsinkhorn.numerics.update import log_ratios
 
 Vector = NDArray[np.float64]
@@ -124,4 +124,4 @@ class Geometry(AllRows):
 
     def band(self, f: Vector, g: Vector) -> float:
         """Bound on the rounding error of a measured residual."""
-        return rounding_bound(self.rounding, f, g, self.eps)
+        return float(rounding_bound(self.rounding, largest_potentials(f, g) / self.eps))

@@ -32,7 +32,7 @@ from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.costs import UNIT, require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
-from drainsinkhorn.numerics.residual import SAFETY
+from drainsinkhorn.numerics.rounding import SAFETY
 from drainsinkhorn.run.journal import fingerprint
 
 FORMS = ("distances", "matrix")
