@@ -226,11 +226,11 @@ def _marginals(
         lost = FLUSHED * ((weight + b) * raised + 3)
         error += (weight * (b * raised) - plan + 8 * unit * weight * (b * raised) + lost).sum()
     error += (len(claim.f) + len(claim.g) + 16) * unit * (2 + total)
-    found = float(row), float(np.abs(columns - b).sum()), float(error)
-    # A NaN decides nothing, so its error is infinite.
-    return (
-        Judgement(*found, arithmetic) if all(map(math.isfinite, found)) else Judgement(*found[:2], math.inf, arithmetic)
-    )
+    errors = float(row), float(np.abs(columns - b).sum()), float(error)
+    if not all(map(math.isfinite, errors)):
+        # A NaN decides nothing, so its error is infinite.
+        return Judgement(*errors[:2], math.inf, arithmetic)
+    return Judgement(*errors, arithmetic)
 
 
 def _in_float64(claim: _Claim) -> Judgement:
@@ -274,16 +274,16 @@ def _in_double_double(claim: _Claim) -> Judgement:
 
     def points(values: Any) -> list[DoubleDouble]:
         """Coordinates of all points, one pair of vectors each; of unit length for the cosine."""
-        found = [DoubleDouble(values[:, k].copy(), np.zeros(len(values))) for k in range(d)]
+        coordinates = [DoubleDouble(values[:, k].copy(), np.zeros(len(values))) for k in range(d)]
         if not form.directions:
-            return found
+            return coordinates
         # Scaled by a power of two, so that squares stay in range.
         shift = np.exp2(-np.frexp(np.abs(values).max(axis=1))[1].astype(np.float64))
-        found = [DoubleDouble(p.hi * shift, p.lo) for p in found]
-        total = found[0].times(found[0])
-        for p in found[1:]:
+        coordinates = [DoubleDouble(p.hi * shift, p.lo) for p in coordinates]
+        total = coordinates[0].times(coordinates[0])
+        for p in coordinates[1:]:
             total = total.plus(p.times(p))
-        return [p.over(total.root()) for p in found]
+        return [p.over(total.root()) for p in coordinates]
 
     x, y = (points(claim.x), points(claim.y)) if claim.matrix is None else ([], [])
 
