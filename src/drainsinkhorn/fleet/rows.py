@@ -19,10 +19,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.dense import Geometry, Kernels
 from drainsinkhorn.backends.lanes import LanePack
-from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.backends.support import part, restrict
 from drainsinkhorn.core.protocol import Emission, Hints, Progress

@@ -105,7 +105,12 @@ def update(
     return x + stride.beta * (x - before), x
 
 
-def alignment(weights: Any, log_ratios: Any, potentials: Any, before: Any, add: Callable[[Any], Any] = np.sum) -> Any:
+def total(values: Vector) -> float:
+    """The sum of one value for each point of a side."""
+    return float(np.sum(values))
+
+
+def alignment(weights: Any, log_ratios: Any, potentials: Any, before: Any, add: Callable[[Any], Any] = total) -> Any:
     """`-sum_i a_i L_i (f_i - before_i)`: negative if the measured leg points against the last displacement.
 
     Args:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.testing.auditor import form_of
 from drainsinkhorn.testing.settings import Scope, pick
 
 Vector = NDArray[np.float64]
@@ -119,7 +120,7 @@ class _Draw:
             both *= 10 ** (shared.uniform(-150, 150) if self.dtype == "float64" else shared.uniform(-30, 30))
         name = pick(shared, ("sqeuclidean", "sqeuclidean", "euclidean", "cosine"))
         both = _fit(both, self.dtype)
-        if name == "cosine":
+        if form_of(name).directions:
             both[~both.any(axis=1)] = 1
         cost: Any = name if shared.random() < 0.7 else Cost(name, float(10 ** shared.uniform(-4, 4)))
         return {"x": self._array(both[:n]), "y": self._array(both[n:]), "cost": cost}
@@ -367,14 +368,13 @@ def _costs(parts: dict[str, Any]) -> Vector:
     cost = parts["cost"]
     if "x" not in parts:
         return _plain(cost)
-    kind, scale = (cost.kind, cost.scale) if isinstance(cost, Cost) else (cost, 1.0)
-    x, y = _plain(parts["x"]), _plain(parts["y"])
-    if kind == "cosine":
+    form, x, y = form_of(cost), _plain(parts["x"]), _plain(parts["y"])
+    if form.directions:
         x, y = (p / np.linalg.norm(p, axis=1, keepdims=True) for p in (x, y))
     total = np.zeros((len(x), len(y)))
     for k in range(x.shape[1]):
         total += (x[:, k, None] - y[None, :, k]) ** 2
-    return scale * (np.sqrt(total) if kind == "euclidean" else total / 2 if kind == "cosine" else total)
+    return form.scale * (np.sqrt(total) if form.root else total / form.divisor)
 
 
 def _sinkhorn(cost: Vector, a: Vector, b: Vector, eps: float, cycles: int) -> tuple[Vector, Vector]:
