@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help demo test docs soak gpu-test bench gpu-bench bench-cpu lint format types imports spelling check clean
+.PHONY: help demo test docs soak gpu-test bench gpu-bench bench-cpu lint format types imports spelling check build clean
 
 help:  ## List all commands
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -68,8 +68,16 @@ imports: .venv/lint.stamp  ## Check which room imports which
 spelling: .venv/lint.stamp  ## Check spelling
 	$(BIN)/codespell
 
-clean:  ## Remove .venv, the site and pictures of the demo
-	rm -rf .venv site demo*.png  # bench-runs is kept: raw files are measurements
+# Wheels and source archives of both distributions. The wheels are installed and used in a clean environment.
+build: .venv/lint.stamp .venv/test.stamp  ## Build both distributions into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist bench
+	$(BIN)/twine check --strict dist/*
+	DRAIN_DIST=dist $(BIN)/python -m pytest -q tests/release
+
+clean:  ## Remove .venv, the site, built distributions and pictures of the demo
+	rm -rf .venv site dist demo*.png  # bench-runs is kept: raw files are measurements
 
 .venv/created.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

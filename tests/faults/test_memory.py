@@ -18,6 +18,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.resources import MemoryBlock
 from drainsinkhorn.backends.reference import ReferenceBackend
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.cli.files import write_solution
 from drainsinkhorn.cli.show import as_row
 from drainsinkhorn.core.audit import Audit
@@ -34,7 +35,6 @@ from drainsinkhorn.run.journal import Journal
 from drainsinkhorn.run.session import Session
 from drainsinkhorn.testing.auditor import marginal_errors
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted
-from drainsinkhorn.testing.wrapped import WrappedBackend, WrappedPack
 
 VERBS = ("pack", "advance", "screen", "verify", "emit", "freeze", "repack")
 

@@ -1,4 +1,4 @@
-"""Blocks of plans and of costs of many lanes, for `backends.certificate_batch`.
+"""Blocks of plans and of costs of many lanes, for `backends.certificate.batch`.
 
 The numbers of a lane do not depend on the lanes beside it, to the bit. torch chooses the order of a sum by the shape of
 the whole array, and cuBLAS its kernel by the number of matrices. So all sums are taken by `sums`, which has one order
@@ -17,11 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.certificate_bound import BLOCK_PAIRS, product_error
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import evaluate
+from drainsinkhorn.numerics.rounding import product_error
 
+BLOCK_PAIRS = {"numpy": 2**16, "torch": 2**24}
+"""Entries that are computed at once: what stays in a core's cache, or what fills a device."""
+PRODUCT_DIM = {"numpy": 128, "torch": 12}
+"""Coordinates from which squared distances come from inner products."""
 WEIGHTS, LOGS, ERRORS = range(3)
 """Vectors of a batch: weights, their logarithms, and errors of exponents."""
 EXPONENT = 0x7FF0000000000000
@@ -84,7 +88,7 @@ def _padded(values: Any, width: int) -> Any:
     return values if missing == 0 else sys.modules["torch"].nn.functional.pad(values, (0, missing))
 
 
-def _own_costs(instance: Instance[Any]) -> Any:
+def own_costs(instance: Instance[Any]) -> Any:
     """Return costs of the caller's own, which are evaluated on the host."""
     x, y = (to_numpy(points).astype(np.float64) for points in (instance.x, instance.y))
     return instance.cost.scale * evaluate(instance.cost.kind, x, y)
@@ -171,7 +175,7 @@ class _Matrices:
     def __init__(self, batch: Any) -> None:
         torch, self.extent = sys.modules["torch"], None
         if batch.shape.form == "own":
-            matrices = [to_device(_own_costs(instance), batch.shape.device) for instance, _ in batch.lanes]
+            matrices = [to_device(own_costs(instance), batch.shape.device) for instance, _ in batch.lanes]
         else:
             matrices = [instance.matrix for instance, _ in batch.lanes]
         # A single matrix is read where it is.

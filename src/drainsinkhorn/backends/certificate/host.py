@@ -1,28 +1,4 @@
-"""A certificate: both marginal residuals of emitted potentials, with a rigorous rounding bound.
-
-Everything is computed in float64 from the caller's own arrays, by code that no pack uses. With
-
-    P_ij = exp(f_i / eps + log a_i + g_j / eps + log b_j - C_ij / eps)
-
-one sweep over the plan gives both sides: `row = sum_i |sum_j P_ij - a_i|`, `col = sum_j |sum_i P_ij - b_j|`.
-
-Rounding, with u = 2^-53. Write P for the computed plan and E_ij for a bound on the error of the exponent of entry ij:
-
-    E_ij = 4 u (|f_i| / eps + |log a_i|) + 4 u (|g_j| / eps + |log b_j|) + (4 u C_ij + e_ij) / eps
-
-where e_ij bounds the error of the cost: (d + 4) u C_ij by differences, (2 d + 16) u (|x_i|^2 + |y_j|^2) by inner
-products of centred points (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), 0 for a dense matrix.
-If every E_ij is below 0.1, the error of an entry is at most 1.06 E_ij P_ij, so that of a residual is at most
-
-    1.06 sum_ij P_ij E_ij + (2 (n + m) + 32) u (1 + sum_ij P_ij)
-
-of which the last term covers exponentials, sums and the normalisation of the weights. The sums over P_ij need only the
-two marginals of P and `sum_ij P_ij C_ij`. Where some E_ij is not below 0.1 the bound is infinite. For a cost of the
-caller's own (a Formula, a CostFn) the value that its evaluation in float64 returns counts as exact.
-
-Arrays on the host are certified here, one lane at a time; lanes on a CUDA device in `backends.certificate_batch`, all
-lanes of a call together.
-"""
+"""The certificate of one lane, in NumPy, with costs by direct differences or by inner products."""
 
 # pyright: basic
 
@@ -30,28 +6,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.certificate_batch import certify_batches
-from drainsinkhorn.backends.certificate_bound import (
-    BLOCK_PAIRS,
-    PRODUCT_DIM,
-    CostBound,
-    PlanSums,
-    bound_costs,
-    bounded_residual,
-    product_error,
-)
-from drainsinkhorn.core.protocol import Emission
+from drainsinkhorn.backends.certificate.blocks import BLOCK_PAIRS, PRODUCT_DIM, own_costs
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import UNKNOWN, Residual, Residuals
-from drainsinkhorn.numerics.arrays import library, on_cuda, to_numpy
-from drainsinkhorn.numerics.costs import UNIT, evaluate
+from drainsinkhorn.model.result import Residual
+from drainsinkhorn.numerics.arrays import library, to_numpy
+from drainsinkhorn.numerics.costs import UNIT
+from drainsinkhorn.numerics.rounding import CostBound, PlanSums, bound_costs, certified_residual, product_error
 
 
 @dataclass
@@ -94,39 +61,8 @@ Sweep = Callable[[Costs, float, Any, Any], tuple[Any, Any, float]]
 costs by direct differences."""
 
 
-def certify(instance: Instance[Any], potentials: Potentials[Any], sweep: Sweep | None = None) -> Residual:
-    """Return both residuals of the potentials, whose `band` bounds the rounding error of this computation.
-
-    Args:
-        instance: A validated problem.
-        potentials: Potentials as they are emitted, over all points.
-        sweep: A compiled sweep for arrays on the CPU; by default NumPy sweeps.
-    """
-    if on_cuda(instance.like):
-        return certify_batches([(instance, potentials)])[0]
-    return _certify_on_host(instance, potentials, sweep)
-
-
-def certificates(emission: Emission, broken: Sequence[bool], sweep: Sweep | None = None) -> Residuals:
-    """Certify what lanes emit; the residual of a broken lane, whose state is not finite, is unknown.
-
-    Lanes whose arrays lie on a CUDA device are certified together, and read back once.
-    """
-    residuals, together = [UNKNOWN] * len(broken), list[int]()
-    for lane, (instance, is_broken) in enumerate(zip(emission.instances, broken, strict=True)):
-        if is_broken:
-            continue
-        if on_cuda(instance.like):
-            together.append(lane)
-        else:
-            residuals[lane] = _certify_on_host(instance, emission.potentials(lane), sweep)
-    batch = [(emission.instances[lane], emission.potentials(lane)) for lane in together]
-    for lane, residual in zip(together, certify_batches(batch), strict=True):
-        residuals[lane] = residual
-    return Residuals.from_rows(residuals)
-
-
-def _certify_on_host(instance: Instance[Any], potentials: Potentials[Any], sweep: Sweep | None) -> Residual:
+def certify_on_host(instance: Instance[Any], potentials: Potentials[Any], sweep: Sweep | None) -> Residual:
+    """Certify one lane whose arrays NumPy can read; arguments as for `backends.certificate.certify`."""
     with np.errstate(all="ignore"):
         rows, cols = (_support(weights) for weights in (instance.a, instance.b))
         a, f = (_read(values, rows) for values in (instance.a, potentials.f))
@@ -145,7 +81,7 @@ def _certify_on_host(instance: Instance[Any], potentials: Potentials[Any], sweep
             float(swept.rows.sum()), 4 * UNIT * mean, 4 * UNIT * (float(size_a.max()) + float(size_b.max())),
             float(swept.transport), costs.bound, costs.matrix is not None, float(swept.added), float(swept.added_most),
         )  # fmt: skip
-    return bounded_residual(sums)
+    return certified_residual(sums)
 
 
 def _support(weights: Any) -> Any:
@@ -178,8 +114,7 @@ def _costs(instance: Instance[Any], rows: Any, cols: Any) -> Costs:
         return _matrix(_read(instance.matrix, rows), cols)
     cost, kind, dim = instance.cost, instance.cost.kind, instance.dim
     if kind.distances is None:
-        x, y = (to_numpy(points).astype(np.float64) for points in (instance.x, instance.y))
-        return _matrix(_read(cost.scale * evaluate(kind, x, y), rows), cols, float(kind.rounding(dim, 1.0)))
+        return _matrix(_read(own_costs(instance), rows), cols, float(kind.rounding(dim, 1.0)))
     x, y = _read(instance.x, rows), _read(instance.y, cols)
     if kind.distances.directions:
         x, y = unit_vectors(np, x), unit_vectors(np, y)
@@ -248,12 +183,12 @@ class _Products:
         self.norms = (self._x * self._x).sum(1), (y * y).sum(1)
 
     def __call__(self, first: int, last: int) -> Any:
-        found = self._x[first:last] @ self._y
-        found *= -2.0
-        found += self.norms[0][first:last, None]
-        found += self.norms[1][None, :]
-        found *= self._factor
-        return found
+        costs = self._x[first:last] @ self._y
+        costs *= -2.0
+        costs += self.norms[0][first:last, None]
+        costs += self.norms[1][None, :]
+        costs *= self._factor
+        return costs
 
 
 class _Differences:

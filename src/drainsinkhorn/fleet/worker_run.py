@@ -103,7 +103,7 @@ class Windows(Tap[Any]):
         self._came += [came] * len(parcel.tickets)
 
 
-class Bench:
+class WorkerRun:
     """A stream in a thread of its own: `push` adds windows, `messages` yields its messages, `end` ends the windows."""
 
     def __init__(self, assignment: Assignment) -> None:

@@ -5,7 +5,7 @@ leading lane axis, and both sides of a lane are padded to one width. Padding rep
 weight 0. Its exponent is -inf, so that it adds exact zeros to every sum, and it changes neither the box around the
 points nor any maximum. Points without weight are replaced by padding.
 
-The numbers of a lane do not depend on the lanes beside it, to the bit (`backends.certificate_blocks`).
+The numbers of a lane do not depend on the lanes beside it, to the bit (`backends.certificate.blocks`).
 Nothing is read back before all batches are launched, then all numbers are read back together.
 """
 
@@ -20,22 +20,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from drainsinkhorn.backends.certificate_blocks import (
+from drainsinkhorn.backends.certificate.blocks import (
+    BLOCK_PAIRS,
     ERRORS,
     LOGS,
+    PRODUCT_DIM,
     WEIGHTS,
     block_costs,
     sums,
     sweep_plans,
     to_device,
-)
-from drainsinkhorn.backends.certificate_bound import (
-    BLOCK_PAIRS,
-    PRODUCT_DIM,
-    CostBound,
-    PlanSums,
-    bound_costs,
-    bounded_residual,
 )
 from drainsinkhorn.model.cost import Distances
 from drainsinkhorn.model.instance import Instance
@@ -43,6 +37,7 @@ from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.arrays import library, to_numpy
 from drainsinkhorn.numerics.costs import UNIT
+from drainsinkhorn.numerics.rounding import CostBound, PlanSums, bound_costs, certified_residual
 
 Lane = tuple[Instance[Any], Potentials[Any]]
 """A validated problem and its potentials over all points."""
@@ -134,7 +129,7 @@ def _residual(
     else:
         relative = 0.0 if instance.is_dense else float(instance.cost.kind.rounding(shape.dim, 1.0))
         bound = CostBound(1.0, relative, 0.0, extent)
-    return bounded_residual(
+    return certified_residual(
         PlanSums(
             instance.eps,
             points,

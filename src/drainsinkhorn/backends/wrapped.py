@@ -1,4 +1,4 @@
-"""A backend and a pack that pass everything on: what watches a run, or attacks it, changes some of the verbs."""
+"""A backend and a pack that pass every call on to another; subclasses change some of the verbs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class WrappedBackend:
 
     @property
     def name(self) -> str:
-        """That of the backend that computes."""
+        """Name of the backend that computes."""
         return self.inner.name
 
     @property
@@ -113,7 +113,7 @@ class WrappedBackend:
         return replace(self, inner=self.inner.using(acceleration))
 
     def precise(self) -> Backend[Any]:
-        """The inner backend in float64, not wrapped: a rescue is a run of its own."""
+        """The inner backend in float64, not wrapped: a rescue is a separate run."""
         return self.inner.precise()
 
     def frugal(self) -> WrappedBackend:

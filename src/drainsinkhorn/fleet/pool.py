@@ -1,14 +1,14 @@
-"""The interface of a set of workers, on this machine or on a cluster."""
+"""The interface of a pool of workers, on this machine or on a cluster."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from drainsinkhorn.fleet.bench import Assignment, Message
 from drainsinkhorn.fleet.wire import Parcel
+from drainsinkhorn.fleet.worker_run import Assignment, Message
 
 
-class Crew(Protocol):
+class Pool(Protocol):
     """A fixed number of workers, numbered from 0. The end of a worker is reported once; it can be started again."""
 
     @property
@@ -21,19 +21,19 @@ class Crew(Protocol):
         """Number of threads of each worker."""
         ...
 
-    def hire(self, worker: int, assignment: Assignment) -> None:
+    def start(self, worker: int, assignment: Assignment) -> None:
         """Start a worker if it does not run, and send it the assignment; it answers "ready"."""
         ...
 
-    def give(self, worker: int, parcel: Parcel) -> None:
+    def send(self, worker: int, parcel: Parcel) -> None:
         """Send a window."""
         ...
 
-    def end(self, worker: int) -> None:
+    def finish(self, worker: int) -> None:
         """Tell a worker that no further window comes; it finishes its problems and sends its account."""
         ...
 
-    def dismiss(self, worker: int) -> None:
+    def kill(self, worker: int) -> None:
         """Kill a worker; no further message of it is returned."""
         ...
 

@@ -1,4 +1,4 @@
-"""How large scores are: lengths of points near and far beyond what their squares can hold."""
+"""How large costs are: lengths of points near and far beyond what their squares can hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.scores import scores
+from drainsinkhorn.backends.cost_sizes import cost_sizes
 from drainsinkhorn.run.validate import validate
 
 
@@ -14,7 +14,7 @@ from drainsinkhorn.run.validate import validate
 def test_lengths_whose_squares_are_no_numbers(scale: float) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)), rng.normal(size=(50, 3)) + 1
-    found = scores(validate(ds.Problem(x=scale * x, y=scale * y, eps=scale, cost="euclidean"), 1e-3))
+    found = cost_sizes(validate(ds.Problem(x=scale * x, y=scale * y, eps=scale, cost="euclidean"), 1e-3))
     centre = (x.mean(0) + y.mean(0)) / 2
     from_x, from_y = (np.linalg.norm(points - centre, axis=1) for points in (x, y))
     assert found.largest == pytest.approx(from_x.max() + from_y.max())
@@ -23,12 +23,12 @@ def test_lengths_whose_squares_are_no_numbers(scale: float) -> None:
 
 def test_one_point_far_away() -> None:
     x = np.array([[0.0, 0.0], [3e200, 4e200]])
-    assert scores(validate(ds.Problem(x=x, y=x, eps=1e200, cost="euclidean"), 1e-3)).largest == pytest.approx(5.0)
+    assert cost_sizes(validate(ds.Problem(x=x, y=x, eps=1e200, cost="euclidean"), 1e-3)).largest == pytest.approx(5.0)
 
 
 def test_points_that_are_all_one() -> None:
     x = np.zeros((4, 2))
-    assert scores(validate(ds.Problem(x=x, y=x, eps=1.0), 1e-3)).largest == 0.0
+    assert cost_sizes(validate(ds.Problem(x=x, y=x, eps=1.0), 1e-3)).largest == 0.0
 
 
 @pytest.mark.parametrize("cost", ["sqeuclidean", "euclidean"])
@@ -38,5 +38,5 @@ def test_points_without_mass_do_not_count(cost: str) -> None:
     padded = np.r_[x, np.full((2, 2), 1e200)]
     weights = np.r_[np.full(6, 1 / 6), 0, 0]
     found = [ds.Problem(x=x, y=y, eps=0.5, cost=cost), ds.Problem(x=padded, y=y, a=weights, eps=0.5, cost=cost)]
-    alone, beside = (scores(validate(problem, 1e-3)) for problem in found)
+    alone, beside = (cost_sizes(validate(problem, 1e-3)) for problem in found)
     assert beside == pytest.approx(alone)
