@@ -3,8 +3,9 @@
     python docs/make_pictures.py                  # every page
     python docs/make_pictures.py cells lidar      # some pages, by name
 
-The blocks of a page save pictures in the current folder, which is docs/assets/tutorials here. If a text block follows a
-Python block, its content is replaced by what the Python block prints.
+The blocks of a page save pictures in the current folder, here a temporary one. This script reduces the pictures to 256
+colours, which makes the files smaller, and copies them to docs/assets/tutorials. If a text block follows a Python
+block, its content is replaced by what the Python block prints.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import argparse
 import contextlib
 import importlib
 import io
-import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 
 DOCS = Path(__file__).parent
@@ -46,6 +48,14 @@ def run_page(page: Path) -> str:
         plt.close("all")
 
 
+def reduce_colours(picture: Path) -> None:
+    """Store a picture with a palette of 256 colours."""
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        image.convert("RGB").quantize(256).save(picture, optimize=True)
+
+
 def main() -> None:
     """Run the named pages, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -54,10 +64,16 @@ def main() -> None:
     # POT, which torchcfm imports, prints a remark about KeOps when it is first imported.
     with contextlib.suppress(ImportError):
         importlib.import_module("ot")
-    os.chdir(DOCS / "assets/tutorials")
+    folder = DOCS / "assets/tutorials"
     for page in PAGES:
-        if not names or page.stem in names:
-            page.write_text(run_page(page))
+        if names and page.stem not in names:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            with contextlib.chdir(scratch):
+                page.write_text(run_page(page))
+            for picture in Path(scratch).glob("*.png"):
+                reduce_colours(picture)
+                shutil.copy(picture, folder / picture.name)
 
 
 if __name__ == "__main__":
