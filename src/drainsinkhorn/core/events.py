@@ -195,7 +195,8 @@ class Watch:
             self._observe(event)
         except Exception as error:  # noqa: BLE001  the caller's own code: finished results must not be lost to it
             self.error = error
-            _log.warning("observer %r raised an exception; it gets no more events", self._observe, exc_info=error)
+            text = "observer %r raised an exception and gets no more events; the run continues"
+            _log.warning(text, self._observe, exc_info=error)
 
     def warn(self, solution: object = None) -> None:
         """Issue an ObserverWarning if the observer raised, with its exception as the cause."""
