@@ -16,7 +16,7 @@ test: .venv/test.stamp  ## Run all tests
 
 # Warnings, such as broken links, are errors. Read it with: python3 -m http.server --directory site
 docs: .venv/docs.stamp  ## Build the site of the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Hostile problems by the thousand, and other tests at full length; hours where Triton's interpreter is slow. Every run
 # has a seed of its own, which it prints; make soak SEED=1 repeats one.

@@ -51,6 +51,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return "".join(part if CODE.fullmatch(part) else LINK.sub(replace, part) for part in parts)
 
 
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Tell MkDocs the anchors of lines of code, which it does not look for, so that it can check links to them."""
+    if page.file.src_uri.startswith("source/"):
+        page.present_anchor_ids = {*page.present_anchor_ids, *re.findall(r'\b(?:id|name)="([^"]+)"', html)}
+    return html
+
+
 def origin_of(src_uri: str) -> str:
     """Return the path in the repository of the file that a page shows."""
     return next((source for source, page in PAGES.items() if page == src_uri != "index.md"), f"docs/{src_uri}")

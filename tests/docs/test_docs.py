@@ -69,3 +69,10 @@ def test_the_executor_can_be_read_in_one_sitting() -> None:
     texts = {each.value for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Constant)}
     for mode in ("width-one", "static", "mask", "compact", "stream"):
         assert mode not in texts, f"the executor has a branch for {mode}"
+
+
+def test_make_help_lists_every_command() -> None:
+    text = (ROOT / "Makefile").read_text()
+    commands = re.search(r"^\.PHONY: (.*)$", text, flags=re.MULTILINE)
+    assert commands
+    assert set(re.findall(r"^([a-z-]+):.*## \S", text, flags=re.MULTILINE)) == set(commands[1].split())
