@@ -25,16 +25,16 @@ from drainsinkhorn.run.validate import validate
 def extend(
     known: Problem[Any], potentials: Potentials[Any], problem: Problem[Any], backend: Backend[Any] | None = None
 ) -> Potentials[Any]:
-    """Potentials for a problem from those of another one, over other points or weights: the paper's proposals.
+    """Return a start for a problem from the potentials of another one, over other points or weights.
 
-    Where the points are the same they are taken over; a new point gets its soft c-transform against the other side of
-    the known problem, `f(x) = -eps log sum_j b_j exp((g_j - C(x, y_j)) / eps)`.
+    If a side has the same points in both problems, its potentials are kept. Otherwise each of its points gets the soft
+    c-transform against the other side of the known problem, `f(x) = -eps log sum_j b_j exp((g_j - C(x, y_j)) / eps)`.
 
     Args:
         known: The problem whose potentials are known, as given.
         potentials: Its potentials.
         problem: The problem to start, as given.
-        backend: Who computes c-transforms; by default the one that "auto" would take for the problem.
+        backend: Backend that computes c-transforms; None: the one that "auto" takes for the problem.
 
     Returns:
         A start to pass as `Problem(init=...)`.

@@ -31,7 +31,7 @@ def stream(
     journal: str | os.PathLike[str] | None = None,
     **settings: Unpack[Settings],
 ) -> Stream:
-    """Solve problems as they come and yield results as they drain, not in order; `result.ticket` tells which.
+    """Solve problems as they arrive and yield results as they finish; `result.ticket` is the number of the problem.
 
     Problems are read as lanes fall vacant, at most `lookahead` ahead. If the iterable raises, the problems read before
     are finished first, and then the exception is raised. Do not write to a problem's arrays before you have its result.
