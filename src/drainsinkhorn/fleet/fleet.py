@@ -73,7 +73,7 @@ class Fleet:
             gc.collect()
         if self._under_way() is not None:
             raise FleetError("this fleet has a stream under way; read it to its end or close it, or use another fleet")
-        options = options.changed(tol, settings, init)
+        options = options.with_settings(tol, settings, init)
         run = FleetStream(
             Dispatch(
                 self.pool,
