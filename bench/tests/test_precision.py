@@ -12,12 +12,12 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
 from drainsinkhorn.backends.cpu import CpuBackend
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.protocol import Pack
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.parallel import LocalFleet
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import marginal_errors
-from drainsinkhorn.testing.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn_bench import attacks, decisions
 from drainsinkhorn_bench.shadow import shadow
 

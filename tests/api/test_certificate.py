@@ -12,11 +12,11 @@ from tests.conftest import needs
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import certificate
-from drainsinkhorn.backends.certificate import certify
+from drainsinkhorn.backends.certificate import blocks, certify
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.reference import ReferenceLane
-from drainsinkhorn.core.audit import Audit, Bars, judge
+from drainsinkhorn.core.audit import Audit, Limits, judge
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.result import Residual, Residuals
 from drainsinkhorn.model.status import Status
@@ -88,7 +88,7 @@ def test_products_and_differences_certify_alike(monkeypatch: pytest.MonkeyPatch)
     problem = validate(ds.Problem(x=rng.normal(size=(50, 20)) + 30, y=rng.normal(size=(60, 20)) + 30, eps=2.0), 1e-6)
     state = ds.Potentials(rng.normal(size=50), rng.normal(size=60))
     by_differences = certify(problem, state)
-    monkeypatch.setitem(certificate.PRODUCT_DIM, "numpy", 1)
+    monkeypatch.setitem(blocks.PRODUCT_DIM, "numpy", 1)
     by_products = certify(problem, state)
     assert by_products.band != by_differences.band
     assert abs(by_products.row - by_differences.row) <= by_products.band + by_differences.band
@@ -163,8 +163,8 @@ class _Doubtful:
 
 
 def judged(pack: Any, *, final: bool = False) -> Any:
-    bars = Bars([0.9], [1.0], [1.0], {0: Status.DEPTH_LIMIT} if final else {})
-    _, _, statuses, _ = judge(bars, [0], Audit(), lambda _: [], pack.verify, exact=False)
+    limits = Limits([0.9], [1.0], [1.0], {0: Status.DEPTH_LIMIT} if final else {})
+    _, _, statuses, _ = judge(limits, [0], Audit(), lambda _: [], pack.verify, exact=False)
     return statuses[0] if statuses else None
 
 

@@ -51,3 +51,9 @@ def test_no_module_of_the_library_imports_its_benchmarks() -> None:
 
 def test_the_benchmarks_need_this_version_of_the_library() -> None:
     assert f"drainsinkhorn=={drainsinkhorn.__version__}" in project(ROOT / "bench")["dependencies"]
+
+
+def test_versions_agree_wherever_they_are_written() -> None:
+    bench = (ROOT / "bench/src/drainsinkhorn_bench/__init__.py").read_text()
+    assert f'__version__ = "{drainsinkhorn.__version__}"' in bench
+    assert f"version: {drainsinkhorn.__version__}\n" in (ROOT / "CITATION.cff").read_text()

@@ -13,6 +13,7 @@ import pytest
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.events import Finished
 from drainsinkhorn.core.protocol import Pack, Progress
 from drainsinkhorn.model.instance import Instance
@@ -21,7 +22,6 @@ from drainsinkhorn.model.status import Status
 from drainsinkhorn.run import recheck
 from drainsinkhorn.run.recheck import Recheck, refute
 from drainsinkhorn.run.validate import validate
-from drainsinkhorn.testing.wrapped import WrappedBackend, WrappedPack
 
 TOL = 1e-3
 

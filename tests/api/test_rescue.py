@@ -13,11 +13,11 @@ import pytest
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.reference import ReferenceBackend
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
-from drainsinkhorn.testing.wrapped import WrappedBackend, WrappedPack
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(6, 2)), RNG.normal(size=(7, 2))
@@ -270,7 +270,7 @@ class TestObservers:
         assert isinstance(warned, ds.ObserverWarning)
         assert isinstance(warned.__cause__, LookupError)
         assert caught[0].filename == __file__
-        assert "goes on" in caplog.text
+        assert "the run continues" in caplog.text
         told = self.told
         with pytest.raises(ds.ObserverWarning) as raised:
             ds.solve(batch, backend="reference", observe=self.failing)

@@ -18,6 +18,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.resources import MemoryBlock
 from drainsinkhorn.backends.reference import ReferenceBackend
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.cli.files import write_solution
 from drainsinkhorn.cli.show import as_row
 from drainsinkhorn.core.audit import Audit
@@ -34,7 +35,6 @@ from drainsinkhorn.run.journal import Journal
 from drainsinkhorn.run.session import Session
 from drainsinkhorn.testing.auditor import marginal_errors
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted
-from drainsinkhorn.testing.wrapped import WrappedBackend, WrappedPack
 
 VERBS = ("pack", "advance", "screen", "verify", "emit", "freeze", "repack")
 
@@ -394,7 +394,7 @@ def test_a_stream_that_runs_out_hands_over_what_it_has(monkeypatch: pytest.Monke
         return finish(self, outcome)
 
     monkeypatch.setattr(Session, "finish", full)
-    monkeypatch.setattr(Session, "tells_each", True)
+    monkeypatch.setattr(Session, "reports_each_problem", True)
     stream = ds.stream(problems, backend="reference", mode="static", width=5)
     got = {result.ticket: result for result in (next(stream), next(stream))}
     with pytest.raises(ds.OutOfMemory, match="MemoryError") as caught:
@@ -416,7 +416,7 @@ def test_a_feed_settles_what_was_finished(monkeypatch: pytest.MonkeyPatch) -> No
         return finish(self, outcome)
 
     monkeypatch.setattr(Session, "finish", full)
-    monkeypatch.setattr(Session, "tells_each", True)
+    monkeypatch.setattr(Session, "reports_each_problem", True)
     with pytest.raises(ds.OutOfMemory):
         list(ds.stream(feed, backend="reference", mode="static", width=4))
     assert all(answer.result(0).converged for answer in answers)

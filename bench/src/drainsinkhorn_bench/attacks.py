@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.events import Event, Lost
 from drainsinkhorn.core.options import Rechecks
@@ -43,7 +44,6 @@ from drainsinkhorn.model.result import Residual, Residuals, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.parallel import LocalFleet
 from drainsinkhorn.testing import marginal_errors
-from drainsinkhorn.testing.wrapped import WrappedBackend, WrappedPack
 
 TOL = 1e-3
 COUNT, SIZE = 16, 48

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.model.errors import BackendUnavailable, FileError
+from drainsinkhorn_bench import generated
 
 Array = NDArray[Any]
 
@@ -100,7 +101,7 @@ def arrays(path: Path, *names: str) -> list[Array]:
         raise FileError(f"{path} cannot be read as an npz file of plain arrays ({error})") from error
 
 
-def _found(data: Path, what: str, choices: Mapping[str, Callable[[list[Path]], Any]]) -> Any:
+def _read_first(data: Path, what: str, choices: Mapping[str, Callable[[list[Path]], Any]]) -> Any:
     """Read the first pattern of a folder that has files."""
     if not data.is_dir():
         raise FileError(f"{data} is no folder; --data names a folder with files of the data sets")
@@ -126,9 +127,9 @@ def metropt3(data: Path | None, seed: int = 0) -> Sensors:
     """The log of a compressor: the CSV of UCI data set 791, the subset `metropt3.npz`, or a generated log."""
     if data is None:
         return Sensors(
-            _standardised(_generated_log(seed)), Source("generated", differs=("the sensor log is generated",))
+            _standardised(generated.sensor_log(seed)), Source("generated", differs=("the sensor log is generated",))
         )
-    return _found(
+    return _read_first(
         data,
         "MetroPT-3 log",
         {"*MetroPT3*.csv": _metropt_csv, "*metropt*.csv": _metropt_csv, "metropt3.npz": _metropt_npz},
@@ -155,17 +156,6 @@ def _metropt_npz(paths: list[Path]) -> Sensors:
     return Sensors(_standardised(rows), Source("MetroPT-3, rows of failures (subset)", _hashes(paths), differs))
 
 
-def _generated_log(seed: int, count: int = 40_000, sensors: int = 7) -> Array:
-    """Regimes of unequal spread that alternate, with slow drifts: windows differ as those of a machine do."""
-    rng = np.random.default_rng([seed, 41])
-    mixing = rng.normal(size=(sensors, sensors)) / sensors**0.5
-    centres, spreads = 2 * rng.normal(size=(12, sensors)), rng.uniform(0.05, 0.8, size=12)
-    regimes = np.repeat(rng.integers(12, size=count // 80), 80)
-    drift = np.cumsum(rng.normal(size=(count, sensors)), axis=0) * (0.5 / count**0.5)
-    noise = rng.normal(size=(count, sensors)) * spreads[regimes][:, None]
-    return centres[regimes] + noise @ mixing + drift
-
-
 # Packer19
 
 
@@ -178,8 +168,8 @@ def packer19(data: Path | None, per_time: int, seed: int = 0) -> Cells:
         seed: Of what is generated.
     """
     if data is None:
-        return _generated_cells(seed, per_time)
-    return _found(
+        return _in_time(*generated.cells(seed, per_time), Source("generated", differs=("the cells are generated",)))
+    return _read_first(
         data,
         "Packer19 cells",
         {
@@ -253,20 +243,6 @@ def _in_time(points: Array, times: Array, groups: Array, source: Source) -> Cell
     )
 
 
-def _generated_cells(seed: int, per_time: int, dim: int = 50) -> Cells:
-    """A tree: twelve fates leave a common progenitor one after another, in time."""
-    rng = np.random.default_rng([seed, 43])
-    count = max(1800, 3 * per_time)
-    times = np.sort(rng.uniform(0, 1, size=count))
-    spectrum = np.arange(1, dim + 1) ** -0.5
-    directions, leaving = 6 * rng.normal(size=(12, dim)) * spectrum, rng.uniform(0, 0.8, size=12)
-    fate = rng.integers(12, size=count)
-    gone = np.clip(times - leaving[fate], 0, None)[:, None]
-    points = gone * directions[fate] + 2 * times[:, None] * directions[0] + rng.normal(size=(count, dim)) * spectrum
-    names = np.where(gone[:, 0] > 0, np.char.add("fate ", fate.astype(str)), "progenitor")
-    return _in_time(points, times, names, Source("generated", differs=("the cells are generated",)))
-
-
 # ImageNet-32
 
 
@@ -274,9 +250,10 @@ def imagenet(data: Path | None, seed: int = 0) -> Features:
     """Principal components of 32 x 32 images: ImageNet-32 as npz, the PCA-500 subset, or generated ones."""
     if data is None:
         return Features(
-            _unit_variance(_generated_features(seed)), Source("generated", differs=("features are generated",))
+            _unit_variance(generated.features(seed, COMPONENTS)),
+            Source("generated", differs=("features are generated",)),
         )
-    return _found(
+    return _read_first(
         data,
         "ImageNet-32 images",
         {
@@ -325,22 +302,14 @@ def _unit_variance(values: Array) -> Array:
     return (values / np.sqrt(values.var(0).mean())).astype(np.float32)
 
 
-def _generated_features(seed: int, count: int = 8192, dim: int = COMPONENTS) -> Array:
-    """Clusters whose coordinates fade like those of photographs: half of the variance in the first ten."""
-    rng = np.random.default_rng([seed, 47])
-    spectrum = np.arange(1, dim + 1) ** -0.75
-    centres = rng.normal(size=(40, dim))
-    return (centres[rng.integers(40, size=count)] + rng.standard_t(6, size=(count, dim))) * spectrum
-
-
 # LiDAR
 
 
 def lidar(data: Path | None, seed: int = 0) -> Scans:
     """Consecutive scans: A2D2 npz files, KITTI .bin files, the subset `kitti_0005_lidar.npz`, or a generated street."""
     if data is None:
-        return Scans(_generated_street(seed), Source("generated", differs=("the scans are of a generated street",)))
-    return _found(
+        return Scans(generated.street(seed), Source("generated", differs=("the scans are of a generated street",)))
+    return _read_first(
         data,
         "LiDAR scans",
         {
@@ -388,21 +357,3 @@ def _kitti_npz(paths: list[Path]) -> Scans:
     differs = ("twelve scans of KITTI, thinned to 32,768 points, in place of A2D2",)
     frames = [_scan(frame, paths[0]) for frame in xyz]
     return Scans(frames, Source("KITTI 2011_09_26_drive_0005, 12 scans (subset)", _hashes(paths), differs))
-
-
-def _generated_street(seed: int, frames: int = 12, count: int = 32_768) -> list[Array]:
-    """Ground, two rows of houses, and cars, seen from a car that moves 0.55 m a frame; scans share no points."""
-    rng = np.random.default_rng([seed, 53])
-    cars = np.column_stack([rng.uniform(-30, 40, 14), rng.choice([-4.0, 4.0], 14) + rng.normal(0, 0.3, 14)])
-    found = list[Array]()
-    for frame in range(frames):
-        kind = rng.choice(3, size=count, p=[0.6, 0.25, 0.15])
-        reach = 3 * np.exp(rng.uniform(0, 2.6, size=count))
-        angle = rng.uniform(0, 2 * np.pi, size=count)
-        ground = np.column_stack([reach * np.cos(angle), reach * np.sin(angle), rng.normal(-1.7, 0.02, count)])
-        side = rng.choice([-9.0, 9.0], count) + rng.normal(0, 0.15, count)
-        house = np.column_stack([rng.uniform(-40, 40, count), side, rng.uniform(-1.7, 6, count)])
-        near = cars[rng.integers(14, size=count)] - [0.55 * frame, 0.0]
-        car = np.column_stack([near + rng.uniform(-1, 1, (count, 2)) * [2.1, 0.9], rng.uniform(-1.7, -0.2, count)])
-        found.append(np.choose(kind[:, None], [ground, house, car]).astype(np.float32))
-    return found

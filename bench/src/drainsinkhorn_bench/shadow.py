@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.protocol import Backend, Pack
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.run.solve import solve
-from drainsinkhorn.testing.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn_bench.arms import MAX_DEPTH, PAPER, PLAIN
 
 

@@ -30,7 +30,7 @@ class TimeLeft:
 
     Args:
         total: How many problems there are.
-        clock: Seconds.
+        clock: Function that gives the time in seconds.
     """
 
     def __init__(self, total: int, clock: Clock) -> None:
@@ -61,15 +61,15 @@ class TimeLeft:
     def seconds(self) -> float | None:
         """None while it is unknown."""
         lanes = self._forecasts.lanes().values()
-        foretold = [lane.foretold for lane in lanes if lane.foretold is not None]
-        known = self._ran + len(foretold)
+        predicted = [lane.predicted_depth for lane in lanes if lane.predicted_depth is not None]
+        known = self._ran + len(predicted)
         spent = self._cycles + sum(lane.depth for lane in lanes)
         if self._begin is None or self._rescue or not known or not spent:
             return None
-        mean = (self._cycles + sum(foretold)) / known
+        mean = (self._cycles + sum(predicted)) / known
         waiting = self._total - len(self._ended) - len(lanes)
         rest = waiting * mean + self._forecasts.remaining().cycles
-        rest += sum(max(mean, 2 * lane.depth) - lane.depth for lane in lanes if lane.foretold is None)
+        rest += sum(max(mean, 2 * lane.depth) - lane.depth for lane in lanes if lane.predicted_depth is None)
         return rest * (self._clock() - self._begin) / spent
 
 
@@ -80,7 +80,7 @@ class Bar:
         console: Where to show it.
         total: How many problems there are.
         quiet: Show nothing at all.
-        clock: Seconds.
+        clock: Function that gives the time in seconds.
     """
 
     def __init__(self, console: Console, total: int, *, quiet: bool = False, clock: Clock = time.monotonic) -> None:
@@ -134,8 +134,8 @@ class Bar:
 
     def _show(self) -> None:
         self._shown = self._clock()
-        removed, left = max(0, self._ledger.removed_slots), self._left.seconds()
-        shown = UNKNOWN if left is None else str(timedelta(seconds=round(left)))
+        removed, seconds = max(0, self._ledger.removed_slots), self._left.seconds()
+        shown = UNKNOWN if seconds is None else str(timedelta(seconds=round(seconds)))
         where = f" on {len(self._lanes)} workers" if self._lanes else f", {removed:,} slots removed"
         facts = f"{self._live} lanes live{where}, {shown} left"
         self._progress.update(self._task, facts=facts)

@@ -19,8 +19,8 @@ class Solution(Sequence[Result[A]], Generic[A]):
 
     Args:
         outcomes: One row for each problem, in any order.
-        make_result: Makes the Result of an outcome. It is called when a Result is first accessed, by every thread that
-            finds none.
+        make_result: Makes the Result of an outcome. It is called when a Result is first accessed, possibly by several
+            threads at once.
         ledger: The account of the run.
 
     Attributes:
@@ -102,8 +102,8 @@ class Solution(Sequence[Result[A]], Generic[A]):
         failed = [i for i, status in enumerate(self.statuses) if status is not Status.CONVERGED]
         if failed:
             named = "; ".join(f"problem {self[i].ticket}: {self[i].message}" for i in failed[:3])
-            more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
-            raise NotConverged(f"{len(failed)} of {len(self)} problems did not converge: {named}{more}")
+            others = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
+            raise NotConverged(f"{len(failed)} of {len(self)} problems did not converge: {named}{others}")
 
     def plot(self, path: str | None = None) -> Any:
         """Draw survival curve, width trace and removed area; returns the figure, saved to `path` if given."""
@@ -118,5 +118,5 @@ class Solution(Sequence[Result[A]], Generic[A]):
 
 
 def _restore(outcomes: Outcomes, results: list[Result[A]], ledger: Ledger) -> Solution[A]:
-    """Return a solution whose results were made in another process or at another time."""
+    """Return a solution from results that were made before, for example in another process."""
     return Solution(outcomes, lambda outcome: results[outcome.ticket], ledger)

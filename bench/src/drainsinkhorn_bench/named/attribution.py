@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn_bench import loaders
 from drainsinkhorn_bench.arms import PAPER, backend_of, described, ours, versus
-from drainsinkhorn_bench.plan import Campaign, Loaded, Study, Unit
+from drainsinkhorn_bench.plan import Arm, Campaign, Contrast, Loaded, Study, Unit
 from drainsinkhorn_bench.roofline import roofline, shapes
 from drainsinkhorn_bench.windows import cell_pairs, cell_windows
 
@@ -39,21 +40,12 @@ def cached(device: str) -> Backend[Any]:
     return CpuBackend(representation="cached")
 
 
-def campaign(scale: str, data: Path | None, device: str) -> Campaign:
+def arms_of(width: int) -> list[Arm]:
     """Eleven arms, each one variable away from the one before."""
-    n, count, width, seeds = (16_384, 16, 8, 3) if scale == "full" else (320, 16, 8, 3)
-    # Of the subset only the two-dimensional cells are many enough for windows of the paper's size.
-    per_time = 14_336 if scale == "full" else n
-    cells = loaders.packer19(data, per_time)
-    n = min(n, per_time)
-
-    def load(seed: int) -> Loaded:
-        return Loaded(cell_windows(cells, cell_pairs(cells, n, count, seed), EPS, device))
-
     looking = Audit(every=4, first_passage=False, screen="none", batched=False, margin=PAPER.margin)
     free, passage = replace(PAPER, screen="free"), replace(PAPER, screen="free", first_passage=True)
     arm = partial(ours, width=width, backend=streaming)
-    arms = [
+    return [
         arm("serial-verify", "static, verified lane by lane", "static", audit=looking),
         arm("batched-verify", "static, verified together", "static", audit=replace(looking, batched=True)),
         arm("row-screen", "static, row screen", "static"),
@@ -67,8 +59,12 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
         arm("start", "stream, cached, momentum, Gaussian start", "stream", audit=passage, backend=cached,
             accelerate="momentum", init="gaussian"),
     ]  # fmt: skip
-    row = partial(versus, units=[f"seed {seed}" for seed in range(seeds)])
-    rows = [
+
+
+def contrasts_of(units: Sequence[str]) -> list[Contrast]:
+    """Ratios of every arm to the one before, in these units, and those of lanes that are all alike."""
+    row = partial(versus, units=units)
+    return [
         row("batched audit", "batched-verify", "serial-verify", "attribution/serial-batched"),
         row("one-sided screen", "row-screen", "batched-verify", "attribution/two-sided-screen"),
         row("logical freeze", "mask", "row-screen", "attribution/static-mask"),
@@ -83,13 +79,28 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
         versus(f"mask / compact, {ALIKE}", "compact", "mask", units=[ALIKE]),
         versus(f"static / mask, {ALIKE}", "mask", "row-screen", units=[ALIKE]),
     ]
-    kept = device != "cuda" or cells.points.shape[1] > 64
-    more = () if kept else ("the GPU keeps scores only above 64 dimensions, so that `cached` changes nothing here",)
+
+
+def campaign(scale: str, data: Path | None, device: str) -> Campaign:
+    """Eleven arms, each one variable away from the one before."""
+    n, count, width, seeds = (16_384, 16, 8, 3) if scale == "full" else (320, 16, 8, 3)
+    # Of the subset only the two-dimensional cells are many enough for windows of the paper's size.
+    per_time = 14_336 if scale == "full" else n
+    cells = loaders.packer19(data, per_time)
+    n = min(n, per_time)
+
+    def load(seed: int) -> Loaded:
+        return Loaded(cell_windows(cells, cell_pairs(cells, n, count, seed), EPS, device))
+
+    keeps_scores = device != "cuda" or cells.points.shape[1] > 64
+    notes = ["more problems than lanes, so that lanes can be refilled"]
+    if not keeps_scores:
+        notes.append("the GPU keeps scores only above 64 dimensions, so that `cached` changes nothing here")
     return Campaign(
         name="attribution",
         title="Attribution: one variable at a time (C80, C80-LM)",
         scale=scale,
-        arms=arms,
+        arms=arms_of(width),
         units=[
             Unit(
                 name=f"seed {seed}",
@@ -112,16 +123,8 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
                 repeats=21,
             )
         ],
-        contrasts=rows,
+        contrasts=contrasts_of([f"seed {seed}" for seed in range(seeds)]),
         studies=[Study(name="roofline", run=partial(roofline, scale), options={"shapes": shapes(scale, device)})],
         inputs=cells.source.inputs,
-        options=described(
-            cells.source,
-            device,
-            "more problems than lanes, so that lanes can be refilled",
-            *more,
-            n=n,
-            width=width,
-            eps=EPS,
-        ),
+        options=described(cells.source, device, *notes, n=n, width=width, eps=EPS),
     )

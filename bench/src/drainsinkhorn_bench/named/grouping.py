@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from drainsinkhorn.run.solve import solve
 from drainsinkhorn.theory import padding
 from drainsinkhorn_bench import loaders
 from drainsinkhorn_bench.arms import MAX_DEPTH, PAPER, PLAIN, backend_of, described, ours, versus
-from drainsinkhorn_bench.plan import Campaign, Finding, Loaded, Place, Study, Unit
+from drainsinkhorn_bench.plan import Campaign, Finding, Loaded, Study, Unit
 from drainsinkhorn_bench.report.paper import GROUPING
 from drainsinkhorn_bench.windows import sensor_windows
 
@@ -39,6 +39,31 @@ def heterogeneity(depths: Sequence[int], width: int) -> float:
     return float(np.mean([window.std() / window.mean() for window in windows]))
 
 
+def depths_of(problems: list[Problem[Any]], width: int, device: str) -> list[int]:
+    """Depths on the paper's grid, from which layouts are made; they are measured once, outside of any timing."""
+    solution = solve(
+        problems,
+        backend=backend_of(device),
+        mode="compact",
+        width=width,
+        audit=PAPER,
+        max_depth=MAX_DEPTH,
+        rescue=False,
+        **PLAIN,
+    )
+    solution.raise_for_status()
+    return [result.depth for result in solution]
+
+
+def layouts(depths: Sequence[int], width: int) -> Iterator[Finding]:
+    """Padding, share of active slots and heterogeneity of every layout."""
+    for name in GROUPING:
+        grouped = [depths[k] for k in layout(name, depths, width)]
+        pad = padding(grouped, width)
+        value = {"layout": name, "padding": pad, "active_slots": 1 / (1 + pad)}
+        yield Finding("layout", {**value, "h_d": heterogeneity(grouped, width)}, name)
+
+
 def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     """Five layouts of 32 problems; static against compact."""
     n, count, width = (16_384, 32, 8) if scale == "full" else (384, 32, 8)
@@ -50,33 +75,10 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
 
     @cache
     def depths() -> list[int]:
-        """Depths on the paper's grid: what layouts are made from, measured once, outside of any timing."""
-        backend = backend_of(device)
-        solution = solve(
-            multiset(),
-            backend=backend,
-            mode="compact",
-            width=width,
-            audit=PAPER,
-            max_depth=MAX_DEPTH,
-            rescue=False,
-            **PLAIN,
-        )
-        solution.raise_for_status()
-        return [result.depth for result in solution]
+        return depths_of(multiset(), width, device)
 
     def load(name: str) -> Loaded:
         return Loaded([multiset()[k] for k in layout(name, depths(), width)])
-
-    def layouts(_: Place) -> list[Finding]:
-        found = list[Finding]()
-        for name in GROUPING:
-            grouped = [depths()[k] for k in layout(name, depths(), width)]
-            pad = padding(grouped, width)
-            value = {"layout": name, "padding": pad, "active_slots": 1 / (1 + pad)}
-            value |= {"h_d": heterogeneity(grouped, width)}
-            found.append(Finding("layout", value, name))
-        return found
 
     return Campaign(
         name="grouping",
@@ -98,7 +100,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             versus(f"static / compact, {name}", "compact", "static", f"grouping/{name.replace(' ', '-')}", units=[name])
             for name in GROUPING
         ],
-        studies=[Study(name="layouts", run=layouts, options={"width": width})],
+        studies=[Study(name="layouts", run=lambda _: layouts(depths(), width), options={"width": width})],
         inputs=log.source.inputs,
         options=described(
             log.source,

@@ -17,7 +17,7 @@ from drainsinkhorn_bench import loaders, peers
 from drainsinkhorn_bench.arms import backend_of, default, described, free, ours, public, public_of, versus
 from drainsinkhorn_bench.gate import residual
 from drainsinkhorn_bench.loaders import Array
-from drainsinkhorn_bench.plan import Campaign, Finding, Loaded, Place, Study, Unit
+from drainsinkhorn_bench.plan import Campaign, Contrast, Finding, Loaded, Place, Study, Unit
 from drainsinkhorn_bench.report.paper import NATIVE, PARETO
 from drainsinkhorn_bench.transitions import Transitions, consume, deviation, tables, transitions
 from drainsinkhorn_bench.windows import cell_pairs, cell_windows
@@ -67,6 +67,40 @@ def official(problem: Problem[Any], place: Place) -> dict[float, State]:
     return found
 
 
+def native(problems: list[Problem[Any]], known: Transitions, place: Place) -> Iterator[Finding]:
+    """Depth, residual and deviation of the output where the native rule stops, at every threshold."""
+    states = [(official if place.device == "cuda" else replayed)(problem, place) for problem in problems]
+    for threshold in THRESHOLDS:
+        answers = {k: state[threshold][0] for k, state in enumerate(states)}
+        cycles = [state[threshold][1] for state in states]
+        residuals = [residual(problems[k], answer) for k, answer in answers.items()]
+        yield Finding(
+            "native_threshold",
+            {
+                "threshold": threshold,
+                "depth": max(cycles),
+                "capped": sum(cycle >= CAP for cycle in cycles),
+                "residual": max(residuals),
+                "tv": deviation(known, tables(known, problems, backend_of(place.device), answers)),
+                "seconds": sum(state[threshold][2] for state in states),
+                "by": "FlashSinkhorn" if place.device == "cuda" else "its rule on this library's plain cycles",
+            },
+        )
+
+
+def contrasts_at(tol: float, peer: str) -> list[Contrast]:
+    """Contrasts of the unit of a tolerance; `peer` is the arm of the public solver."""
+    name, at = f"tol {tol:.0e}", f"@{tol:.0e}".replace("e-0", "e-")
+    contrast = partial(versus, units=[name])
+    return [
+        contrast(f"width-one / static, {name}", "static", "width-one", f"packer19/width-one-static{at}"),
+        contrast(f"{peer} / compact, {name}", "compact", peer, f"packer19/official-compact{at}"),
+        contrast(f"mask / compact, {name}", "compact", "mask", f"packer19/mask-compact{at}"),
+        contrast(f"mask / compact, free screen, {name}", "free-compact", "free-mask"),
+        contrast(f"{peer} / default, {name}", "default", peer),
+    ]
+
+
 def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     """Width-one, static, mask, compact, the public serial solver, and ours as shipped, at five tolerances."""
     n = 16_384 if scale == "full" else 512
@@ -81,48 +115,16 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
         problems = cell_windows(cells, pairs, EPS, device)
         return problems, transitions(cells, pairs, problems, device)
 
-    def native(place: Place) -> Iterator[Finding]:
-        problems, known = loaded()
-        states = [(official if place.device == "cuda" else replayed)(problem, place) for problem in problems]
-        for threshold in THRESHOLDS:
-            answers = {k: state[threshold][0] for k, state in enumerate(states)}
-            cycles = [state[threshold][1] for state in states]
-            residuals = [residual(problems[k], answer) for k, answer in answers.items()]
-            yield Finding(
-                "native_threshold",
-                {
-                    "threshold": threshold,
-                    "depth": max(cycles),
-                    "capped": sum(cycle >= CAP for cycle in cycles),
-                    "residual": max(residuals),
-                    "tv": deviation(known, tables(known, problems, backend_of(place.device), answers)),
-                    "seconds": sum(state[threshold][2] for state in states),
-                    "by": "FlashSinkhorn" if place.device == "cuda" else "its rule on this library's plain cycles",
-                },
-            )
-
     arm, peer = partial(ours, width=WIDTH, consumer=consume), public_of(device)
-    units, contrasts = list[Unit](), list[Any]()
-    for tol in PARETO:
-        name, at = f"tol {tol:.0e}", f"@{tol:.0e}".replace("e-0", "e-")
-        options = {"n": n, "width": WIDTH, "eps": EPS, "tol": tol, "reference": 1e-6}
-        units.append(
-            Unit(
-                name=name, load=lambda: Loaded(*loaded()), tol=tol, options=options, repeats=5,
-                theory=2.0 if tol == 1e-3 else 0.0, modal=2 if tol == 1e-3 and n <= 1500 else 0,
-            )
-        )  # fmt: skip
-        contrasts += [
-            versus(
-                f"width-one / static, {name}", "static", "width-one", f"packer19/width-one-static{at}", units=[name]
-            ),
-            versus(
-                f"{peer.name} / compact, {name}", "compact", peer.name, f"packer19/official-compact{at}", units=[name]
-            ),
-            versus(f"mask / compact, {name}", "compact", "mask", f"packer19/mask-compact{at}", units=[name]),
-            versus(f"mask / compact, free screen, {name}", "free-compact", "free-mask", units=[name]),
-            versus(f"{peer.name} / default, {name}", "default", peer.name, units=[name]),
-        ]
+    options = {"n": n, "width": WIDTH, "eps": EPS}
+    units = [
+        Unit(
+            name=f"tol {tol:.0e}", load=lambda: Loaded(*loaded()), tol=tol, repeats=5,
+            options={**options, "tol": tol, "reference": 1e-6},
+            theory=2.0 if tol == 1e-3 else 0.0, modal=2 if tol == 1e-3 and n <= 1500 else 0,
+        )
+        for tol in PARETO
+    ]  # fmt: skip
     return Campaign(
         name="packer19",
         title="Packer19: five tolerances under one controller (EXP-PACKER19)",
@@ -137,12 +139,14 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             default(WIDTH, consumer=consume),
         ],
         units=units,
-        contrasts=contrasts,
+        contrasts=[contrast for tol in PARETO for contrast in contrasts_at(tol, peer.name)],
         studies=[
             Study(
-                name="native stopping", run=native, options={"check": CHECK, "cap": CAP, "thresholds": list(THRESHOLDS)}
+                name="native stopping",
+                run=lambda place: native(*loaded(), place),
+                options={"check": CHECK, "cap": CAP, "thresholds": list(THRESHOLDS)},
             )
         ],
         inputs=cells.source.inputs,
-        options=described(cells.source, device, *peer.differs, n=n, width=WIDTH, eps=EPS),
+        options=described(cells.source, device, *peer.differs, **options),
     )

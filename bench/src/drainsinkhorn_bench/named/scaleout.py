@@ -69,6 +69,48 @@ def solved(
     return answers, {result.ticket: result.depth for result in results}, seconds
 
 
+def lacking(workers: int, device: str) -> str | None:
+    """Why so many workers cannot run here, or None."""
+    there, what = room(device), "GPU" if device == "cuda" else "core"
+    return None if workers <= there else f"{workers} workers need a {what} each, and there are {there}"
+
+
+def arm(workers: int, device: str) -> Arm:
+    """All windows on so many workers."""
+
+    def run(work: Work) -> Outcome:
+        answers, depths, seconds = solved(workers, work.problems, device, work.place.clock)
+        return Outcome(answers=answers, e1=seconds, depths=[depths.get(k) for k in range(len(work.problems))])
+
+    return Arm(
+        name=f"workers-{workers}",
+        label=f"{workers} worker{'s' * (workers > 1)}",
+        run=run,
+        options=jsonable({"workers": workers, "audit": str(PAPER), **PLAIN}),
+        available=lambda: lacking(workers, device),
+    )
+
+
+def fixed_load(load: Callable[[int], list[Problem[Any]]], place: Place, device: str) -> Iterator[Finding]:
+    """The same load for each worker: a perfect fleet takes as long as one worker.
+
+    Args:
+        load: Function from a number of workers to their problems.
+        place: Where it runs.
+        device: "cpu" or "cuda".
+    """
+    first = 0.0
+    for workers in WORKERS:
+        if why := lacking(workers, device):
+            yield Finding("skipped", {"what": f"{workers} workers", "why": why})
+            continue
+        problems = load(workers)
+        seconds = min(solved(workers, problems, device, place.clock)[2] for _ in range(2))
+        first = first or seconds
+        value = {"workers": workers, "problems": len(problems), "seconds": seconds, "efficiency": first / seconds}
+        yield Finding("workers", {**value, "scaling": workers * first / seconds})
+
+
 def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     """Two routes; the same windows for every number of workers, and then a fixed load for each worker."""
     n, count, load = (16_384, 32, 16) if scale == "full" else (384, 128, 64)
@@ -76,46 +118,16 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
     half = len(log.rows) // 2
     routes = [Sensors(log.rows[:half], log.source), Sensors(log.rows[half:], log.source)]
 
-    def route(number: int, some: int) -> list[Problem[Any]]:
+    def route(number: int, windows: int) -> list[Problem[Any]]:
         # Problems travel to other processes, so they lie in this one's memory.
-        n_here = min(n, half - some - 1)
-        return sensor_windows(routes[number], n_here, some, EPS, number, "cpu")
-
-    def arm(workers: int) -> Arm:
-        def run(work: Work) -> Outcome:
-            answers, depths, seconds = solved(workers, work.problems, device, work.place.clock)
-            return Outcome(answers=answers, e1=seconds, depths=[depths.get(k) for k in range(len(work.problems))])
-
-        return Arm(
-            name=f"workers-{workers}",
-            label=f"{workers} worker{'s' * (workers > 1)}",
-            run=run,
-            options=jsonable({"workers": workers, "audit": str(PAPER), **PLAIN}),
-            available=lambda: short(workers),
-        )
-
-    def short(workers: int) -> str | None:
-        there, what = room(device), "GPU" if device == "cuda" else "core"
-        return None if workers <= there else f"{workers} workers need a {what} each, and there are {there}"
-
-    def fixed(place: Place) -> Iterator[Finding]:
-        """The same load for each worker: a perfect fleet takes as long as one worker."""
-        first = 0.0
-        for workers in WORKERS:
-            if why := short(workers):
-                yield Finding("skipped", {"what": f"{workers} workers", "why": why})
-                continue
-            problems = route(0, workers * load)
-            seconds = min(solved(workers, problems, device, place.clock)[2] for _ in range(2))
-            first = first or seconds
-            value = {"workers": workers, "problems": len(problems), "seconds": seconds, "efficiency": first / seconds}
-            yield Finding("workers", {**value, "scaling": workers * first / seconds})
+        n_here = min(n, half - windows - 1)
+        return sensor_windows(routes[number], n_here, windows, EPS, number, "cpu")
 
     return Campaign(
         name="scaleout",
         title="Scale-out: complete windows on independent workers (C67)",
         scale=scale,
-        arms=[arm(workers) for workers in WORKERS],
+        arms=[arm(workers, device) for workers in WORKERS],
         units=[
             Unit(
                 name=f"route {number}",
@@ -129,7 +141,13 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
             versus("1 worker / 2 workers", "workers-2", "workers-1"),
             versus("1 worker / 4 workers", "workers-4", "workers-1"),
         ],
-        studies=[Study(name="fixed load for each worker", run=fixed, options={"load": load, "n": n, "eps": EPS})],
+        studies=[
+            Study(
+                name="fixed load for each worker",
+                run=lambda place: fixed_load(lambda workers: route(0, workers * load), place, device),
+                options={"load": load, "n": n, "eps": EPS},
+            )
+        ],
         inputs=log.source.inputs,
         options=described(
             log.source,
