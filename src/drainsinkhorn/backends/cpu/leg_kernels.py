@@ -24,7 +24,7 @@ from drainsinkhorn.backends.cpu.primitives import (
     reordered,
     vector,
 )
-from drainsinkhorn.backends.cpu.scores import BLOCK, load_scores
+from drainsinkhorn.backends.cpu.scores import BLOCK, direct_form, load_scores
 from drainsinkhorn.backends.cpu.tiles import padded
 
 DRIFT = 25.0
@@ -56,7 +56,7 @@ def bounds(rows, groups, group):
 
 
 @ordered
-def in_range(values, low=LOW, high=HIGH):
+def in_range(values, low, high):
     """True if no value is below `low`, above `high` or NaN."""
     outside = 0
     for k in range(values.size):
@@ -173,17 +173,17 @@ def plain_leg(x, g, weight):
 
 
 @ordered
-def log_columns(lane, f, out, direct=False):
+def log_columns(lane, form, f, out):
     """`out_j = -logsumexp_i(log a_i + f_i - S_ij)`, largest terms first, then the sums; f has log a added.
 
-    It is the plain g-leg in the log domain: `numerics.update.log_ratios` of the columns with g = 0. `direct` is that of
+    It is the plain g-leg in the log domain: `numerics.update.log_ratios` of the columns with g = 0. `form` is that of
     `load_scores`.
     """
     rows, cols = lane.rows, lane.cols
     block, largest = np.empty((BLOCK, padded(cols))), np.full(cols, -np.inf)
     for start in range(0, rows, BLOCK):
         end = min(rows, start + BLOCK)
-        load_scores(lane, start, end, block, direct)
+        load_scores(lane, form, start, end, block)
         for i in range(start, end):
             scores = block[i - start]
             for j in range(cols):
@@ -191,7 +191,7 @@ def log_columns(lane, f, out, direct=False):
     out[:] = 0
     for start in range(0, rows, BLOCK):
         end = min(rows, start + BLOCK)
-        load_scores(lane, start, end, block, direct)
+        load_scores(lane, form, start, end, block)
         for i in range(start, end):
             scores = block[i - start]
             for j in range(cols):
@@ -260,21 +260,21 @@ def discard_lanes(table, order, first, last, cycles, one):
         a, w = vector(lane.a, rows, one), vector(lane.w, cols, one)
         r, part = np.empty_like(a), np.empty_like(w)
         for _ in range(cycles):
-            sweep(vector(lane.kernel, rows * cols, one), cols, w, a, False, r, part, 0, rows)
+            sweep(vector(lane.kernel, rows * cols, one), cols, w, a, False, r, part, np.int64(0), rows)
 
 
 @ordered
-def log_row_residual(lane, f, g, direct):
+def log_row_residual(lane, form, f, g):
     """The row residual of potentials in nats, in float64 in the log domain: `numerics.residual.residual`.
 
-    `direct` is that of `load_scores`.
+    `form` is that of `load_scores`.
     """
     rows, cols = lane.rows, lane.cols
     a, weight, total = double(lane.a64, rows), double(lane.b64, cols), 0.0
     block = np.empty((BLOCK, padded(cols)))
     for start in range(0, rows, BLOCK):
         end = min(rows, start + BLOCK)
-        load_scores(lane, start, end, block, direct)
+        load_scores(lane, form, start, end, block)
         for i in range(start, end):
             plain = plain_leg(block[i - start, :cols], g, weight)
             total += a[i] * abs(np.expm1(f[i] - plain[0]))
@@ -288,7 +288,7 @@ def screen_lane(lane, one):
     if lane.state == NOT_FINITE:
         return np.nan
     if lane.state != ABSORBED:
-        error = log_row_residual(lane, double(lane.f, rows), double(lane.g, cols), False)
+        error = log_row_residual(lane, lane.form, double(lane.f, rows), double(lane.g, cols))
         return error + lane.bound + lane.sum_rounding
     a, w, groups = vector(lane.a, rows, one), vector(lane.w, cols, one), groups_of(rows)
     r, part = np.empty_like(a), np.empty_like(w)
@@ -332,27 +332,17 @@ def verify_logs(lane, f, g):
 
     Implements `numerics.residual.residual` of rows and columns.
     """
-    columns = np.empty(lane.cols)
-    log_columns(lane, np.log(double(lane.a64, lane.rows)) + f, columns, True)
-    return log_row_residual(lane, f, g, True), log_residual(double(lane.b64, lane.cols), g, columns)
+    columns, form = np.empty(lane.cols), direct_form(lane)
+    log_columns(lane, form, np.log(double(lane.a64, lane.rows)) + f, columns)
+    return log_row_residual(lane, form, f, g), log_residual(double(lane.b64, lane.cols), g, columns)
 
 
 @ordered
 def verify_lanes(table, order, first, last, f, f_at, g, g_at, eps, residuals, one):
     """Write row residual, column residual and rounding bound of given potentials, for lanes `order[first:last]`.
 
-    Args:
-        table: The lane table.
-        order: Numbers of lanes.
-        first: First place in `order`.
-        last: The place after the last.
-        f: Potentials of rows in units of the cost, lane after lane.
-        f_at: Where each lane's f begin, and the end.
-        g: Potentials of columns.
-        g_at: Where each lane's g begin, and the end.
-        eps: eps of each lane.
-        residuals: Output, (lanes, 3).
-        one: 1 in the lanes' precision.
+    Potentials f, g are in units of the cost, lane after lane; `f_at`, `g_at` say where each lane's begin. `residuals`
+    is (lanes, 3).
     """
     for place in range(first, last):
         lane, out = table[order[place]], residuals[place]

@@ -291,7 +291,7 @@ class CpuPack(Counted):
         for _ in range(cycles):
             phase = k.begin_cycle(lane, one)
             while phase != k.DONE:
-                each(self._threads, partial(_run_group, lane, phase, one), groups)
+                each(self._threads, lambda group, phase=phase: k.run_group(lane, phase, group, one), groups)
                 phase = k.end_phase(lane, phase, one)
             if lane["state"] == NEEDS_KERNEL:
                 self._add_kernel(self._lanes[i], lane)
@@ -320,10 +320,6 @@ class CpuPack(Counted):
             lambda part: kernel(table, order, firsts[part], min(order.size, firsts[part] + chunk), *rest, self._one),
             len(firsts),
         )
-
-
-def _run_group(lane: Any, phase: int, one: Any, group: int) -> None:
-    k.run_group(lane, phase, group, one)
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,8 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.costs import SMALLEST, UNIT
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+UNITS = {dtype: float(np.finfo(dtype).eps) / 2 for dtype in (FLOAT32, FLOAT64)}
+"""Unit roundoff by dtype."""
 
 SHARE = 10
 """float32 is accurate enough where the rounding bound of its sums is below tol over this."""
@@ -95,18 +97,12 @@ def _choose(policy: PrecisionPolicy, n: int, m: int, tol: float, has_distances: 
     return Arithmetic(np.dtype(precision))
 
 
-@cache
-def unit_roundoff(dtype: np.dtype[Any]) -> float:
-    """Unit roundoff of a dtype."""
-    return float(np.finfo(dtype).eps) / 2
-
-
 def sum_rounding(rows: int, cols: int, dtype: np.dtype[Any]) -> float:
     """Rounding bound of a residual from sums in a dtype.
 
     Errors of n terms add up like sqrt(n) units, taken four times; docs/adr/0007.
     """
-    return unit_roundoff(dtype) * (8 + 4 * math.sqrt(max(rows, cols)))
+    return UNITS[dtype] * (8 + 4 * math.sqrt(max(rows, cols)))
 
 
 def score_form(instance: Instance[Any]) -> int:

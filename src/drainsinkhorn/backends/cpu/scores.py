@@ -25,12 +25,18 @@ BLOCK = 16
 
 
 @ordered
-def load_scores(lane, first, last, out, direct=False):
+def direct_form(lane):
+    """The form in which scores of a lane come from differences of points, even where it expands squares."""
+    return DIRECT if lane.form == EXPANDED else lane.form
+
+
+@ordered
+def load_scores(lane, form, first, last, out):
     """Write `S_ij` of rows first .. last - 1 of a lane to a block; implements `numerics.costs.cost_matrix` over eps.
 
-    With `direct`, scores come from differences of points, neither from expanded squares nor from cached scores.
+    `form` is that of the lane, or its `direct_form`; cached scores are read only in the former.
     """
-    cols, form, factor = lane.cols, lane.form, lane.factor
+    cols, factor = lane.cols, lane.factor
     if form == DENSE32:
         for i in range(first, last):
             row32 = carray(float32_at(lane.x + 4 * i * cols), (cols,))
@@ -41,26 +47,21 @@ def load_scores(lane, first, last, out, direct=False):
             row64 = double(lane.x + 8 * i * cols, cols)
             for j in range(cols):
                 out[i - first, j] = row64[j] * factor
-    elif lane.scores and not direct:
+    elif lane.scores and form == lane.form:
         for i in range(first, last):
             out[i - first, :cols] = double(lane.scores + 8 * i * cols, cols)
     else:
-        _score_points(lane, first, last, out, DIRECT if direct and form == EXPANDED else form)
-
-
-@ordered
-def _score_points(lane, first, last, out, form):
-    squares(form, lane.x, lane.norms_x, lane.y, lane.norms_y, lane.dim, lane.cols, lane.factor, first, last, out)
+        squares(form, lane.x, lane.norms_x, lane.y, lane.norms_y, lane.dim, cols, factor, first, last, out)
 
 
 @ordered
 def cache_scores(lane, first, last):
     """Store the scores of rows first .. last - 1, `numerics.costs.cost_matrix` over eps, for `load_scores` to read."""
-    cols = lane.cols
+    cols, factor = lane.cols, lane.factor
     block = np.empty((BLOCK, padded(cols)))
     for start in range(first, last, BLOCK):
         end = min(last, start + BLOCK)
-        _score_points(lane, start, end, block, lane.form)
+        squares(lane.form, lane.x, lane.norms_x, lane.y, lane.norms_y, lane.dim, cols, factor, start, end, block)
         for i in range(start, end):
             double(lane.scores + 8 * i * cols, cols)[:] = block[i - start, :cols]
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from drainsinkhorn.backends.cpu import leg_kernels as legs
 from drainsinkhorn.backends.cpu.lane_table import ABSORBED, COLD, FRESH, NEEDS_KERNEL, NOT_FINITE
-from drainsinkhorn.backends.cpu.leg_kernels import DEEP_HIGH, DEEP_LOW, DRIFT, POTENTIALS, groups_of
+from drainsinkhorn.backends.cpu.leg_kernels import DRIFT, HIGH, LOW, POTENTIALS, groups_of
 from drainsinkhorn.backends.cpu.primitives import (
     all_finite,
     double,
@@ -123,7 +123,10 @@ def decide(lane, error, along):
 
 @ordered
 def propose(lane, first, last, one):
-    """Compute f after the pending leg for rows first .. last - 1, and their weights t: `numerics.update.update`."""
+    """Compute f after the pending leg for rows first .. last - 1, and their weights t: `numerics.update.update`.
+
+    Pass `np.int64(0)` where first is zero, here and to other kernels: a literal compiles a second version.
+    """
     rows, step, beta, damping, kappa = lane.rows, lane.step, lane.beta, lane.damping, lane.kappa
     f, before, base = double(lane.f, rows), double(lane.before, rows), double(lane.base_f, rows)
     logs, next_f, next_x = double(lane.logs, rows), double(lane.next_f, rows), double(lane.next_x, rows)
@@ -172,7 +175,7 @@ def absorb_rows(lane, kernel, part, first, last, one):
     a, block = vector(lane.a, rows, one), np.empty((BLOCK, padded(cols)))
     for start in range(first, last, BLOCK):
         end = min(last, start + BLOCK)
-        load_scores(lane, start, end, block)
+        load_scores(lane, lane.form, start, end, block)
         for i in range(start, end):
             x = block[i - start, :cols]
             base_f[i], scale = legs.plain_leg(x, g, weight)
@@ -215,11 +218,11 @@ def log_leg(lane, one):
     c, state_g = vector(lane.col_sums, cols, one), double(lane.g, cols)
     a, b = double(lane.a64, rows), double(lane.b64, cols)
     f, g = double(lane.base_f if lane.is_scaled else lane.next_f, rows), np.empty(cols)
-    if legs.in_range(c, DEEP_LOW, DEEP_HIGH):
+    if legs.in_range(c, legs.DEEP_LOW, legs.DEEP_HIGH):
         for j in range(cols):
             g[j] = state_g[j] - np.log(np.float64(c[j]))
     else:
-        legs.log_columns(lane, np.log(a) + f, g)
+        legs.log_columns(lane, lane.form, np.log(a) + f, g)
     if not (all_finite(g) and all_finite(f)):
         lane.state = NOT_FINITE
         lane.stale = np.nan
@@ -257,7 +260,7 @@ def begin_cycle(lane, one):
     c, v, w = vector(lane.col_sums, cols, one), vector(lane.v, cols, one), vector(lane.w, cols, one)
     b = vector(lane.b, cols, one)
     if is_fresh:
-        if not legs.in_range(c):
+        if not legs.in_range(c, LOW, HIGH):
             log_leg(lane, one)
             return DONE if lane.state == NOT_FINITE else ABSORB
         double(lane.base_g, cols)[:] = double(lane.g, cols)
@@ -284,12 +287,12 @@ def is_near(lane, one):
     """True if the pending leg and the column sums are in the range in which the kernel can carry the next cycle."""
     rows = lane.rows
     if has_scalings(lane):
-        near = legs.in_range(vector(lane.row_sums, rows, one))
+        near = legs.in_range(vector(lane.row_sums, rows, one), LOW, HIGH)
     else:
         next_f, base, near = double(lane.next_f, rows), double(lane.base_f, rows), True
         for i in range(rows):
             near &= abs(next_f[i] - base[i]) <= DRIFT
-    return near and legs.in_range(vector(lane.col_sums, lane.cols, one))
+    return near and legs.in_range(vector(lane.col_sums, lane.cols, one), LOW, HIGH)
 
 
 @ordered
@@ -317,7 +320,7 @@ def end_sweep(lane, one):
     lane.stale = error + lane.bound + lane.sum_rounding
     if lane.is_scaled or decide(lane, error, along):
         return True
-    propose(lane, 0, rows, one)
+    propose(lane, np.int64(0), rows, one)
     return False
 
 
@@ -343,9 +346,27 @@ def end_absorb(lane, one):
     if lane.decided == 0:
         error, along = leg_errors(lane)
         decide(lane, error, along)
-    propose(lane, 0, rows, one)
+    propose(lane, np.int64(0), rows, one)
     # The absorption has added up the columns of the plain, undamped leg.
     return lane.step * lane.damping == 1.0 and lane.beta == 0.0
+
+
+@ordered
+def end_cold(lane, one):
+    """Read the first leg off a sweep with u = v = 1 from f = g = 0: it is plain, and gives f = F - log r."""
+    rows = lane.rows
+    base, r, a = double(lane.base_f, rows), vector(lane.row_sums, rows, one), double(lane.a64, rows)
+    total = 0.0
+    for i in range(rows):
+        total += a[i] * abs(np.expm1(np.log(np.float64(r[i])) - base[i]))
+    lane.bound = lane.score_rounding + POTENTIALS * largest_of(base)
+    lane.stale = total + lane.bound + lane.sum_rounding
+    if not lane.is_scaled:
+        f, logs = double(lane.f, rows), double(lane.logs, rows)
+        for i in range(rows):
+            logs[i] = log(np.float64(r[i])) + (f[i] - base[i])
+        decide(lane, 0.0, 0.0)
+        propose(lane, np.int64(0), rows, one)
 
 
 @ordered
@@ -353,15 +374,19 @@ def end_phase(lane, phase, one):
     """Finish a phase whose groups are done; returns the next one."""
     cols, groups = lane.cols, groups_of(lane.rows)
     if phase == SWEEP:
-        if not (lane.is_scaled or legs.in_range(vector(lane.row_sums, lane.rows, one))):
+        if not (has_scalings(lane) or legs.in_range(vector(lane.row_sums, lane.rows, one), LOW, HIGH)):
             return leave_kernel(lane, one)
-        if not end_sweep(lane, one):
+        if lane.state != COLD and not end_sweep(lane, one):
             return COLUMNS
     legs.add_parts(vector(lane.group_sums, groups * cols, one), groups, cols, vector(lane.col_sums, cols, one))
     if phase == ABSORB:
         return DONE if end_absorb(lane, one) else COLUMNS
     # The kernel of a FRESH lane is absorbed at this very leg; `begin_cycle` checks its columns.
-    return DONE if lane.state == FRESH or is_near(lane, one) else leave_kernel(lane, one)
+    if lane.state != FRESH and not is_near(lane, one):
+        return leave_kernel(lane, one)
+    if lane.state == COLD:
+        end_cold(lane, one)
+    return DONE
 
 
 @ordered
@@ -405,7 +430,7 @@ def fill_cold_rows(lane, first, last, one):
     block = np.empty((BLOCK, padded(cols)))
     for start in range(first, last, BLOCK):
         end = min(last, start + BLOCK)
-        load_scores(lane, start, end, block)
+        load_scores(lane, lane.form, start, end, block)
         for i in range(start, end):
             x = block[i - start, :cols]
             for j in range(cols):
@@ -427,31 +452,6 @@ def copy_base(table, places):
 
 
 @ordered
-def open_cold(lane, one):
-    """Measure the first f-leg from f = g = 0 by a sweep with u = v = 1: it is plain, and gives f = F - log r."""
-    rows, cols, groups = lane.rows, lane.cols, groups_of(lane.rows)
-    base, r, a = double(lane.base_f, rows), vector(lane.row_sums, rows, one), double(lane.a64, rows)
-    double(lane.base_g, cols)[:] = 0
-    for group in range(groups):
-        run_group(lane, SWEEP, group, one)
-    legs.add_parts(vector(lane.group_sums, groups * cols, one), groups, cols, vector(lane.col_sums, cols, one))
-    lane.bound = lane.score_rounding + POTENTIALS * largest_of(base)
-    if not is_near(lane, one):
-        lane.state = NEEDS_KERNEL if lane.is_shared else FRESH
-        return
-    total = 0.0
-    for i in range(rows):
-        total += a[i] * abs(np.expm1(np.log(np.float64(r[i])) - base[i]))
-    lane.stale = total + lane.bound + lane.sum_rounding
-    if not lane.is_scaled:
-        f, logs = double(lane.f, rows), double(lane.logs, rows)
-        for i in range(rows):
-            logs[i] = log(np.float64(r[i])) + (f[i] - base[i])
-        decide(lane, 0.0, 0.0)
-        propose(lane, 0, rows, one)
-
-
-@ordered
 def open_lanes(table, order, first, last, one):
     """Measure the first f-leg of lanes `order[first:last]`; a shared kernel and its scores are there already."""
     for place in range(first, last):
@@ -466,9 +466,9 @@ def open_lanes(table, order, first, last, one):
         if not lane.is_scaled:
             double(lane.before, rows)[:] = double(lane.f, rows)
         if lane.scores and not lane.is_shared:
-            cache_scores(lane, 0, rows)
+            cache_scores(lane, np.int64(0), rows)
         if lane.state == COLD:
+            double(lane.base_g, cols)[:] = 0
             if not lane.is_shared:
-                fill_cold_rows(lane, 0, rows, one)
-            open_cold(lane, one)
-        run_phases(lane, ABSORB if lane.state == FRESH else DONE, one)
+                fill_cold_rows(lane, np.int64(0), rows, one)
+        run_phases(lane, SWEEP if lane.state == COLD else ABSORB, one)
