@@ -9,7 +9,7 @@ from typing import Any, Literal
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.cpu.pack import FORMS, CpuPack, compile_kernels
 from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
-from drainsinkhorn.backends.cpu.precision import Arithmetic, PrecisionPolicy
+from drainsinkhorn.backends.cpu.precision import Arithmetic, choose_arithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, default_threads
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.core.protocol import Hints
@@ -44,7 +44,11 @@ class CpuBackend:
 
     def arithmetic(self, instance: Instance[Any]) -> Arithmetic:
         """How the lane of an instance computes."""
-        return PrecisionPolicy(self.precision, self.representation, self.cached_pairs).arithmetic(instance)
+        n, m = instance.shape
+        has_distances = not instance.is_dense and instance.cost.kind.distances is not None
+        return choose_arithmetic(
+            n, m, instance.tol, has_distances, self.precision, self.representation, self.cached_pairs
+        )
 
     def signature(self, instance: Instance[Any]) -> Hashable:
         """Problems of one representation and precision share packs, whatever their sizes and costs."""

@@ -6,20 +6,24 @@ and columns of the lane, and its precision is the dtype of its kernel, float32 o
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-_ADDRESSES = (
-    "kernel",  # K_ij = exp(F_i + G_j - S_ij), (n, m), in the lane's precision, as all up to group_sums
-    "a",  # weights of rows, (n,)
+import numpy as np
+from numpy.typing import NDArray
+
+SHORT_VECTORS = (
+    "a",  # weights of rows, (n,), in the lane's precision, as all of these
     "b",  # weights of columns, (m,)
     "u",  # scalings of rows, (n,): f = F + log u, if the lane is scaled
     "v",  # scalings of columns, (m,): g = G + log v
     "w",  # b v, (m,)
-    "t",  # weights of rows in the column sums: a exp(next f - F), (n,)
+    "t",  # weights of rows in the column sums: a exp(next f - F), (n,); not if the lane is scaled
     "row_sums",  # sum_j K_ij w_j, (n,)
     "col_sums",  # sum_i K_ij t_i, (m,)
     "group_sums",  # column sums of each group of rows, (groups, m)
-    "a64",  # weights of rows in float64, (n,); float64, as all below
+)
+DOUBLE_VECTORS = (
+    "a64",  # weights of rows, (n,), in float64, as all of these
     "b64",  # weights of columns, (m,)
     "f",  # potentials of rows, (n,); not of a scaled lane that is ABSORBED
     "g",  # potentials of columns, (m,); not of a lane that is ABSORBED
@@ -29,11 +33,14 @@ _ADDRESSES = (
     "next_f",  # f after the pending leg, (n,)
     "next_x",  # x of the pending leg, (n,)
     "logs",  # log marginal ratios L of the pending leg, (n,)
+)
+_MATRICES = (
+    "kernel",  # K_ij = exp(F_i + G_j - S_ij), (n, m), in the lane's precision
+    "scores",  # cached scores S, (n, m), in float64; 0 if they are computed whenever they are needed
     "x",  # points of rows, (n, d), or a matrix of costs in its own precision, (n, m)
     "y",  # points of columns in panels
     "norms_x",  # squared norms of points, where squares are expanded
     "norms_y",
-    "scores",  # cached scores S, (n, m); 0 if they are computed whenever they are needed
 )
 _INTEGERS = (
     "rows",
@@ -66,9 +73,9 @@ _NUMBERS = (
     "was_fast",  # 1 if the last leg was plain since plain legs contract fast
 )
 
-LANE = np.dtype(
-    [(name, np.int64) for name in (*_ADDRESSES, *_INTEGERS)] + [(name, np.float64) for name in _NUMBERS], align=True
-)
+_WORDS = (*SHORT_VECTORS, *DOUBLE_VECTORS, *_MATRICES, *_INTEGERS)
+LANE = np.dtype([(name, np.int64) for name in _WORDS] + [(name, np.float64) for name in _NUMBERS])
+"""The record of a lane. It begins with the addresses of its vectors."""
 
 DENSE32, DENSE64 = range(3, 5)
 """Forms of scores besides the kinds of tile: x is a matrix of costs in float32 or float64."""
@@ -83,8 +90,21 @@ memory of its own. NOT_FINITE: a potential was not finite; the lane no longer ch
 """
 
 
-def new_lanes(count: int) -> np.ndarray:
+def new_lanes(count: int) -> NDArray[Any]:
     """Return records of lanes at depth zero that no kernel has measured yet."""
     table = np.zeros(count, dtype=LANE)
     table["best"], table["damping"] = np.inf, 1.0
     return table
+
+
+def words(table: NDArray[Any]) -> NDArray[np.int64]:
+    """The records as rows of 8-byte words, (lanes, fields), without a copy.
+
+    NumPy copies rows at once, but records field by field.
+    """
+    return table.view(np.int64).reshape(len(table), len(LANE))
+
+
+def records(rows: NDArray[np.int64]) -> NDArray[Any]:
+    """The records that `words` shows as rows, without a copy."""
+    return rows.view(LANE)[:, 0]

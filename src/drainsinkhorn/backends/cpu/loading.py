@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.cpu.lane_table import COLD, DENSE32, DENSE64, FRESH
+from drainsinkhorn.backends.cpu.lane_table import COLD, DENSE32, DENSE64, DOUBLE_VECTORS, FRESH, SHORT_VECTORS, words
 from drainsinkhorn.backends.cpu.leg_kernels import groups_of
 from drainsinkhorn.backends.cpu.precision import FLOAT64, caches_scores, cost_rounding, score_form, sum_rounding
 from drainsinkhorn.backends.cpu.primitives import dot, ordered
@@ -61,7 +62,8 @@ def load_group(instances: Sequence[Instance[Any]], dtype: np.dtype[Any], table: 
     """Fill records of the lane table for problems of one shape; returns what must stay alive with these lanes."""
     lanes, (n, m) = len(instances), instances[0].shape
     eps, marginal = np.array([p.eps for p in instances]), instances[0].marginals.row
-    table["kappa"], table["damping"] = eps * marginal.kappa, 1 / (1 + eps * marginal.kappa)
+    if not marginal.is_hard:
+        table["kappa"], table["damping"] = eps * marginal.kappa, 1 / (1 + eps * marginal.kappa)
     table["cooldown"] = 0.0 if momentum else np.inf
     table["is_scaled"] = is_scaled = marginal.is_hard and not momentum
     # The first leg from a cold start is not damped.
@@ -83,20 +85,21 @@ def load_group(instances: Sequence[Instance[Any]], dtype: np.dtype[Any], table: 
 def _allocate(
     table: Any, n: int, m: int, dtype: np.dtype[Any], *, is_scaled: bool
 ) -> tuple[MemoryBlock, dict[str, NDArray[Any]]]:
-    """Allocate the vectors of lanes and write their addresses; returns the block and (lanes, size) views by field."""
-    short = {"a": n, "b": m, "u": n, "v": m, "w": m, "t": n, "row_sums": n, "col_sums": m}
-    short["group_sums"] = groups_of(n) * m
-    double = {"a64": n, "b64": m, "f": n, "g": m, "base_f": n, "base_g": m}
-    if not is_scaled:
-        double |= {"before": n, "next_f": n, "next_x": n, "logs": n}
-    plan = [(*item, dtype) for item in short.items()] + [(*item, FLOAT64) for item in double.items()]
-    strides = [-(-size * kind.itemsize // 64) * 64 for _, size, kind in plan]
-    offsets = np.cumsum([0, *(stride * len(table) for stride in strides)])
-    block = MemoryBlock(int(offsets[-1]))
+    """Allocate the vectors of lanes and write their addresses.
+
+    Returns the block, and views (lanes, size) of weights and potentials by field.
+    """
+    sizes = [n, m, n, m, m, n, n, m, groups_of(n) * m, n, m, n, m, n, m] + ([] if is_scaled else [n] * 4)
+    short, lanes = len(SHORT_VECTORS), len(table)
+    strides = [-(-size * (dtype.itemsize if i < short else 8) // 64) * 64 for i, size in enumerate(sizes)]
+    offsets = [0, *accumulate(stride * lanes for stride in strides)]
+    block = MemoryBlock(offsets[-1])
+    addresses = np.array(offsets[:-1]) + block.address
+    words(table)[:, : len(sizes)] = addresses + np.arange(lanes)[:, None] * strides
     views: dict[str, NDArray[Any]] = {}
-    for (field, size, kind), stride, offset in zip(plan, strides, offsets, strict=False):
-        table[field] = block.address + int(offset) + stride * np.arange(len(table))
-        views[field] = block.view(int(offset), len(table), stride, size, kind)
+    for i, field in enumerate((*SHORT_VECTORS[:2], *DOUBLE_VECTORS[:4])):
+        at, kind = (i, dtype) if i < 2 else (i - 2 + short, FLOAT64)
+        views[field] = block.view(offsets[at], lanes, strides[at], sizes[at], kind)
     return block, views
 
 

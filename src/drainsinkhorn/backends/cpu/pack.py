@@ -17,7 +17,7 @@ from drainsinkhorn.backends.cpu import leg_kernels as legs
 from drainsinkhorn.backends.cpu import update_kernels as k
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.kernel_cache import compiling
-from drainsinkhorn.backends.cpu.lane_table import FRESH, NEEDS_KERNEL, NOT_FINITE, new_lanes
+from drainsinkhorn.backends.cpu.lane_table import FRESH, NEEDS_KERNEL, NOT_FINITE, new_lanes, records, words
 from drainsinkhorn.backends.cpu.loading import groups, load_group
 from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
 from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, Arithmetic
@@ -223,8 +223,8 @@ class CpuPack(Counted):
         """Keep these records of the table, in this order, and append lanes of new instances."""
         table, lanes = self._open(admit)
         # All memory is allocated before anything is changed.
-        table = np.concatenate([self._table[np.asarray(keep, dtype=np.int64)], table])
-        self._table, self._lanes = table, [self._lanes[i] for i in keep] + lanes
+        rows = np.concatenate([words(self._table)[np.asarray(keep, dtype=np.int64)], words(table)])
+        self._table, self._lanes = records(rows), [self._lanes[i] for i in keep] + lanes
         self._legs += len(lanes)
 
     def _open(self, instances: Sequence[Instance[Any]]) -> tuple[NDArray[Any], list[_Lane]]:
@@ -233,12 +233,12 @@ class CpuPack(Counted):
         inner = [lane.inner for lane in lanes]
         # On one thread: small decompositions of several threads at once make BLAS libraries wait for one another.
         for places in groups(inner, self._dtype.itemsize):
-            records = table[places]
-            memory = load_group([inner[i] for i in places], self._dtype, records, momentum=self._momentum)
-            table[places] = records
+            group = records(words(table)[places])
+            memory = load_group([inner[i] for i in places], self._dtype, group, momentum=self._momentum)
+            words(table)[places] = words(group)
             for i in places:
                 lanes[i].memory = memory
-            if records["is_shared"][0]:
+            if group["is_shared"][0]:
                 self._fill_shared(table, places)
         self._share(k.open_lanes, table, np.arange(len(instances)))
         for lane, address in zip(lanes, table["f"].tolist(), strict=True):

@@ -7,15 +7,15 @@
 | float32, streaming | float32, by differences | float32, base 2 | float32 in a chunk of columns, then float64 |
 | float64, streaming | float64, by differences | float64 | float64 |
 
-A further arithmetic is one more case of `_choose`, with its own rounding bound.
+A further arithmetic is one more case of `choose_arithmetic`, with its own rounding bound.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -53,41 +53,30 @@ class Arithmetic:
         dtype: Precision of sums, and of scores and exponentials where they are recomputed.
         is_streaming: True if scores are recomputed from the points in every leg; False if a kernel matrix is cached.
         may_switch: True if a lane switches to float64 once the rounding bound of dtype is too large for its tol.
+        description: The text of `result.arithmetic`.
     """
 
     dtype: np.dtype[Any]
     is_streaming: bool = False
     may_switch: bool = False
+    description: str = field(init=False)
 
     @property
     def kernels(self) -> str:
         """Name of the set of kernels that compute it."""
         return "streaming" if self.is_streaming else self.dtype.name
 
-    @property
-    def description(self) -> str:
-        """The text of `result.arithmetic`."""
+    def __post_init__(self) -> None:
         precision = f"{self.dtype.name}, float64 where needed" if self.may_switch else self.dtype.name
-        return f"{precision}, {'streaming' if self.is_streaming else 'cached'}"
-
-
-class PrecisionPolicy(NamedTuple):
-    """Chooses the arithmetic of instances; the fields are those of `CpuBackend`."""
-
-    precision: str
-    representation: str
-    cached_pairs: int
-
-    def arithmetic(self, instance: Instance[Any]) -> Arithmetic:
-        """The arithmetic of an instance."""
-        n, m = instance.shape
-        has_distances = not instance.is_dense and instance.cost.kind.distances is not None
-        return _choose(self, n, m, instance.tol, has_distances)
+        # Set once, since it is read for every problem.
+        object.__setattr__(self, "description", f"{precision}, {'streaming' if self.is_streaming else 'cached'}")
 
 
 @lru_cache(maxsize=4096)
-def _choose(policy: PrecisionPolicy, n: int, m: int, tol: float, has_distances: bool) -> Arithmetic:
-    precision, representation, cached_pairs = policy
+def choose_arithmetic(
+    n: int, m: int, tol: float, has_distances: bool, precision: str, representation: str, cached_pairs: int
+) -> Arithmetic:
+    """The arithmetic of an instance of n x m points; the last three arguments are those of `CpuBackend`."""
     is_large = representation == "streaming" or (representation == "auto" and n * m > cached_pairs)
     if is_large and has_distances:
         dtype = FLOAT64 if precision == "float64" else FLOAT32

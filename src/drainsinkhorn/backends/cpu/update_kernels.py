@@ -12,7 +12,7 @@ decision is another one, mostly at a restart.
 
 **Scaled lanes.** Where every leg has step 1, beta 0 and damping 1, the rule is `next f = F - log r`, so `u = 1 / r` and
 `t = a / r`. Such lanes keep u and compute neither logarithms nor exponentials; these would take longer than the sums
-of a short row. `open_cold` does the same for the first leg of every lane.
+of a short row. The first leg from a cold start is computed so in every lane.
 
 K underflows where u or v drift far from 1. Then it is absorbed anew at the pending plain f-leg, in float64 from the
 points: `F_i = -log sum_j b_j exp(g_j - S_ij)`, `G = g`, which makes all row sums 1, and the lane is FRESH. Which state
