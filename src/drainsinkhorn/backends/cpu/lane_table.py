@@ -102,7 +102,7 @@ def words(table: NDArray[Any]) -> NDArray[np.int64]:
 
     NumPy copies rows at once, but records field by field.
     """
-    return table.view(np.int64).reshape(len(table), len(LANE))
+    return table.view(np.int64).reshape(len(table), LANE.itemsize // 8)
 
 
 def records(rows: NDArray[np.int64]) -> NDArray[Any]:
