@@ -24,7 +24,7 @@ class Residual(NamedTuple):
         row: `sum_i |(P 1)_i - a_i|`.
         col: `sum_j |(P^T 1)_j - b_j|`.
         band: Rounding error of both. With `certify="always"` it is a rigorous bound, otherwise a calibrated estimate
-            (see docs/how-it-works.md, "Rounding").
+            (see docs/explanation/precision.md).
     """
 
     row: float
@@ -301,10 +301,10 @@ def warn_of_plans(results: Sequence[Result[Any]]) -> None:
     """Issue one ConvergenceWarning if plans are taken from unconverged results."""
     failed = [result for result in results if result.warns and not result.converged and result.emitted is not None]
     if failed:
-        first, more = failed[0], f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        first, others = failed[0], f", and {len(failed) - 1} more" if len(failed) > 1 else ""
         warn(
             ConvergenceWarning(
                 f"problem {first.ticket} did not converge ({first.status.name}, residual {first.residual.worst:.3g})"
-                f"{more}: quantities computed from such a plan have errors of that size; see result.message"
+                f"{others}: quantities computed from such a plan have errors of that size; see result.message"
             )
         )

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from drainsinkhorn.backends.conditionals import PlainConditionals
 from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector
 from drainsinkhorn.backends.cpu.precision import plan_form
 from drainsinkhorn.backends.cpu.primitives import dot, exp, maximum, ordered
 from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.cpu.scores import extent, lay_out, score_matrix
-from drainsinkhorn.backends.laws import PlainLaws
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
@@ -125,11 +125,11 @@ class CompiledConditionals:
         return cols
 
 
-def _conditionals(side: Side) -> CompiledConditionals | PlainLaws:
+def _conditionals(side: Side) -> CompiledConditionals | PlainConditionals:
     """A cost of the caller's own is evaluated by NumPy, some rows at a time."""
     instance = side.instance
     is_own = not instance.is_dense and instance.cost.kind.distances is None
-    return PlainLaws(side) if is_own else CompiledConditionals(side)
+    return PlainConditionals(side) if is_own else CompiledConditionals(side)
 
 
 def compiled_couplings(

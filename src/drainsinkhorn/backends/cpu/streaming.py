@@ -20,7 +20,6 @@ from drainsinkhorn.backends.cpu.scores import extent
 from drainsinkhorn.backends.cpu.update_kernels import update_rule
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
-from drainsinkhorn.backends.scores import UNSAMPLED, unsampled
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
@@ -28,6 +27,7 @@ from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
 from drainsinkhorn.numerics.residual import residual
+from drainsinkhorn.numerics.rounding import UNSAMPLED, unsampled
 from drainsinkhorn.numerics.starts import start
 from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.scores import UNSAMPLED
 from drainsinkhorn.backends.support import Couple
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.arena import Arena
@@ -27,6 +26,7 @@ from drainsinkhorn.core.protocol import Counted, Emission, Progress
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import UNKNOWN, Residual, Residuals
 from drainsinkhorn.numerics.memory import memory_errors
+from drainsinkhorn.numerics.rounding import UNSAMPLED
 
 GIVE_WAY, GIVE_WAY_PLAIN = 10.0, 2.0
 """Leading halves give way at so many times tol or what they blur: earlier where momentum carries on what they did."""
