@@ -16,6 +16,7 @@ MODULES = sorted((SOURCE / "numerics").glob("[a-z]*.py"))
 
 RULES = {
     "reference.py": {"ReferenceLane.cycle", "ReferenceLane._update_cols"},
+    "cpu/update_kernels.py": {"update_rule"},
     "keops/pack.py": {"KeopsPack._cycle"},
     "ottjax/kernels.py": {"apply_leg"},
 }
