@@ -1,9 +1,10 @@
-# make demo: the main job on the CPU.  make test: every test.  Both install what they need into .venv.
+# make demo: the main job on the CPU.  make test: every test.  Both install what they need, the library and
+# drainsinkhorn-bench among it, into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test soak gpu-test bench gpu-bench bench-cpu lint format types imports spelling check clean
+.PHONY: demo test soak gpu-test bench gpu-bench bench-cpu lint format types imports spelling check build clean
 
 demo: .venv/demo.stamp
 	$(BIN)/drain demo --out demo.png
@@ -27,14 +28,14 @@ gpu-test:
 # Every campaign at small scale, then the report; a run that was stopped goes on when make bench is run again.
 # make bench DATA=folder reads real data; SECONDS=500 stops cleanly before that; SCALE=full has the paper's sizes.
 SCALE ?= small
-BENCH ?= bench
+BENCH ?= bench-runs
 bench: .venv/test.stamp
 	$(BIN)/drain bench run --scale $(SCALE) --out $(BENCH) $(if $(DATA),--data $(DATA)) $(if $(SECONDS),--seconds $(SECONDS))
 	$(BIN)/drain bench report $(BENCH)
 
 # The same where nothing can be installed: with the Python at hand, which has torch and triton.
 gpu-bench:
-	PYTHONPATH=src $(PYTHON) benchmarks/campaigns.py --scale $(SCALE) --out $(BENCH) --device cuda --report \
+	PYTHONPATH=src:bench/src $(PYTHON) benchmarks/campaigns.py --scale $(SCALE) --out $(BENCH) --device cuda --report \
 	  $(if $(DATA),--data $(DATA)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # A few minutes: the generated workloads against the fastest peer. benchmarks/cpu_peers.py --help tells more.
@@ -61,8 +62,16 @@ imports: .venv/lint.stamp
 spelling: .venv/lint.stamp
 	$(BIN)/codespell
 
+# Both distributions into dist/: their metadata are checked, and the wheels are installed and used in a clean environment.
+build: .venv/lint.stamp .venv/test.stamp
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist bench
+	$(BIN)/twine check --strict dist/*
+	DRAIN_DIST=dist $(BIN)/python -m pytest -q tests/release
+
 clean:
-	rm -rf .venv demo*.png  # bench is kept: raw files are measurements
+	rm -rf .venv dist demo*.png  # bench-runs is kept: raw files are measurements
 
 .venv/created.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -70,18 +79,18 @@ clean:
 	$(PYTHON) -m venv .venv
 	touch $@
 
-.venv/demo.stamp: .venv/created.stamp pyproject.toml
-	$(PIP) -e '.[demo]'
+.venv/demo.stamp: .venv/created.stamp pyproject.toml bench/pyproject.toml
+	$(PIP) -e '.[demo]' -e ./bench
 	touch $@
 
 # torch is pinned so that every machine tests the same one; users may have any torch >= 2.5. torchcfm is tested against,
 # without its many dependencies, of which the parts that are used need none.
-.venv/test.stamp: .venv/created.stamp pyproject.toml
+.venv/test.stamp: .venv/created.stamp pyproject.toml bench/pyproject.toml
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test]' -e ./bench
 	$(PIP) --no-deps torchcfm==1.0.7
 	touch $@
 
-.venv/lint.stamp: .venv/created.stamp pyproject.toml
-	$(PIP) -e '.[lint]'
+.venv/lint.stamp: .venv/created.stamp pyproject.toml bench/pyproject.toml
+	$(PIP) -e '.[lint]' -e ./bench
 	touch $@

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 import drainsinkhorn as ds
-from drainsinkhorn.campaign import gate, meters
+from drainsinkhorn_bench import gate, meters
 
 TOL = 1e-3
 STRIDE = 20

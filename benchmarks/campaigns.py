@@ -1,7 +1,8 @@
 """`drain bench run` and `report` where neither typer nor rich is installed, as on a bare GPU machine.
 
-    PYTHONPATH=src python benchmarks/campaigns.py --scale full --device cuda --data DIR --out bench --seconds 420
-    PYTHONPATH=src python benchmarks/campaigns.py grouping lidar --scale full --device cuda --out bench
+    export PYTHONPATH=src:bench/src
+    python benchmarks/campaigns.py --scale full --device cuda --data DIR --out bench-runs --seconds 420
+    python benchmarks/campaigns.py grouping lidar --scale full --device cuda --out bench-runs
 
 Run again to go on; exit code 3 says that something is left. `--report` writes the page from what is there.
 """
@@ -13,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from drainsinkhorn.campaign import meters, named, records, report, runner
 from drainsinkhorn.model.errors import DrainError
+from drainsinkhorn_bench import meters, named, records, report, runner
 
 STOPPED = 3
 
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"any of {', '.join(named.NAMES)}; none: all")
     parser.add_argument("--scale", default="small")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("bench"))
+    parser.add_argument("--out", type=Path, default=Path("bench-runs"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seconds", type=float, help="begin nothing that would end later than this")
     parser.add_argument("--only", help="only units and studies whose names begin so")

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 import drainsinkhorn as ds
-from drainsinkhorn.campaign import peers
 from drainsinkhorn.testing import marginal_errors
+from drainsinkhorn_bench import peers
 
 TOL = 1e-3
 Problems = list[ds.Problem[Any]]

@@ -79,7 +79,7 @@ def workers(kills: int, *, on_ray: bool) -> None:
             while killed[0] < kills and not done.is_set():
                 time.sleep(rng.uniform(0.1, 0.8))
                 try:
-                    os.kill(fleet.crew.pid(rng.randrange(2)), signal.SIGKILL)  # type: ignore[attr-defined]
+                    os.kill(fleet.pool.pid(rng.randrange(2)), signal.SIGKILL)  # type: ignore[attr-defined]
                     killed[0] += 1
                 except Exception:  # noqa: BLE001  it was dead already
                     continue

@@ -20,7 +20,7 @@ import torch
 from gpu_peers import TOL, WORKLOADS, ours
 from torch.profiler import ProfilerActivity, profile
 
-from drainsinkhorn.campaign.meters import heap_at_rest
+from drainsinkhorn_bench.meters import heap_at_rest
 
 VERBS = ("pack", "advance", "verify", "emit", "repack")
 

@@ -35,10 +35,10 @@ import numpy as np
 import torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.campaign import gate, peers
-from drainsinkhorn.campaign.meters import energy_reader, heap_at_rest
-from drainsinkhorn.campaign.runner import orders
 from drainsinkhorn.model.problem import Potentials
+from drainsinkhorn_bench import gate, peers
+from drainsinkhorn_bench.meters import energy_reader, heap_at_rest
+from drainsinkhorn_bench.runner import orders
 
 # What JAX compiles is kept, as Triton keeps its own, so that processes that warm up serve the one that measures.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "drainsinkhorn-jax"))

@@ -27,8 +27,8 @@ import numpy as np
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
-from drainsinkhorn.campaign.runner import orders
-from drainsinkhorn.campaign.statistics import Pair, bootstrap, geometric_mean
+from drainsinkhorn_bench.runner import orders
+from drainsinkhorn_bench.statistics import Pair, bootstrap, geometric_mean
 
 PAPER = ds.Audit(every=4, first_passage=False, screen="row", margin=0.95)
 ARMS = ("static", "mask", "compact")

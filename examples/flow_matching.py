@@ -27,10 +27,10 @@ import numpy as np
 import torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.campaign import peers
 from drainsinkhorn.flow import couple_minibatches
 from drainsinkhorn.run.couple import couple
 from drainsinkhorn.testing import marginal_errors
+from drainsinkhorn_bench import peers
 
 TOL, STEPS, MARGINS = 1e-3, (4, 8, 16), {"curvature": 1.02, "loss": 1.01, "frechet": 1.10}
 PROJECTED = 16

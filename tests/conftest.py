@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from functools import cache
 from typing import Any
 
 import pytest
@@ -40,7 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     only_gpu = bool(config.args) and all("tests/gpu" in arg for arg in config.args)
     if not (only_gpu or hasattr(config, "workerinput")) and importlib.util.find_spec("numba") is not None:
-        subprocess.run([sys.executable, "-c", COMPILE], check=True)
+        compile_kernels()
+
+
+@cache
+def compile_kernels() -> None:
+    """Compile what is not on disk in a process of its own, once in a run."""
+    subprocess.run([sys.executable, "-c", COMPILE], check=True)
 
 
 WARNED = ("test_warnings", "test_rescue", "test_cli")

@@ -12,7 +12,7 @@ from tests.conftest import needs
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import certificate
-from drainsinkhorn.backends.certificate import certify
+from drainsinkhorn.backends.certificate import blocks, certify
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.reference import ReferenceLane
@@ -88,7 +88,7 @@ def test_products_and_differences_certify_alike(monkeypatch: pytest.MonkeyPatch)
     problem = validate(ds.Problem(x=rng.normal(size=(50, 20)) + 30, y=rng.normal(size=(60, 20)) + 30, eps=2.0), 1e-6)
     state = ds.Potentials(rng.normal(size=50), rng.normal(size=60))
     by_differences = certify(problem, state)
-    monkeypatch.setitem(certificate.PRODUCT_DIM, "numpy", 1)
+    monkeypatch.setitem(blocks.PRODUCT_DIM, "numpy", 1)
     by_products = certify(problem, state)
     assert by_products.band != by_differences.band
     assert abs(by_products.row - by_differences.row) <= by_products.band + by_differences.band

@@ -16,8 +16,8 @@ from tests.api.test_certificate import KINDS, Long, extended_residuals, hostile
 from tests.conftest import needs
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends import certificate, certificate_batch
-from drainsinkhorn.backends.certificate import certificates, certify
+from drainsinkhorn.backends import certificate
+from drainsinkhorn.backends.certificate import batch, blocks, certificates, certify
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.result import Residual
@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Certify tensors of the CPU by the code for a device, with products where NumPy has them."""
     monkeypatch.setattr(certificate, "on_cuda", torch.is_tensor)
-    monkeypatch.setitem(certificate.PRODUCT_DIM, "numpy", certificate.PRODUCT_DIM["torch"])
+    monkeypatch.setitem(blocks.PRODUCT_DIM, "numpy", blocks.PRODUCT_DIM["torch"])
 
 
 def in_torch(problem: ds.Instance[Any]) -> ds.Instance[Any]:
@@ -147,7 +147,7 @@ class TestAgainstNumpy:
     @pytest.mark.parametrize("dim", [3, 20])
     @pytest.mark.parametrize("form", FORMS)
     def test_blocks(self, form: str, dim: int, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(certificate.BLOCK_PAIRS, "torch", pairs)
+        monkeypatch.setitem(blocks.BLOCK_PAIRS, "torch", pairs)
         rng = np.random.default_rng(9)
         lanes = [lane(rng, FORMS[form], 13, 17, dim, absent=k % 2) for k in range(7)]
         for found, one in zip(batched(lanes), lanes, strict=True):
@@ -296,7 +296,7 @@ def waits(device: None, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for name in ("tolist", "item", "cpu", "numpy", "__float__", "__bool__", "__int__"):
         counted(torch.Tensor, name, "wait")
-    counted(certificate_batch, "to_device", "upload")
+    counted(batch, "to_device", "upload")
     return counts
 
 
@@ -343,7 +343,7 @@ class TestLaunches:
     def test_memory_does_not_grow_with_lanes(
         self, form: str, dim: int, device: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setitem(certificate.BLOCK_PAIRS, "torch", 5000)
+        monkeypatch.setitem(blocks.BLOCK_PAIRS, "torch", 5000)
         rng = np.random.default_rng(0)
         emitted = Emission.join(emission(*lane(rng, FORMS[form], 24, 30, dim)) for _ in range(40))
         with Operators() as operators:

@@ -13,7 +13,7 @@ import pytest
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
-from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.events import Finished
 from drainsinkhorn.core.protocol import Pack, Progress
 from drainsinkhorn.model.instance import Instance
@@ -185,7 +185,7 @@ def test_a_false_result_is_withheld_and_what_was_finished_is_kept() -> None:
 def test_the_first_result_of_a_stream_and_of_a_large_solve_is_always_rechecked() -> None:
     with pytest.raises(ds.ContractError, match="problem 0 was reported"):
         list(ds.stream(iter([cloud(0, eps=0.01)]), backend=liar(0.01)))
-    given = [cloud(k, n=600, m=600, eps=0.011 if k else 0.01) for k in range(16)]
+    given = [cloud(k, n=720, m=720, eps=0.011 if k else 0.01) for k in range(16)]
     with pytest.raises(ds.ContractError, match="problem 0 was reported"):
         ds.solve(given, backend=liar(0.01), max_depth=2, rescue=False)
 

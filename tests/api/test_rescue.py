@@ -13,7 +13,7 @@ import pytest
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.reference import ReferenceBackend
-from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run.validate import validate

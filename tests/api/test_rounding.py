@@ -13,7 +13,7 @@ from tests.conftest import needs
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
-from drainsinkhorn.backends.scores import unsampled
+from drainsinkhorn.numerics.rounding import unsampled
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import judge, marginal_errors
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from drainsinkhorn.cli import archives, files
 from drainsinkhorn.cli.main import app
+from drainsinkhorn.cli.messages import escape
 from drainsinkhorn.cli.paths import replace_file
-from drainsinkhorn.cli.show import escape
 from drainsinkhorn.model.errors import FileError
 
 rng = np.random.default_rng(0)
@@ -358,7 +358,6 @@ class TestControlCharacters:
             solve(source, "-o", tmp_path / "o.npz", "--journal", folder / "j"),
             solve(source, "-o", tmp_path / "o.npz", "--journal", folder / "j"),
             solve(source, "-o", folder),
-            drain("bench", "report", folder),
         ]
         for arrays in ({EVIL: X}, {"x": X, "y": Y, "eps": 1.0, "cost": EVIL}, {"x": X, "y": Y, "eps": EVIL}):
             np.savez(evil, **arrays)

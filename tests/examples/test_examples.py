@@ -37,6 +37,7 @@ def test_transitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_flow_matching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("torchcfm")
+    needs("drainsinkhorn_bench")
     needs("sklearn")
     small = ["--updates", "48", "--batch", "96", "--hidden", "64", "--seeds", "1", "--window", "16", "--eps", "0.02"]
     found = run("flow_matching", tmp_path, monkeypatch, *small)

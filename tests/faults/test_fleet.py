@@ -26,8 +26,8 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends import load
 from drainsinkhorn.core.events import Event, Finished, Lost, Reported
 from drainsinkhorn.fleet import wire, worker
-from drainsinkhorn.fleet.bench import Assignment, Windows
 from drainsinkhorn.fleet.fleet import Fleet
+from drainsinkhorn.fleet.worker_run import Assignment, Windows
 from drainsinkhorn.model.errors import FleetError
 from drainsinkhorn.parallel import LocalFleet, RayFleet
 
@@ -197,7 +197,7 @@ class TestWindows:
         windows.push(wire.send([5], batch(1)))
         next(windows)
         assert not windows.overdue(0)
-        monkeypatch.setattr("drainsinkhorn.fleet.bench.PATIENCE", -1.0)
+        monkeypatch.setattr("drainsinkhorn.fleet.worker_run.PATIENCE", -1.0)
         assert windows.overdue(0)
 
     def test_a_window_is_for_one_stream(self) -> None:
@@ -236,7 +236,7 @@ def killer(fleet: Fleet, kills: int, how: signal.Signals, seed: int = 0) -> thre
         for _ in range(kills):
             time.sleep(0.2 + 0.2 * rng.random())
             try:
-                os.kill(fleet.crew.pid(int(rng.integers(fleet.crew.size))), how)  # type: ignore[attr-defined]
+                os.kill(fleet.pool.pid(int(rng.integers(fleet.pool.size))), how)  # type: ignore[attr-defined]
             except (KeyError, ProcessLookupError):
                 continue
 
@@ -263,7 +263,7 @@ class TestLoss:
         backend = Harmful(pause=0.005)
         run = on_ray.stream(problems, backend=backend, width=8, observe=watch)
         results = [next(run)]
-        pid = on_ray.crew.pid(0)  # type: ignore[attr-defined]
+        pid = on_ray.pool.pid(0)  # type: ignore[attr-defined]
         os.kill(pid, signal.SIGKILL)
         results += run
         assert_same(results, list(ds.solve(problems, backend=backend)))
@@ -276,7 +276,7 @@ class TestLoss:
             results = [next(run)]
             while all(event.worker != 1 for event in watch.of(Reported)):
                 results.append(next(run))
-            os.kill(fleet.crew.pid(1), signal.SIGSTOP)  # type: ignore[attr-defined]
+            os.kill(fleet.pool.pid(1), signal.SIGSTOP)  # type: ignore[attr-defined]
             results += run
         assert_same(results, list(ds.solve(problems, backend=Harmful())))
         # A start that is slower than that is given up too, and begins again.
@@ -285,14 +285,14 @@ class TestLoss:
     def test_a_worker_that_is_stopped_before_it_is_ready(self, monkeypatch: pytest.MonkeyPatch) -> None:
         problems, watch, begun = batch(6), Watch(), time.monotonic()
         with LocalFleet(1, hang=2.0) as fleet:
-            hire = fleet.crew.hire
+            start = fleet.pool.start
 
-            def hire_and_stop(worker: int, assignment: Any) -> None:
-                hire(worker, assignment)
-                os.kill(fleet.crew.pid(worker), signal.SIGSTOP)  # type: ignore[attr-defined]
-                monkeypatch.setattr(fleet.crew, "hire", hire)
+            def start_and_stop(worker: int, assignment: Any) -> None:
+                start(worker, assignment)
+                os.kill(fleet.pool.pid(worker), signal.SIGSTOP)  # type: ignore[attr-defined]
+                monkeypatch.setattr(fleet.pool, "start", start)
 
-            monkeypatch.setattr(fleet.crew, "hire", hire_and_stop)
+            monkeypatch.setattr(fleet.pool, "start", start_and_stop)
             results = list(fleet.stream(problems, backend="reference", observe=watch))
         assert_same(results, list(ds.solve(problems, backend="reference")))
         assert watch.of(Lost)[0].reason == "it was not ready after 2 s"
@@ -300,14 +300,14 @@ class TestLoss:
 
     def test_a_worker_that_takes_nothing(self) -> None:
         with LocalFleet(1, hang=1.0) as fleet:
-            crew: Any = fleet.crew
-            crew.hire(0, Assignment(ds.Options(), load("reference"), 1))
-            os.kill(crew.pid(0), signal.SIGSTOP)
+            pool: Any = fleet.pool
+            pool.start(0, Assignment(ds.Options(), load("reference"), 1))
+            os.kill(pool.pid(0), signal.SIGSTOP)
             begun = time.monotonic()
             # More than a socket holds.
-            crew._say(0, worker.frame("window", "x" * 10**7))
+            pool._write(0, worker.frame("window", "x" * 10**7))
             assert time.monotonic() - begun < 10
-            assert [(who, message.kind, message.body) for who, message in crew.wait(5.0)] == [
+            assert [(who, message.kind, message.body) for who, message in pool.wait(5.0)] == [
                 (0, "died", "it took nothing for 1 s")
             ]
 
@@ -342,7 +342,7 @@ class TestLoss:
         program = (
             "import sys, time; from drainsinkhorn.parallel import LocalFleet; from tests.faults.faulty import *\n"
             "fleet = LocalFleet(2); run = fleet.stream(batch(10**4), backend=Harmful(pause=0.01)); next(run)\n"
-            "print(fleet.crew.pid(0), fleet.crew.pid(1), flush=True); list(run)"
+            "print(fleet.pool.pid(0), fleet.pool.pid(1), flush=True); list(run)"
         )
         child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
@@ -483,7 +483,7 @@ class TestUse:
             run = fleet.stream(batch(4), backend="reference")
             next(run)
             for worker, device in ((0, b"3"), (1, b"5")):
-                environment = Path(f"/proc/{fleet.crew.pid(worker)}/environ").read_bytes()  # type: ignore[attr-defined]
+                environment = Path(f"/proc/{fleet.pool.pid(worker)}/environ").read_bytes()  # type: ignore[attr-defined]
                 assert b"CUDA_VISIBLE_DEVICES=" + device + b"\0" in environment
 
 

@@ -18,7 +18,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.resources import MemoryBlock
 from drainsinkhorn.backends.reference import ReferenceBackend
-from drainsinkhorn.campaign.wrapped import WrappedBackend, WrappedPack
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.cli.files import write_solution
 from drainsinkhorn.cli.show import as_row
 from drainsinkhorn.core.audit import Audit

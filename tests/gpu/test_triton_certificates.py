@@ -10,8 +10,8 @@ import pytest
 from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends import certificate, certificate_batch
-from drainsinkhorn.backends.certificate import certify
+from drainsinkhorn.backends import certificate
+from drainsinkhorn.backends.certificate import batch, certify
 from drainsinkhorn.backends.triton import TritonBackend
 from drainsinkhorn.run.validate import validate
 
@@ -50,6 +50,6 @@ def test_a_certificate_without_memory_is_a_memory_error(monkeypatch: pytest.Monk
     def strike(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate too much. GPU 0 has ...")
 
-    monkeypatch.setattr(certificate_batch, "sweep_plans", strike)
+    monkeypatch.setattr(batch, "sweep_plans", strike)
     with pytest.raises(MemoryError, match="CUDA out of memory"):
         pack.verify([0, 1, 2], exact=True)

@@ -18,8 +18,10 @@ from drainsinkhorn.backends.triton import TritonBackend
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels import starts as start_kernels
 from drainsinkhorn.backends.triton.kernels import update as kernels
+from drainsinkhorn.backends.triton.kernels import verify
 from drainsinkhorn.numerics.costs import cost_matrix
 from drainsinkhorn.numerics.residual import residual
+from drainsinkhorn.numerics.rounding import sampled_error
 from drainsinkhorn.numerics.starts import between, worthwhile
 from drainsinkhorn.numerics.transforms import conditionals, plan_costs
 from drainsinkhorn.numerics.update import PLAIN, Stride, alignment, log_ratios, update
@@ -31,7 +33,8 @@ triton, tl = kernels.triton, kernels.tl
 NAMED = re.compile(r"`numerics\.(\w+)\.([\w.]+)`")
 COMPARED = {
     "update": {"update", "log_ratios", "alignment", "Momentum.stride"},
-    "residual": {"residual", "exponent_rounding"},
+    "residual": {"residual"},
+    "rounding": {"sampled_error", "streamed_rounding", "unsampled"},
     "starts": {"between", "start", "worthwhile"},
     "transforms": {"conditionals", "plan_costs"},
     "arrays": {"round_to"},
@@ -130,6 +133,30 @@ def test_legs(given: ds.Problem[Any], settings: dict[str, Any], accuracy: float)
     columns = log_ratios(g, f, np.log(lane.a), lane.scaled_cost.T, lane.eps)
     assert said.row == pytest.approx(residual(lane.a, rows), abs=said.band)
     assert said.col == pytest.approx(residual(lane.b, columns), abs=said.band)
+
+
+def test_sampled_errors() -> None:
+    """`check` of a lane of 20 rows and 20 columns, of which all are sampled."""
+    rng = np.random.default_rng(3)
+    fields = torch.zeros((1, c.FIELDS.value), dtype=torch.int64)
+    fields[0, c.SIZE.value : c.SIZE.value + 2] = 20
+    # Masses of both sides, then parts of both residuals; log ratios of both sides.
+    for column, offsets in ((c.MASS, (0, 20)), (c.ERRORS, (40, 41)), (c.LOG_RATIOS, (0, 20))):
+        fields[0, column.value : column.value + 2] = torch.tensor(offsets)
+    masses, ratios = rng.dirichlet(np.ones(20), size=2), rng.normal(size=(2, 20)).astype(np.float32)
+    truth = ratios + 1e-4 * rng.normal(size=(2, 20))
+    samples = np.zeros((2, 1, 32))
+    samples[:, 0, :20] = truth
+    vectors64 = torch.as_tensor(np.r_[masses.ravel(), 0.25, 0.5])
+    state, found = torch.zeros((1, c.NUMBERS.value)).double(), torch.zeros((1, c.FINDINGS.value)).double()
+    lanes = torch.zeros(1, dtype=torch.int64)
+    tensors = (fields, lanes, state, vectors64, vectors64, torch.as_tensor(ratios.ravel()), torch.as_tensor(samples))
+    arguments, found = [tensor.to(DEVICE) for tensor in tensors], found.to(DEVICE)
+    verify.check[(1,)](*arguments, found, 32, OPENS=False, BM=32, BM64=16, BLOCK=16, COUNT=32)
+    columns = c.Findings(*found.cpu().numpy().T.tolist())
+    errors = sampled_error(np, masses, np.abs(np.exp2(ratios - truth) - 1))
+    assert [*columns.row, *columns.col] == [0.25, 0.5]
+    assert [*columns.row_error, *columns.col_error] == pytest.approx(errors.tolist(), rel=1e-9)
 
 
 def test_an_update_of_a_pack_is_that_of_numpy() -> None:

@@ -12,7 +12,8 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.testing import auditor
 from drainsinkhorn.testing.auditor import judge, marginal_errors
-from drainsinkhorn.testing.hostile import SCOPES, problem
+from drainsinkhorn.testing.hostile import problem
+from drainsinkhorn.testing.settings import SCOPES
 
 SMALL = replace(SCOPES["cpu"], largest=8, libraries=("numpy",))
 

@@ -16,7 +16,8 @@ import drainsinkhorn as ds
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.testing import soak as module
-from drainsinkhorn.testing.hostile import SCOPES, available, block_of, problem, setting
+from drainsinkhorn.testing.hostile import block_of, problem
+from drainsinkhorn.testing.settings import SCOPES, available, setting
 from drainsinkhorn.testing.soak import main, soak, soak_one
 
 SEED = 21 if os.environ.get("DRAIN_CI") else secrets.randbelow(2**31)

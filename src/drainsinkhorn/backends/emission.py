@@ -12,6 +12,7 @@ from drainsinkhorn.backends.support import Couple, Support, extend_potentials
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import LARGEST, float_name, round_to, to_caller
+from drainsinkhorn.numerics.rounding import emission_budget as budget
 
 Vector = NDArray[np.float64]
 
@@ -31,11 +32,6 @@ class Rounded(NamedTuple):
     f: Vector
     g: Vector
     dtype: str
-
-
-def budget(eps: Any, tol: Any) -> Any:
-    """Bound on the change of potentials by rounding: it changes a residual by about a tenth of tol."""
-    return eps * tol / 10
 
 
 def rounded(instance: Instance[Any], f: Vector, g: Vector) -> Rounded:

@@ -13,15 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from drainsinkhorn.cli.files import json_number
+from drainsinkhorn.cli.messages import escape
 from drainsinkhorn.model.result import Result
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"CONVERGED": "green", "DEPTH_LIMIT": "yellow", "NONFINITE": "red", "INVALID": "red"}
 
 
-def escape(text: object) -> str:
-    """Return a text with control characters escaped, so that none from a file or its name reaches the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+def plain_table(*columns: str, **style: Any) -> Table:
+    """An empty table without lines; `style` has further arguments of `rich.table.Table`."""
+    table = Table(box=None, **style)
+    for column in columns:
+        table.add_column(column)
+    return table
 
 
 def curve(survival: Sequence[int], columns: int = 60, rows: int = 8) -> Panel:
@@ -107,3 +111,20 @@ def show_choices(console: Console, choices: Sequence[Sequence[str]]) -> None:
     """What was chosen, and why."""
     for what, picked, reason in choices:
         console.print(Text.assemble(f"{escape(what)}: ", (escape(picked), "bold"), f" ({escape(reason)})"))
+
+
+def show_report(report: Mapping[str, Any], *, with_curve: bool) -> None:
+    """Print the report of a run: choices, account, counts, and a table of problems that did not converge."""
+    console = Console()
+    show_choices(console, report["ledger"]["choices"])
+    if with_curve:
+        console.print(curve(report["ledger"]["survival"]))
+    console.print(account(report["ledger"]))
+    worst = report["worst_residual"]
+    verified = f", every residual verified to be at most {worst:.4g}" if worst is not None else ""
+    console.print(
+        f"{report['converged']} of {report['problems']} problems converged in {report['seconds']:.2f} s{verified}",
+        highlight=False,
+    )
+    if report["failed"]:
+        console.print(results_table(report["failed"]))

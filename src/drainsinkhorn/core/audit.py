@@ -197,7 +197,7 @@ def judge(
         candidates = []
     residuals = _verify(candidates, audit, verify, exact)
     if not exact:
-        residuals = _certified(bars, candidates, residuals, verify)
+        residuals = _certify_undecided(bars, candidates, residuals, verify)
     worst = residuals.worst()
     statuses = [_status(bars, audit, lane, value) for lane, value in zip(candidates, worst, strict=True)]
     for lane, value, status in zip(candidates, worst, statuses, strict=True):
@@ -237,7 +237,7 @@ def _verify(lanes: Sequence[int], audit: Audit, verify: Verify, exact: bool) -> 
     return Residuals.from_rows(verify([lane], exact).rows()[0] for lane in lanes)
 
 
-def _certified(bars: Bars, lanes: Sequence[int], residuals: Residuals, verify: Verify) -> Residuals:
+def _certify_undecided(bars: Bars, lanes: Sequence[int], residuals: Residuals, verify: Verify) -> Residuals:
     """Residuals, with those of lanes replaced by certificates where the rounding estimate alone would decide.
 
     That is so for a lane at its last state, if the stop lies within the estimate of the measured residual; for any

@@ -278,9 +278,9 @@ class _Window:
 
     def _renumber(self, new: Sequence[Admission]) -> None:
         """Renumber the lanes after a repack that kept the live lanes and admitted new ones."""
-        kept = list(self.live)
-        self._number([*self.live.values(), *new], kept)
-        self.observe(Repacked(len(kept), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))
+        lanes = list(self.live)
+        self._number([*self.live.values(), *new], lanes)
+        self.observe(Repacked(len(lanes), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))
 
     def _number(self, lanes: Sequence[Admission], kept: Sequence[int] = ()) -> None:
         """Number the lanes of a pack. The first are those that had the numbers `kept`; the others start."""

@@ -12,8 +12,8 @@ from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.events import Observer, ignore
 from drainsinkhorn.core.options import Options, Settings, is_positive
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.fleet.crew import Crew
 from drainsinkhorn.fleet.dispatch import Dispatch
+from drainsinkhorn.fleet.pool import Pool
 from drainsinkhorn.model.errors import FeedClosed, FleetError, OptionsError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
@@ -21,23 +21,30 @@ from drainsinkhorn.run.session import Session
 from drainsinkhorn.run.solve import DEFAULTS
 
 
+def check_counts(workers: int | None, cores: int) -> None:
+    """Raise OptionsError unless there are at least one worker, or None for a default, and one core for each."""
+    for name, value in (("workers", workers), ("cores", cores)):
+        if not is_count(value) and not (name == "workers" and value is None):
+            raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
+
+
 class Fleet:
     """Workers that solve what one stream is given. `LocalFleet` and `RayFleet` say where they are.
 
     Args:
-        crew: The workers.
+        pool: The workers.
         hang: Seconds without a message after which a worker that has work, or is starting, is replaced.
         strikes: Number of workers lost while they had a problem alone, at which the problem is quarantined.
     """
 
-    def __init__(self, crew: Crew, *, hang: float, strikes: int) -> None:
+    def __init__(self, pool: Pool, *, hang: float, strikes: int) -> None:
         if not is_positive(hang):
             raise OptionsError(f"hang is in seconds and must be positive, got {hang!r}")
         if not is_count(strikes):
             raise OptionsError(f"strikes must be an integer of at least 1, got {strikes!r}")
-        self.crew = crew
+        self.pool = pool
         self._hang, self._strikes = hang, strikes
-        # A stream that nobody holds any more is closed when it is collected.
+        # A stream without a reference to it is closed when it is collected.
         self._run: weakref.ref[FleetStream] | None = None
         self._closed = False
 
@@ -68,7 +75,7 @@ class Fleet:
         options = options.changed(tol, settings, init)
         run = FleetStream(
             Dispatch(
-                self.crew,
+                self.pool,
                 Session(problems, None, backend, options, observe, journal),
                 hang=self._hang,
                 strikes=self._strikes,
@@ -78,7 +85,7 @@ class Fleet:
         return run
 
     def _under_way(self) -> FleetStream | None:
-        """The stream that somebody may still read."""
+        """The stream that may still be read, or None."""
         run = None if self._run is None else self._run()
         return None if run is None or run.over else run
 
@@ -90,7 +97,7 @@ class Fleet:
         if run is not None:
             run.close()
         self._closed = True
-        self.crew.close()
+        self.pool.close()
 
     def __enter__(self) -> Fleet:
         return self

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.fleet import wire
-from drainsinkhorn.fleet.bench import Assignment, Message
-from drainsinkhorn.fleet.fleet import Fleet
+from drainsinkhorn.fleet.fleet import Fleet, check_counts
 from drainsinkhorn.fleet.worker import HEADER, frame, sizes, unframe
+from drainsinkhorn.fleet.worker_run import Assignment, Message
 from drainsinkhorn.model.errors import FleetError, OptionsError
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -67,13 +66,11 @@ class LocalFleet(Fleet):
     ) -> None:
         if not hasattr(socket, "send_fds"):
             raise FleetError("LocalFleet needs Unix sockets, which this system has not; use RayFleet")
-        for name, value in (("workers", workers), ("cores", cores)):
-            if not is_count(value) and not (name == "workers" and value is None):
-                raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
+        check_counts(workers, cores)
         if devices is not None and (not devices or (workers or len(devices)) != len(devices)):
             raise OptionsError(f"devices names one GPU for each worker, got {devices!r} for workers={workers}")
         count = workers or (len(devices) if devices else max(1, cores_here() // cores))
-        super().__init__(LocalCrew(count, cores, devices, min(hang, SEND_SECONDS)), hang=hang, strikes=strikes)
+        super().__init__(LocalPool(count, cores, devices, min(hang, SEND_SECONDS)), hang=hang, strikes=strikes)
 
 
 @dataclass
@@ -85,7 +82,7 @@ class _Process:
     arrived: bytearray = field(default_factory=bytearray)
 
 
-class LocalCrew:
+class LocalPool:
     """Worker processes, each connected by a socket pair of its own.
 
     Args:
@@ -110,18 +107,18 @@ class LocalCrew:
         """The process id of a worker."""
         return self._processes[worker].process.pid
 
-    def hire(self, worker: int, assignment: Assignment) -> None:
+    def start(self, worker: int, assignment: Assignment) -> None:
         """Start the process, or use the one that lives, and send the assignment."""
         if worker not in self._processes:
-            self._processes[worker] = self._start(worker)
+            self._processes[worker] = self._open(worker)
         try:
             settings = pickle.dumps(assignment)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise OptionsError(f"options and backend must be picklable to reach another process: {error}") from None
         path = [entry or os.getcwd() for entry in sys.path]
-        self._say(worker, frame("begin", path, settings))
+        self._write(worker, frame("begin", path, settings))
 
-    def _start(self, worker: int) -> _Process:
+    def _open(self, worker: int) -> _Process:
         ours, theirs = socket.socketpair()
         env = os.environ | dict.fromkeys(THREADS, str(self.cores))
         # A worker solves in a thread. Memory that is freed in a thread's own arena, glibc gives back to the system page
@@ -137,18 +134,18 @@ class LocalCrew:
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return _Process(process, ours)
 
-    def give(self, worker: int, parcel: wire.Parcel) -> None:
+    def send(self, worker: int, parcel: wire.Parcel) -> None:
         """Put the arrays into shared memory and send its handle."""
         rows, size = wire.layout(parcel.arrays)
         with _anonymous(size) as handle:
             wire.write(handle, wire.pieces(parcel.arrays))
-            self._say(worker, frame("window", [parcel.tickets, parcel.problems, rows, size]), handle)
+            self._write(worker, frame("window", [parcel.tickets, parcel.problems, rows, size]), handle)
 
-    def end(self, worker: int) -> None:
+    def finish(self, worker: int) -> None:
         """Send the message that no further window comes."""
-        self._say(worker, frame("end"))
+        self._write(worker, frame("end"))
 
-    def _say(self, worker: int, parts: list[bytes], *handles: int) -> None:
+    def _write(self, worker: int, parts: list[bytes], *handles: int) -> None:
         connection = self._processes[worker].connection
         try:
             sent = socket.send_fds(connection, [parts[0]], handles)
@@ -158,7 +155,7 @@ class LocalCrew:
             if isinstance(error, TimeoutError):
                 self._noticed.append((worker, Message("died", f"it took nothing for {self._send_seconds:g} s")))
 
-    def dismiss(self, worker: int) -> None:
+    def kill(self, worker: int) -> None:
         """Kill the process."""
         gone = self._processes.pop(worker, None)
         if gone is None:
@@ -191,7 +188,7 @@ class LocalCrew:
             heard = [(worker, message) for message in _messages(mine.arrived)]
         except FleetError as error:
             return [(worker, Message("failed", str(error)))]
-        return heard if size else [*heard, (worker, _epitaph(mine.process))]
+        return heard if size else [*heard, (worker, _last_message(mine.process))]
 
     def close(self) -> None:
         """End all processes."""
@@ -202,7 +199,7 @@ class LocalCrew:
         for worker, mine in list(self._processes.items()):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 mine.process.wait(1.0)
-            self.dismiss(worker)
+            self.kill(worker)
         self._selector.close()
 
 
@@ -220,7 +217,7 @@ def _messages(arrived: bytearray) -> list[Message]:
     return messages
 
 
-def _epitaph(process: subprocess.Popen[bytes]) -> Message:
+def _last_message(process: subprocess.Popen[bytes]) -> Message:
     """The message that says how a process ended: killed by a signal, or with an exit code."""
     try:
         code = process.wait(1.0)

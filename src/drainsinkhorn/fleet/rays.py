@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.fleet import wire
-from drainsinkhorn.fleet.bench import Assignment, Bench, Message
-from drainsinkhorn.fleet.fleet import Fleet
+from drainsinkhorn.fleet.fleet import Fleet, check_counts
+from drainsinkhorn.fleet.worker_run import Assignment, Message, WorkerRun
 from drainsinkhorn.model.errors import BackendUnavailable, FleetError, OptionsError
 
 KNOCK_SECONDS = 10.0
@@ -48,9 +47,7 @@ class RayFleet(Fleet):
         hang: float = 300.0,
         strikes: int = 3,
     ) -> None:
-        for name, value in (("workers", workers), ("cores", cores)):
-            if not is_count(value) and not (name == "workers" and value is None):
-                raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
+        check_counts(workers, cores)
         if not gpus >= 0:
             raise OptionsError(f"gpus must not be negative, got {gpus!r}")
         ray, started = _connect(address, (workers or 0) * cores)
@@ -60,7 +57,7 @@ class RayFleet(Fleet):
                 ray.shutdown()
             need = f"{cores} cores" + (f" and {gpus:g} GPUs" if gpus else "")
             raise FleetError(f"the cluster has room for {room} workers of {need} each, {workers or 1} were asked for")
-        super().__init__(RayCrew(ray, workers or room, cores, gpus, started), hang=hang, strikes=strikes)
+        super().__init__(RayPool(ray, workers or room, cores, gpus, started), hang=hang, strikes=strikes)
 
 
 def _connect(address: str, cores: int) -> tuple[Any, bool]:
@@ -149,7 +146,7 @@ class Actor:
     """A worker, whose methods run concurrently."""
 
     def __init__(self) -> None:
-        self._bench: Bench | None = None
+        self._run: WorkerRun | None = None
 
     def pid(self) -> int:
         """The process id of the worker."""
@@ -160,23 +157,23 @@ class Actor:
         if version != wire.FORMAT:
             yield Message("failed", wire.other_format(version))
             return
-        self._bench = Bench(assignment)
+        self._run = WorkerRun(assignment)
         yield Message("ready", wire.FORMAT)
-        yield from self._bench.messages()
+        yield from self._run.messages()
 
     def push(self, window: tuple[Any, Any]) -> None:
         """Take a window; its arrays are read where they lie, in the object store."""
-        assert self._bench is not None, "a window is sent when the actor is ready"
+        assert self._run is not None, "a window is sent when the actor is ready"
         (tickets, problems, rows), block = window
-        self._bench.push(wire.Parcel(tickets, problems, wire.views(block, rows)))
+        self._run.push(wire.Parcel(tickets, problems, wire.views(block, rows)))
 
     def end(self) -> None:
         """Note that no further window comes."""
-        assert self._bench is not None, "the end is sent when the actor is ready"
-        self._bench.end()
+        assert self._run is not None, "the end is sent when the actor is ready"
+        self._run.end()
 
 
-class RayCrew:
+class RayPool:
     """Actors, and the stream of messages of each."""
 
     def __init__(self, ray: Any, size: int, cores: int, gpus: float, started: bool) -> None:
@@ -187,32 +184,32 @@ class RayCrew:
         # `begin` yields messages until the end of a run, and `push`, `end` and `pid` must run meanwhile.
         self._actor = ray.remote(Actor).options(num_cpus=cores, num_gpus=gpus, max_concurrency=4, max_restarts=0)
         self._actors: dict[int, Any] = {}
-        self._voices: dict[int, Any] = {}
+        self._messages: dict[int, Any] = {}
 
     def pid(self, worker: int) -> int:
         """The process id of a worker."""
         return self._ray.get(self._actors[worker].pid.remote())
 
-    def hire(self, worker: int, assignment: Assignment) -> None:
+    def start(self, worker: int, assignment: Assignment) -> None:
         """Start an actor, or use the one that runs, and give it the assignment."""
         if worker not in self._actors:
             self._actors[worker] = self._actor.remote()
         begin = self._actors[worker].begin.options(num_returns="streaming")
-        self._voices[worker] = begin.remote(wire.FORMAT, assignment)
+        self._messages[worker] = begin.remote(wire.FORMAT, assignment)
 
-    def give(self, worker: int, parcel: wire.Parcel) -> None:
+    def send(self, worker: int, parcel: wire.Parcel) -> None:
         """Send a window through the object store, its arrays as one object, because each object costs time."""
         rows, _ = wire.layout(parcel.arrays)
         block = np.concatenate([*wire.pieces(parcel.arrays), wire.GAP])
         self._actors[worker].push.remote(self._ray.put(((parcel.tickets, parcel.problems, rows), block)))
 
-    def end(self, worker: int) -> None:
+    def finish(self, worker: int) -> None:
         """Send the message that no further window comes."""
         self._actors[worker].end.remote()
 
-    def dismiss(self, worker: int) -> None:
+    def kill(self, worker: int) -> None:
         """Kill the actor."""
-        self._voices.pop(worker, None)
+        self._messages.pop(worker, None)
         actor = self._actors.pop(worker, None)
         if actor is not None:
             with contextlib.suppress(self._ray.exceptions.RayError):
@@ -220,29 +217,29 @@ class RayCrew:
 
     def wait(self, timeout: float) -> list[tuple[int, Message]]:
         """Return one message of each actor that has one."""
-        if not self._voices:
+        if not self._messages:
             time.sleep(timeout)
             return []
-        workers = {id(voice): worker for worker, voice in self._voices.items()}
-        voices = list(self._voices.values())
-        spoke, _ = self._ray.wait(voices, num_returns=len(voices), timeout=0)
-        if not spoke:
-            spoke, _ = self._ray.wait(voices, num_returns=1, timeout=timeout)
+        workers = {id(stream): worker for worker, stream in self._messages.items()}
+        streams = list(self._messages.values())
+        ready, _ = self._ray.wait(streams, num_returns=len(streams), timeout=0)
+        if not ready:
+            ready, _ = self._ray.wait(streams, num_returns=1, timeout=timeout)
         heard = list[tuple[int, Message]]()
-        for voice in spoke:
-            worker = workers[id(voice)]
+        for stream in ready:
+            worker = workers[id(stream)]
             try:
-                heard.append((worker, self._ray.get(next(voice))))
+                heard.append((worker, self._ray.get(next(stream))))
             except StopIteration:
-                del self._voices[worker]
+                del self._messages[worker]
             except self._ray.exceptions.RayError as error:
-                del self._voices[worker]
+                del self._messages[worker]
                 heard.append((worker, Message("died", " ".join(str(error).split())[:300])))
         return heard
 
     def close(self) -> None:
         """End all actors, and the cluster if it was started for them."""
         for worker in list(self._actors):
-            self.dismiss(worker)
+            self.kill(worker)
         if self._started:
             self._ray.shutdown()

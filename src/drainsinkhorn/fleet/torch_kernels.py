@@ -14,7 +14,7 @@ from drainsinkhorn.backends.dense import AllRows
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, cost_matrix
-from drainsinkhorn.numerics.residual import rounding_bound
+from drainsinkhorn.numerics.rounding import largest_potentials, rounding_bound
 
 Vector = NDArray[np.float64]
 CHUNK_PAIRS = 2**22
@@ -65,7 +65,7 @@ class TorchKernels(AllRows):
 
     def band(self, f: Vector, g: Vector) -> float:
         """Bound on the rounding error of a measured residual, as for dense kernels."""
-        return rounding_bound(self._rounding, f, g, self.eps)
+        return float(rounding_bound(self._rounding, largest_potentials(f, g) / self.eps))
 
     def _to_device(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)

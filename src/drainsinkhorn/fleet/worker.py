@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 from drainsinkhorn.fleet import wire
-from drainsinkhorn.fleet.bench import Bench, Message
+from drainsinkhorn.fleet.worker_run import Message, WorkerRun
 from drainsinkhorn.model.errors import FleetError
 
 MARK = b"drnk"
@@ -78,7 +78,7 @@ class Worker:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._bench: Bench | None = None
+        self._run: WorkerRun | None = None
 
     def run(self) -> None:
         """Handle messages until the fleet closes the connection."""
@@ -89,7 +89,7 @@ class Worker:
                 # Lanes run in another thread, and their results are no longer needed.
                 os._exit(0)
             except FleetError as error:
-                self._say(Message("failed", str(error)))
+                self._send(Message("failed", str(error)))
                 os._exit(1)
             self._take(message, handles)
 
@@ -99,22 +99,22 @@ class Worker:
             path, assignment = message.body, message.raw
             sys.path[:] = path
             try:
-                self._bench = Bench(pickle.loads(assignment))
+                self._run = WorkerRun(pickle.loads(assignment))
             except Exception as error:  # noqa: BLE001  reported to the fleet
-                self._say(Message("failed", f"it could not begin: {type(error).__name__}: {error}"))
+                self._send(Message("failed", f"it could not begin: {type(error).__name__}: {error}"))
                 return
-            self._say(Message("ready", wire.FORMAT))
-            threading.Thread(target=self._speak, args=(self._bench,), daemon=True).start()
-        elif message.kind == "window" and self._bench is not None:
-            self._bench.push(_parcel(message, handles))
-        elif message.kind == "end" and self._bench is not None:
-            self._bench.end()
+            self._send(Message("ready", wire.FORMAT))
+            threading.Thread(target=self._send_messages, args=(self._run,), daemon=True).start()
+        elif message.kind == "window" and self._run is not None:
+            self._run.push(_parcel(message, handles))
+        elif message.kind == "end" and self._run is not None:
+            self._run.end()
 
-    def _speak(self, bench: Bench) -> None:
-        for message in bench.messages():
-            self._say(message)
+    def _send_messages(self, run: WorkerRun) -> None:
+        for message in run.messages():
+            self._send(message)
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         try:
             self._connection.sendall(b"".join(frame(*message)))
         except OSError:

@@ -301,10 +301,10 @@ def warn_of_plans(results: Sequence[Result[Any]]) -> None:
     """Issue one ConvergenceWarning if plans are taken from unconverged results."""
     failed = [result for result in results if result.warns and not result.converged and result.emitted is not None]
     if failed:
-        first, more = failed[0], f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        first, others = failed[0], f", and {len(failed) - 1} more" if len(failed) > 1 else ""
         warn(
             ConvergenceWarning(
                 f"problem {first.ticket} did not converge ({first.status.name}, residual {first.residual.worst:.3g})"
-                f"{more}: quantities computed from such a plan have errors of that size; see result.message"
+                f"{others}: quantities computed from such a plan have errors of that size; see result.message"
             )
         )

@@ -34,7 +34,6 @@ UNIT = 2.0**-53
 SMALLEST = 2.0**-1022
 """Smallest normal float64: what underflow can cost at most."""
 
-
 _PLAIN = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*|[0-9]+|[-+*/|(),\s])+")
 
 
@@ -349,6 +348,12 @@ def cost_matrix(instance: Instance[Any]) -> tuple[Matrix, float]:
         # A caller's own costs may be negative.
         largest = max(float(cost.max()), -float(cost.min()))
         return scale * cost, scale * kind.rounding(x.shape[1], largest)
+
+
+def coordinate_factor(cost: Cost, eps: float) -> float:
+    """Factor of coordinates after which squared distances, or distances, are costs over eps."""
+    ratio = cost.scale / eps * cost.kind.distances.factor
+    return ratio if cost.kind.distances.root else math.sqrt(ratio)
 
 
 def slope(cost: Cost, x: Any, mass: Any, means: Any) -> Any:

@@ -22,7 +22,7 @@ and Candes (Adaptive restart for accelerated gradient schemes, 2015).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,46 +69,48 @@ def log_ratios(
 
 
 class Stride(NamedTuple):
-    """Step and beta of the next leg: step 1 with beta 0 is the plain leg."""
+    """Step and beta of the next leg: numbers, or one of each for every point where lanes lie end to end."""
 
-    step: float
-    beta: float
+    step: Any
+    beta: Any
 
 
 PLAIN = Stride(1.0, 0.0)
+"""The stride of a plain leg."""
 
 
 def update(
-    potentials: Vector,
-    log_ratios: Vector,
+    potentials: Any,
+    log_ratios: Any,
     eps: float,
     stride: Stride = PLAIN,
-    before: Vector | None = None,
+    before: Any = None,
     lam: float = 1.0,
-) -> tuple[Vector, Vector]:
+) -> tuple[Any, Any]:
     """Apply a measured leg, `x = f - step lam eps L`, `f <- x + beta (x - before)`: return the new f, and x.
+
+    Arrays may belong to any library.
 
     Args:
         potentials: f, (n,).
         log_ratios: L, (n,).
-        eps: Strength of the entropic term.
+        eps: Strength of the entropic term; 1 where potentials are in nats.
         stride: Step and beta.
         before: x of the update before, (n,); None if there was none, so that no displacement is added.
         lam: Damping: 1 where the marginal of this side is a constraint.
     """
     x = potentials - eps * stride.step * lam * log_ratios
-    if before is None or not stride.beta:
+    if before is None or stride is PLAIN:
         return x, x
     return x + stride.beta * (x - before), x
 
 
-def alignment(
-    weights: Vector,
-    log_ratios: Vector,
-    potentials: Vector,
-    before: Vector,
-    add: Callable[[Vector], float] = np.sum,
-) -> float:
+def total(values: Vector) -> float:
+    """The sum of one value for each point of a side."""
+    return float(np.sum(values))
+
+
+def alignment(weights: Any, log_ratios: Any, potentials: Any, before: Any, add: Callable[[Any], Any] = total) -> Any:
     """`-sum_i a_i L_i (f_i - before_i)`: negative if the measured leg points against the last displacement.
 
     Args:
@@ -116,9 +118,9 @@ def alignment(
         log_ratios: L, (n,).
         potentials: f, (n,).
         before: x of the last update, (n,).
-        add: Sums one value for each point of the side.
+        add: Sums one value for each point of the side; of lanes end to end, the points of each lane.
     """
-    return -float(add(weights * log_ratios * (potentials - before)))
+    return -add(weights * log_ratios * (potentials - before))
 
 
 class Momentum:

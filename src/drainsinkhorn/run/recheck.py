@@ -36,8 +36,11 @@ from drainsinkhorn.numerics.costs import SMALLEST, UNIT, evaluate
 
 Vector = NDArray[np.float64]
 
-FIRST, SHARE = 0.01, 0.005
-"""Share of the predicted time of a run that may be spent on the recheck of its first result, and on all later ones."""
+FIRST, SHARE = 0.02, 0.005
+"""Share of the predicted time of a run that may be spent on the recheck of its first result, and on all later ones.
+
+The prediction is that of the fastest runs; most runs take twice the time, so that the shares are half of these.
+"""
 DEPTH = 30
 """Cycles of a typical problem, from which the time of a run is predicted."""
 ROWS, MORE = 8, 8
@@ -49,15 +52,15 @@ SUSPICIOUS = 2.0
 
 OVERHEAD, ENTRY = {"host": 1e-4, "device": 5e-4}, {"host": 2e-9, "device": 1e-11}
 """Seconds of a recheck: a constant, and per entry of a row; an entry counts d + 8 times for d coordinates."""
-PAIR = {"host": 3e-10, "device": 1e-12}
-"""Seconds that a fast backend takes for one pair of points in one cycle."""
+PAIR = {"host": 8e-11, "device": 1e-12}
+"""Processor seconds for one pair of points in one cycle of the fastest lanes: plain Sinkhorn on cached scores."""
 ON_DEVICE = ("triton", "keops", "ott")
 """Backends that may compute on a GPU; their time is always predicted as on a GPU."""
 CALLERS_OWN = 5e-3
 """Seconds that the library which evaluates a caller's own cost may take to start."""
 
-SMALL_PAIRS, SMALL_WAIT = 2**14, 16
-"""Of problems with fewer pairs of points only every SMALL_WAIT-th is considered, with the time credit of all."""
+LONGEST_WAIT = 16
+"""Results that may pass before one is considered again; it is considered with the time credit of all."""
 
 BLOCK = {"host": 2**18, "device": 2**26}
 """Coordinate differences that are held at once."""
@@ -118,16 +121,16 @@ class Recheck:
 
     def _is_due(self, instance: Instance[Any], outcome: Outcome) -> bool:
         """Whether the time credit of the run pays for a check of this result."""
-        price = price_of(instance)
+        price, cycle = price_of(instance), self._seconds(instance)
         if self._is_first:
-            due = _fraction(outcome) * price <= FIRST * self._count * self._seconds(instance, DEPTH)
+            due = _fraction(outcome) * price <= FIRST * cycle * DEPTH * self._count
         else:
-            self._credit += SHARE * self._seconds(instance, self._cycles)
+            self._credit += SHARE * cycle * self._cycles
             due = self._credit >= price
             self._credit -= price * due
+        # This bookkeeping takes time as well, so results that cannot be due are not considered.
+        self._wait = min(1 + int(max(price - self._credit, 0.0) / (SHARE * cycle * (1 + outcome.depth))), LONGEST_WAIT)
         self._is_first, self._cycles = False, 0
-        # For a small problem even this bookkeeping would exceed its share of the time.
-        self._wait = 1 if math.prod(_shape(instance)[:2]) >= SMALL_PAIRS else SMALL_WAIT
         return due
 
     def check(self, instance: Instance[Any], outcome: Outcome) -> None:
@@ -148,10 +151,10 @@ class Recheck:
                 'backend="reference"'
             )
 
-    def _seconds(self, instance: Instance[Any], depth: int) -> float:
-        """Predict the seconds that a fast backend needs for `depth` cycles of a problem."""
+    def _seconds(self, instance: Instance[Any]) -> float:
+        """Predict the seconds that a fast backend needs for one cycle of a problem."""
         rows, cols, _ = _shape(instance)
-        return depth * rows * cols * PAIR["device" if self._backend in ON_DEVICE else _where(instance)]
+        return rows * cols * PAIR["device" if self._backend in ON_DEVICE else _where(instance)]
 
 
 def _fraction(outcome: Outcome) -> float:

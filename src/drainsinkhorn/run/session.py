@@ -249,14 +249,14 @@ def pick_backend(backend: str | Backend[Any], given: Iterable[Problem[Any]], obs
 
 def pick_acceleration(options: Options, backend: Backend[Any]) -> str:
     """Return the acceleration that was asked for, or the best that the backend offers."""
-    asked, offered = options.accelerate, backend.accelerations
-    if asked == "auto":
+    wanted, offered = options.accelerate, backend.accelerations
+    if wanted == "auto":
         return offered[0]
-    if asked not in offered:
+    if wanted not in offered:
         raise OptionsError(
-            f"accelerate={asked!r} is not offered by backend {backend.name!r}, which has {list(offered)}"
+            f"accelerate={wanted!r} is not offered by backend {backend.name!r}, which has {list(offered)}"
         )
-    return asked
+    return wanted
 
 
 def _warn_of_counts(counts: Mapping[Status, int], solution: Solution[Any] | None) -> None:

@@ -102,8 +102,8 @@ class Solution(Sequence[Result[A]], Generic[A]):
         failed = [i for i, status in enumerate(self.statuses) if status is not Status.CONVERGED]
         if failed:
             named = "; ".join(f"problem {self[i].ticket}: {self[i].message}" for i in failed[:3])
-            more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
-            raise NotConverged(f"{len(failed)} of {len(self)} problems did not converge: {named}{more}")
+            others = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
+            raise NotConverged(f"{len(failed)} of {len(self)} problems did not converge: {named}{others}")
 
     def plot(self, path: str | None = None) -> Any:
         """Draw survival curve, width trace and removed area; returns the figure, saved to `path` if given."""

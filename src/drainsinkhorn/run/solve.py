@@ -59,7 +59,7 @@ def solve(
 
     Args:
         x: Problems, or points: see `problems` for what stacked, shared and ragged inputs look like.
-        y: Points.
+        y: Target points, if x holds source points.
         eps: Entropic strength, a number or one per problem.
         a: Source weights.
         b: Target weights.
@@ -98,21 +98,21 @@ def solve(
     start, init = (init, None) if isinstance(init, str) else ("auto", init)
     options = options.changed(None if each else tol, settings, start)
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if each else None, "chain": chain}
-    given = as_problems(x, y, cost=cost, **columns)
-    given = given if isinstance(given, list) else list(given)
+    waiting = as_problems(x, y, cost=cost, **columns)
+    waiting = waiting if isinstance(waiting, list) else list(waiting)
     from_arrays = y is not None or x is None
-    if from_arrays and given:
-        check_arguments(eps=None, tol=None, cost=given[0].cost, init=options.init, x=None, y=None, a=None, b=None)
+    if from_arrays and waiting:
+        check_arguments(eps=None, tol=None, cost=waiting[0].cost, init=options.init, x=None, y=None, a=None, b=None)
     alike = from_arrays and not any(isinstance(column, (list, tuple)) for column in (x, y, cost))
-    session = Session(given, len(given), backend, options, observe, journal)
-    run, outcomes = LocalRun(session, given, alike=alike), Outcomes()
+    session = Session(waiting, len(waiting), backend, options, observe, journal)
+    run, outcomes = LocalRun(session, waiting, alike=alike), Outcomes()
     with np.errstate(all="ignore"):
         try:
             for ended in run.drain():
                 outcomes.extend(ended)
         except KeyboardInterrupt:
             unrescued = run.unrescued
-            raise Interrupted(run.results(outcomes), len(given), session.ledger, unrescued) from None
+            raise Interrupted(run.results(outcomes), len(waiting), session.ledger, unrescued) from None
         except ContractError as error:
             error.results = run.results(outcomes)
             raise
@@ -130,12 +130,12 @@ class LocalRun:
 
     Args:
         session: The session.
-        given: Its problems.
+        problems: Its problems.
         alike: Whether the problems were made from arrays of one shape. Then a problem that the backend cannot take
             raises: it can take none of them.
     """
 
-    def __init__(self, session: Session, given: Iterable[Problem[Any]], *, alike: bool = False) -> None:
+    def __init__(self, session: Session, problems: Iterable[Problem[Any]], *, alike: bool = False) -> None:
         self.session = session
         self._backend, self._alike = session.backend, alike
         options = session.options
@@ -153,11 +153,11 @@ class LocalRun:
         self._unclaimed: list[Retired] = []
         self._refuted: set[int] = set()
         validation = options.tol, options.audit.margin, options.init
-        self._ready = None if session.has_journal else validate_stack(given, *validation)
-        if self._ready and isinstance(given, list):
-            session.take_all(given)
+        self._ready = None if session.has_journal else validate_stack(problems, *validation)
+        if self._ready and isinstance(problems, list):
+            session.take_all(problems)
         # Arrays on a device are checked together; if one holds NaN or inf, each is checked when its problem is read.
-        self._finite = not self._ready and isinstance(given, list) and finite_on_device(given)
+        self._finite = not self._ready and isinstance(problems, list) and finite_on_device(problems)
         momentum = session.acceleration != "none"
         self._lookahead = options.lookahead if session.count is None else math.inf
         self._policy = Policy(

@@ -362,8 +362,8 @@ def _column_of_lists(name: str, value: Any, ndim: int) -> Column:
 
 def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
     """Return the problems that a caller gave as such, or make them from the caller's arrays."""
-    asked = as_cost(cost)
-    if not isinstance(asked, Cost) or y is not None:
+    resolved = as_cost(cost)
+    if not isinstance(resolved, Cost) or y is not None:
         if columns["eps"] is None:
             raise ProblemError("eps is missing; pass eps=, in units of the cost (for example 0.05 times its median)")
         return problems(x, y, cost=cost, **columns)
@@ -374,7 +374,7 @@ def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> It
     first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
     if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
         raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
-    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (asked != Cost())
+    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (resolved != Cost())
     if extra:
         raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
     return x

@@ -53,8 +53,8 @@ def stream(
         [0, 1, 2, 3, 4]
     """
     options = options.changed(tol, settings, init)
-    given = as_problems(problems, None)
-    return Stream(LocalRun(Session(given, None, backend, options, observe, journal), given))
+    waiting = as_problems(problems, None)
+    return Stream(LocalRun(Session(waiting, None, backend, options, observe, journal), waiting))
 
 
 class Stream(Iterator[Result[Any]]):

@@ -1,4 +1,4 @@
-"""Hostile problems, drawn from a seed, and the ways in which `soak` solves them.
+"""Hostile problems, drawn from a seed.
 
 `problem(seed, index, scope)` draws one problem independently of all others, so seed and index reproduce it. These are
 drawn, each with its own probability:
@@ -18,19 +18,17 @@ drawn, each with its own probability:
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.core.audit import Audit
-from drainsinkhorn.core.options import MODES, ORDERS
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.testing.auditor import form_of
+from drainsinkhorn.testing.settings import Scope, pick
 
 Vector = NDArray[np.float64]
 
@@ -42,103 +40,8 @@ TORCH = (*["float32", "float64"] * 4, *["float16", "bfloat16"] * 2, *WHOLE)
 """Dtypes by library; the usual ones are drawn most often."""
 SMALLEST_TOL, LARGEST_TOL = 1e-12, 0.5
 """Tolerances that are drawn."""
-COMPARED = 0.3
-"""Part of the batches that are solved in a second mode, if they have one."""
 SMALL = 2500
 """Pairs of points up to which the generator computes potentials of its own, for starts and tolerances."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """Ranges to draw problems from, by backend, so that compilation and runs take acceptable time.
-
-    Attributes:
-        largest: Most points on a side.
-        dimensions: Dimensions of points to draw from.
-        sizes: Sizes to draw from; empty: any, log-uniformly.
-        dense: Part of the problems whose cost is a dense matrix.
-        libraries: Array libraries of the arrays: "numpy", "torch".
-        device: Where torch's tensors lie.
-        depths: Depth limits to draw from.
-        batch: Problems of one solve.
-        accelerations: Names of accelerations to draw from.
-        strict_floats: Some batches are solved under `np.errstate(all="raise")`.
-    """
-
-    largest: int = 160
-    dimensions: tuple[int, ...] = (1, 2, 3, 4, 5, 8, 17, 33, 70)
-    sizes: tuple[int, ...] = ()
-    dense: float = 0.25
-    libraries: tuple[str, ...] = ("numpy", "torch")
-    device: str = "cpu"
-    depths: tuple[int, ...] = (1, 3, 20, 60, 120)
-    batch: int = 25
-    accelerations: tuple[str, ...] = ("momentum", "none")
-    strict_floats: bool = True
-
-
-SCOPES: dict[str, Scope] = {
-    "cpu": Scope(),
-    "reference": Scope(),
-    # Triton's interpreter takes milliseconds for a tile, so problems are small.
-    "interpreter": Scope(largest=20, dimensions=(1, 3, 5, 20), depths=(1, 3, 12), batch=10, strict_floats=False),
-    "triton": Scope(device="cuda", batch=50, strict_floats=False),
-    # JAX compiles for every size, KeOps for every dimension.
-    "ott": Scope(sizes=(1, 7, 16, 60), dimensions=(3,), depths=(20, 60), accelerations=("none",), strict_floats=False),
-    "keops": Scope(dimensions=(3,), dense=0.0, depths=(1, 20, 60), strict_floats=False),
-}
-"""What each backend is given; "interpreter" is Triton without a CUDA device."""
-
-
-class Setting(NamedTuple):
-    """How a batch is solved: keywords of `solve`, and whether NumPy raises where it would warn."""
-
-    options: dict[str, Any]
-    raises: bool = False
-
-
-def available(scope: Scope) -> Scope:
-    """The scope without libraries that are not installed."""
-    found = tuple(name for name in scope.libraries if importlib.util.find_spec(name) is not None)
-    return replace(scope, libraries=found)
-
-
-def setting(seed: int, batch: int, scope: Scope) -> Setting:
-    """How batch number `batch` of a seed is solved."""
-    rng = np.random.default_rng([seed, batch, 2])
-    mode = _pick(rng, tuple(MODES))
-    audit = Audit(
-        every=_pick(rng, (None, None, 1, 3, 8)),
-        first_passage=bool(rng.random() < 0.85),
-        screen=_pick(rng, ("free", "free", "free", "row", "none")),
-        batched=bool(rng.random() < 0.8),
-        margin=_pick(rng, (1.0, 1.0, 1.0, 0.5)),
-    )
-    options = {
-        "mode": mode,
-        "width": _pick(rng, (None, None, 2, 7, 16)),
-        "max_depth": _pick(rng, scope.depths),
-        "audit": audit,
-        "certify": _pick(rng, ("auto", "auto", "always")),
-        "accelerate": _pick(rng, scope.accelerations),
-        "rescue": bool(rng.random() < 0.7),
-        "order": _pick(rng, ORDERS),
-    }
-    return Setting(options, scope.strict_floats and bool(rng.random() < 0.2))
-
-
-def other_mode(seed: int, batch: int, first: Setting) -> Setting | None:
-    """Another way to solve a batch that must give the same bits on a bitwise backend, for a part of the batches.
-
-    There is none for static, which runs lanes past their first passage, nor without first passage, where audit times
-    decide where lanes leave.
-    """
-    rng = np.random.default_rng([seed, batch, 3])
-    if rng.random() > COMPARED or first.options["mode"] == "static" or not first.options["audit"].first_passage:
-        return None
-    mode = _pick(rng, tuple(name for name in MODES if name not in ("static", first.options["mode"])))
-    audit = replace(first.options["audit"], every=_pick(rng, (None, 1, 5)))
-    return Setting({**first.options, "mode": mode, "width": _pick(rng, (None, 3, 16)), "audit": audit})
 
 
 def block_of(index: int) -> range:
@@ -150,10 +53,6 @@ def block_of(index: int) -> range:
 def problem(seed: int, index: int, scope: Scope) -> Problem[Any]:
     """The problem of this number."""
     return _Draw(seed, index, scope).problem()
-
-
-def _pick(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
-    return choices[int(rng.integers(len(choices)))]
 
 
 @dataclass
@@ -182,16 +81,16 @@ class _Draw:
     def problem(self) -> Problem[Any]:
         rng, shared = self.rng, self.shared
         n, m = self._size(), self._size()
-        self.library = _pick(shared, self.scope.libraries)
-        self.dtype = _pick(shared, NUMPY if self.library == "numpy" else TORCH)
+        self.library = pick(shared, self.scope.libraries)
+        self.dtype = pick(shared, NUMPY if self.library == "numpy" else TORCH)
         parts = self._dense(n, m) if shared.random() < self.scope.dense else self._between_points(n, m)
         with np.errstate(all="ignore"):
             cost = _costs(parts)
             eps = self._eps(cost)
             a, b = self._weights(n, m)
             # The library will normalise these.
-            given = (np.ones(size) if w is None else _plain(w) for w, size in ((a, n), (b, m)))
-            rows, cols = (w / w.sum() for w in given)
+            weights = (np.ones(size) if w is None else _plain(w) for w, size in ((a, n), (b, m)))
+            rows, cols = (w / w.sum() for w in weights)
             tol = self._tol(cost, rows, cols, eps)
             init = self._start(cost, rows, cols, eps, tol)
         drawn = Problem(eps=eps, a=a, b=b, tol=tol, init=init, chain=self.chain, **parts)
@@ -199,9 +98,9 @@ class _Draw:
 
     def _size(self) -> int:
         if self.scope.sizes:
-            return _pick(self.shared, self.scope.sizes)
+            return pick(self.shared, self.scope.sizes)
         edge = self.shared.random() < 0.2
-        size = _pick(self.shared, (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129)) if edge else 0
+        size = pick(self.shared, (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129)) if edge else 0
         largest = self.scope.largest
         return size if 0 < size <= largest else round(math.exp(self.shared.uniform(0, math.log(largest))))
 
@@ -209,7 +108,7 @@ class _Draw:
 
     def _between_points(self, n: int, m: int) -> dict[str, Any]:
         shared, rng = self.shared, self.rng
-        d = _pick(shared, self.scope.dimensions)
+        d = pick(shared, self.scope.dimensions)
         both = self._geometry(n, m, d)
         if self.chain is not None and rng.random() < 0.5:
             both += 0.01 * rng.normal(size=both.shape)
@@ -219,9 +118,9 @@ class _Draw:
             both += np.abs(both).max() * 10 ** shared.uniform(-1, 6) * shared.normal(size=d)
         elif kind < 0.4:
             both *= 10 ** (shared.uniform(-150, 150) if self.dtype == "float64" else shared.uniform(-30, 30))
-        name = _pick(shared, ("sqeuclidean", "sqeuclidean", "euclidean", "cosine"))
-        both = _fitted(both, self.dtype)
-        if name == "cosine":
+        name = pick(shared, ("sqeuclidean", "sqeuclidean", "euclidean", "cosine"))
+        both = _fit(both, self.dtype)
+        if form_of(name).directions:
             both[~both.any(axis=1)] = 1
         cost: Any = name if shared.random() < 0.7 else Cost(name, float(10 ** shared.uniform(-4, 4)))
         return {"x": self._array(both[:n]), "y": self._array(both[n:]), "cost": cost}
@@ -229,7 +128,7 @@ class _Draw:
     def _geometry(self, n: int, m: int, d: int) -> Vector:
         shared = self.shared
         both = shared.normal(size=(n + m, d))
-        kind = _pick(shared, ("cloud", "cloud", "shifted", "clusters", "line", "copies", "equal", "point", "outlier"))
+        kind = pick(shared, ("cloud", "cloud", "shifted", "clusters", "line", "copies", "equal", "point", "outlier"))
         if kind == "shifted":
             both[n:] += 3 * shared.normal(size=d)
         elif kind == "clusters":
@@ -248,7 +147,7 @@ class _Draw:
 
     def _dense(self, n: int, m: int) -> dict[str, Any]:
         shared = self.shared
-        kind = _pick(shared, ("uniform", "distance", "signed", "constant", "spread", "forbidden", "offset", "ranks"))
+        kind = pick(shared, ("uniform", "distance", "signed", "constant", "spread", "forbidden", "offset", "ranks"))
         cost = shared.random((n, m))
         if kind == "distance":
             cost = np.abs(shared.normal(size=(n, 1)) - shared.normal(size=m))
@@ -265,7 +164,7 @@ class _Draw:
         elif kind == "ranks":
             cost = np.subtract.outer(np.arange(n), np.arange(m)) ** 2.0
         cost = cost * 10 ** shared.uniform(-3, 3)
-        return {"cost": self._array(_fitted(cost, self.dtype))}
+        return {"cost": self._array(_fit(cost, self.dtype))}
 
     def _array(self, values: Vector) -> Any:
         """The values in the library and dtype of the problem, some of them in an unusual layout."""
@@ -315,7 +214,7 @@ class _Draw:
 
     def _mass(self, size: int) -> Vector:
         rng = self.rng
-        kind = _pick(rng, ("uniform", "random", "softmax", "decades", "denormal", "zeros", "one", "counts"))
+        kind = pick(rng, ("uniform", "random", "softmax", "decades", "denormal", "zeros", "one", "counts"))
         weights = np.ones(size)
         if kind == "random":
             weights = rng.random(size) + 1e-9
@@ -339,7 +238,7 @@ class _Draw:
     def _short(self, weights: Vector) -> Any:
         """Weights in some dtype, if that leaves them usable."""
         names = ("float64", "float64", "float32", "float16")
-        name = _pick(self.rng, names)
+        name = pick(self.rng, names)
         rounded = weights.astype(name)
         total = rounded.astype(np.float64).sum()
         fits = np.isfinite(total) and abs(total - math.fsum(weights)) <= 1e-6 * math.fsum(weights)
@@ -359,7 +258,7 @@ class _Draw:
             if SMALLEST_TOL <= edge <= LARGEST_TOL:
                 return float(edge)
         if kind < 0.7:
-            return _pick(rng, (0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-6))
+            return pick(rng, (0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-6))
         return float(10 ** rng.uniform(math.log10(SMALLEST_TOL), math.log10(LARGEST_TOL)))
 
     # Starts.
@@ -369,7 +268,7 @@ class _Draw:
         n, m = cost.shape
         kind = rng.random()
         if kind < 0.4:
-            return _pick(rng, (None, None, "auto", "zero"))
+            return pick(rng, (None, None, "auto", "zero"))
         unit = float(np.median(np.abs(cost[np.isfinite(cost)]))) if np.isfinite(cost).any() else 1.0
         f, g = np.zeros(n), np.zeros(m)
         if kind < 0.6:
@@ -382,7 +281,7 @@ class _Draw:
         if rng.random() < 0.6:
             shift = self._shift(eps, tol)
             f, g = f + shift, g - shift
-        name = _pick(rng, ("float64", "float64", "float32"))
+        name = pick(rng, ("float64", "float64", "float32"))
         pair = [p.astype(name) if np.isfinite(p.astype(name)).all() else p for p in (f, g)]
         if self.library == "torch" and rng.random() < 0.7:
             import torch
@@ -396,12 +295,12 @@ class _Draw:
         sign = rng.choice([-1.0, 1.0])
         if rng.random() < 0.4:
             return float(sign * 10 ** rng.uniform(0, 300))
-        bearable = eps * tol * _pick(rng, (2.0**24, 2.0**53)) * 10 ** rng.uniform(-3, 2)
+        bearable = eps * tol * pick(rng, (2.0**24, 2.0**53)) * 10 ** rng.uniform(-3, 2)
         return float(sign * min(bearable, 1e300))
 
     def _garbage(self, size: int) -> Vector:
         rng = self.rng
-        kind = _pick(rng, ("huge", "wild", "largest", "denormal", "one", "nan", "inf"))
+        kind = pick(rng, ("huge", "wild", "largest", "denormal", "one", "nan", "inf"))
         values = rng.normal(size=size)
         if kind == "huge":
             return values * 10 ** rng.uniform(10, 300)
@@ -422,8 +321,8 @@ class _Draw:
         rng, n = self.rng, len(drawn.x if drawn.x is not None else drawn.cost)  # type: ignore[arg-type]
         size = np.ones(n)
         wrong: list[dict[str, Any]] = [
-            {"eps": _pick(rng, (0.0, -1.0, math.nan, math.inf, "auto", None))},
-            {"tol": _pick(rng, (0.0, -1.0, math.nan, math.inf, "small"))},
+            {"eps": pick(rng, (0.0, -1.0, math.nan, math.inf, "auto", None))},
+            {"tol": pick(rng, (0.0, -1.0, math.nan, math.inf, "small"))},
             {"a": -size},
             {"a": 0 * size},
             {"a": math.nan * size},
@@ -440,10 +339,10 @@ class _Draw:
             {"cost": "unheard of"},
             {"cost": object()},
         ]
-        return replace(drawn, **_pick(rng, wrong))
+        return replace(drawn, **pick(rng, wrong))
 
 
-def _fitted(values: Vector, dtype: str) -> Vector:
+def _fit(values: Vector, dtype: str) -> Vector:
     """Values that the dtype holds: integers spread over its range, floats clipped to it."""
     if dtype == "bool":
         return (values > np.median(values)).astype(np.float64)
@@ -451,8 +350,8 @@ def _fitted(values: Vector, dtype: str) -> Vector:
         largest = float(np.abs(values).max()) or 1.0
         bits = int(dtype.removeprefix("u").removeprefix("int"))
         most = float(min(2 ** (bits - 1) - 1, 2**40))
-        found = np.round(values / largest * most)
-        return np.abs(found) if dtype.startswith("u") else found
+        integers = np.round(values / largest * most)
+        return np.abs(integers) if dtype.startswith("u") else integers
     most = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38}.get(dtype, 1e300)
     return np.clip(values, -most, most)
 
@@ -469,14 +368,13 @@ def _costs(parts: dict[str, Any]) -> Vector:
     cost = parts["cost"]
     if "x" not in parts:
         return _plain(cost)
-    kind, scale = (cost.kind, cost.scale) if isinstance(cost, Cost) else (cost, 1.0)
-    x, y = _plain(parts["x"]), _plain(parts["y"])
-    if kind == "cosine":
+    form, x, y = form_of(cost), _plain(parts["x"]), _plain(parts["y"])
+    if form.directions:
         x, y = (p / np.linalg.norm(p, axis=1, keepdims=True) for p in (x, y))
     total = np.zeros((len(x), len(y)))
     for k in range(x.shape[1]):
         total += (x[:, k, None] - y[None, :, k]) ** 2
-    return scale * (np.sqrt(total) if kind == "euclidean" else total / 2 if kind == "cosine" else total)
+    return form.scale * (np.sqrt(total) if form.root else total / form.divisor)
 
 
 def _sinkhorn(cost: Vector, a: Vector, b: Vector, eps: float, cycles: int) -> tuple[Vector, Vector]:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.backends import choose, load
+from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.options import MODES
-from drainsinkhorn.core.protocol import Backend, Progress, Spent
+from drainsinkhorn.core.protocol import Backend, Progress
 from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
@@ -77,86 +78,42 @@ def profile_width_cost(
     ladder = tuple(sorted(set(widths)))
     if not ladder or not all(isinstance(w, int) and w >= 1 for w in ladder) or not seconds > 0:
         raise OptionsError(f"widths must be integers of at least 1 and seconds positive, got {widths}, {seconds}")
-    picked = _picked(backend, accelerate)
-    made = list(problems or clouds(shape, ladder[-1], eps))
-    given = [made[place % len(made)] for place in range(ladder[-1])]
-    lanes = [validate(problem, tol) for problem in given]
-    picked.prepare(lanes)
-    trials = _Trials(picked, _settled(picked, given, lanes), tol, accelerate, ladder)
+    chosen = _choose(backend, accelerate)
+    kinds = list(problems or clouds(shape, ladder[-1], eps))
+    measured = [kinds[place % len(kinds)] for place in range(ladder[-1])]
+    lanes = [validate(problem, tol) for problem in measured]
+    chosen.prepare(lanes)
+    trials = _Trials(chosen, _with_later_starts(chosen, measured, lanes), tol, accelerate, ladder)
     trials.repeat(0.65 * seconds)
     cycle, call, lockstep = trials.curves()
-    pack, cold = _openings(picked, lanes, ladder, [b + SETTLED * c for b, c in zip(call, cycle, strict=True)], seconds)
+    pack, cold = _openings(chosen, lanes, ladder, [b + SETTLED * c for b, c in zip(call, cycle, strict=True)], seconds)
     outside, audit = trials.outside()
-    top = picked.pack(lanes)
-    # A screen comes after cycles: on lanes that have just been opened it can cost many times as much.
-    top.advance(SETTLED, [-math.inf] * len(lanes))
-
-    def screened(count: int) -> object:
-        return top.screen(range(count))
-
+    frozen = _frozen(chosen, lanes, ladder, 0.1 * seconds)
+    screen, repack = _pack_prices(chosen, lanes, 0.05 * seconds)
     return WidthCost(
-        backend=picked.name,
-        shape=shape,
-        widths=ladder,
-        cycle=cycle,
-        call=call,
-        lockstep=lockstep,
-        frozen=_frozen(picked, lanes, ladder, 0.1 * seconds),
-        # And it mostly comes after one of the same lanes, for which a backend may have made something ready.
-        screen=_price(screened, screened, ladder[-1], 0.05 * seconds),
-        verify=trials.price("verify"),
-        emit=trials.price("emit"),
-        pack=pack,
-        cold=cold,
-        repack=_price(
-            lambda count: top.repack(range(count)), lambda _: top.repack([], lanes), ladder[-1], 0.05 * seconds
-        ),
-        outside=outside,
-        audit=audit,
-    )
+        backend=chosen.name, shape=shape, widths=ladder, cycle=cycle, call=call, lockstep=lockstep, frozen=frozen,
+        cold=cold, screen=screen, verify=trials.price("verify"), emit=trials.price("emit"), pack=pack, repack=repack,
+        outside=outside, audit=audit,
+    )  # fmt: skip
 
 
-def _picked(backend: str | Backend[Any], accelerate: str) -> Backend[Any]:
-    picked = choose()[0] if backend == "auto" else load(backend) if isinstance(backend, str) else backend
-    if accelerate not in picked.accelerations:
-        raise OptionsError(f"accelerate={accelerate!r} is not offered by {picked.name!r}: {list(picked.accelerations)}")
-    return picked.using(accelerate)
+def _choose(backend: str | Backend[Any], accelerate: str) -> Backend[Any]:
+    chosen = choose()[0] if backend == "auto" else load(backend) if isinstance(backend, str) else backend
+    if accelerate not in chosen.accelerations:
+        raise OptionsError(f"accelerate={accelerate!r} is not offered by {chosen.name!r}: {list(chosen.accelerations)}")
+    return chosen.using(accelerate)
 
 
-class _Endless:
+class _Endless(WrappedBackend):
     """A backend whose lanes never pass before their depth limit, so that a run has exactly the cycles asked for."""
 
-    def __init__(self, backend: Backend[Any]) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def pack(self, instances: Sequence[Instance[Any]]) -> Any:
-        return _EndlessPack(self._backend.pack(instances))
-
-    def using(self, acceleration: str) -> _Endless:
-        return _Endless(self._backend.using(acceleration))
+    def pack(self, instances: Sequence[Instance[Any]]) -> _EndlessPack:
+        return _EndlessPack(self.inner.pack(instances))
 
 
-class _EndlessPack:
-    def __init__(self, pack: Any) -> None:
-        self._pack = pack
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pack, name)
-
-    # Read in every turn of the loop, so they must not take the way above.
-    @property
-    def width(self) -> int:
-        return self._pack.width
-
-    @property
-    def spent(self) -> Spent:
-        return self._pack.spent
-
+class _EndlessPack(WrappedPack):
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
-        progress = self._pack.advance(cycles, [-math.inf] * len(stops), lockstep=lockstep)
+        progress = self.inner.advance(cycles, [-math.inf] * len(stops), lockstep=lockstep)
         return Progress(progress.depths, [math.inf] * len(stops))
 
 
@@ -176,14 +133,14 @@ class _Trials:
     def __init__(
         self,
         backend: Backend[Any],
-        given: Sequence[Problem[Any]],
+        problems: Sequence[Problem[Any]],
         tol: float,
         accelerate: str,
         widths: Sequence[int],
     ) -> None:
-        self._backend, self._given, self._tol, self._accelerate = _Endless(backend), given, tol, accelerate
+        self._backend, self._problems, self._tol, self._accelerate = _Endless(backend), problems, tol, accelerate
         self._widths = widths
-        self._found: dict[tuple[str, int], list[_Trial]] = {}
+        self._trials: dict[tuple[str, int], list[_Trial]] = {}
         self._depth = 4 * OFTEN
 
     def repeat(self, seconds: float) -> None:
@@ -192,7 +149,7 @@ class _Trials:
         self._round()
         once = (time.perf_counter() - start) / self._depth
         self._depth = OFTEN * max(4, min(64, int(seconds / (2 * ROUNDS * once)) // OFTEN))
-        self._found.clear()
+        self._trials.clear()
         rounds = 0
         while rounds < ROUNDS or time.perf_counter() - start < seconds:
             self._round()
@@ -205,14 +162,14 @@ class _Trials:
                 ("long", "compact", self._depth),
                 ("step", "static", OFTEN),
             ):
-                self._found.setdefault((kind, width), []).append(self._run(width, mode, every))
+                self._trials.setdefault((kind, width), []).append(self._run(width, mode, every))
 
     def _run(self, width: int, mode: str, every: int) -> _Trial:
         start = time.perf_counter()
         solution = solve(
-            list(self._given[:width]),
+            list(self._problems[:width]),
             tol=self._tol,
-            backend=self._backend,  # type: ignore[arg-type]
+            backend=self._backend,
             mode=MODES[mode],
             width=width,
             audit=Audit(every=every),
@@ -226,7 +183,7 @@ class _Trials:
         return _Trial(ledger.seconds, outside, ledger.audits, ledger.screened)
 
     def _median(self, kind: str, width: int, verb: str) -> float:
-        return typical(trial.seconds.get(verb, 0.0) for trial in self._found[kind, width])
+        return typical(trial.seconds.get(verb, 0.0) for trial in self._trials[kind, width])
 
     def curves(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
         """`c(A)`, the cost of a call, and what a cycle in lockstep costs more; one number per width."""
@@ -245,26 +202,26 @@ class _Trials:
     def outside(self) -> tuple[Price, Price]:
         """What a solve spends beside its verbs: fixed and per problem; per audit and per lane looked at."""
         rows, seconds = list[tuple[float, ...]](), list[float]()
-        for (kind, width), trials in self._found.items():
+        for (kind, width), trials in self._trials.items():
             if kind != "step":
                 rows.append((1.0, width, trials[0].audits, trials[0].screened))
                 seconds.append(typical(trial.outside for trial in trials))
-        found = _nonnegative(np.array(rows), np.array(seconds))
-        return Price(found[0], found[1]), Price(found[2], found[3])
+        prices = _nonnegative(np.array(rows), np.array(seconds))
+        return Price(prices[0], prices[1]), Price(prices[2], prices[3])
 
 
 def _nonnegative(rows: Any, seconds: Any) -> list[float]:
     """Least squares; a column whose price would be negative is left out, and the others are fitted again."""
     columns = list(range(rows.shape[1]))
     while True:
-        found = np.linalg.lstsq(rows[:, columns], seconds, rcond=None)[0]
-        kept = [column for column, value in zip(columns, found, strict=True) if value >= 0]
-        if len(kept) == len(columns):
+        fitted = np.linalg.lstsq(rows[:, columns], seconds, rcond=None)[0]
+        nonnegative = [column for column, value in zip(columns, fitted, strict=True) if value >= 0]
+        if len(nonnegative) == len(columns):
             prices = [0.0] * rows.shape[1]
-            for column, value in zip(columns, found, strict=True):
+            for column, value in zip(columns, fitted, strict=True):
                 prices[column] = float(value)
             return prices
-        columns = kept
+        columns = nonnegative
 
 
 def _fit(lanes: Sequence[int], seconds: Sequence[float]) -> Price:
@@ -275,7 +232,7 @@ def _fit(lanes: Sequence[int], seconds: Sequence[float]) -> Price:
     return Price(call, lane)
 
 
-def _clocked(call: Callable[[], object]) -> float:
+def _seconds_of(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -289,18 +246,33 @@ def _price(call: Callable[[int], object], before: Callable[[int], object], wides
     while len(times[lanes[0]]) < 3 or time.perf_counter() < until:
         for count in lanes:
             before(count)
-            times[count].append(_clocked(partial(call, count)))
+            times[count].append(_seconds_of(partial(call, count)))
     return _fit(lanes, [typical(times[count]) for count in lanes])
 
 
-def _settled(
-    backend: Backend[Any], given: Sequence[Problem[Any]], lanes: Sequence[Instance[Any]]
+def _pack_prices(backend: Backend[Any], lanes: Sequence[Instance[Any]], seconds: float) -> tuple[Price, Price]:
+    """Prices of a screen and of a repack."""
+    pack = backend.pack(lanes)
+    # A screen comes after cycles: on lanes that have just been opened it can cost many times as much.
+    pack.advance(SETTLED, [-math.inf] * len(lanes))
+
+    def screen(count: int) -> object:
+        return pack.screen(range(count))
+
+    # It mostly comes after a screen of the same lanes, for which a backend may have prepared something.
+    screens = _price(screen, screen, len(lanes), seconds)
+    repacks = _price(lambda count: pack.repack(range(count)), lambda _: pack.repack([], lanes), len(lanes), seconds)
+    return screens, repacks
+
+
+def _with_later_starts(
+    backend: Backend[Any], problems: Sequence[Problem[Any]], lanes: Sequence[Instance[Any]]
 ) -> list[Problem[Any]]:
     """The problems, started from potentials some cycles on: first cycles are dearer and are priced apart."""
     pack = backend.pack(lanes)
     pack.advance(SETTLED, [-math.inf] * len(lanes))
     emitted = pack.emit(range(len(lanes)))
-    return [replace(problem, init=emitted.potentials(lane)) for lane, problem in enumerate(given)]
+    return [replace(problem, init=emitted.potentials(lane)) for lane, problem in enumerate(problems)]
 
 
 def _openings(
@@ -319,7 +291,7 @@ def _openings(
             start = time.perf_counter()
             pack = backend.pack(lanes[:width])
             opening[width].append(time.perf_counter() - start)
-            first[width].append(_clocked(partial(pack.advance, SETTLED, [-math.inf] * width)))
+            first[width].append(_seconds_of(partial(pack.advance, SETTLED, [-math.inf] * width)))
     extra = [max(0.0, typical(first[width]) - cost) for width, cost in zip(widths, later, strict=True)]
     return _fit(widths, [typical(opening[width]) for width in widths]), _fit(widths, extra)
 
@@ -334,7 +306,7 @@ def _frozen(
         packs[1].freeze(range(width // 2))
         until, times = time.perf_counter() + seconds / len(widths), ([], [])
         while len(times[0]) < 3 or time.perf_counter() < until:
-            for pack, found in zip(packs, times, strict=True):
-                found.append(_clocked(partial(pack.advance, 4, [-math.inf] * width, lockstep=True)))
+            for pack, laps in zip(packs, times, strict=True):
+                laps.append(_seconds_of(partial(pack.advance, 4, [-math.inf] * width, lockstep=True)))
         extra.append(max(0.0, typical(times[1]) - typical(times[0])) / 4)
     return tuple(extra)

@@ -18,13 +18,13 @@ from drainsinkhorn.backends.cpu.loading import extent
 from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
-from drainsinkhorn.backends.scores import UNSAMPLED, unsampled
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
+from drainsinkhorn.numerics.rounding import UNSAMPLED, unsampled
 from drainsinkhorn.numerics.starts import start
 from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride
 

@@ -1,4 +1,4 @@
-"""A pack of lanes laid end to end. A kernel is as wide as the blocks it is given, so narrower needs no copy."""
+"""A pack of lanes end to end in one array per quantity. KeOps reduces the blocks of the lanes that are advanced."""
 
 # pyright: basic
 
@@ -14,60 +14,83 @@ import numpy as np
 import torch
 
 from drainsinkhorn.backends.certificate import certificates
+from drainsinkhorn.backends.cost_sizes import cost_sizes, samples
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
+from drainsinkhorn.backends.keops.loading import load_arrays
+from drainsinkhorn.backends.keops.precision import Arithmetic
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
-from drainsinkhorn.backends.scores import UNSAMPLED, Scores, samples, scores, unsampled
+from drainsinkhorn.backends.lanes import CyclePack
 from drainsinkhorn.backends.support import Support, restrict
-from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
+from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import UNKNOWN, Residual, Residuals
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import unit_rows
 from drainsinkhorn.numerics.memory import memory_errors
-from drainsinkhorn.numerics.starts import start
-from drainsinkhorn.numerics.update import PLAIN, Momentum
+from drainsinkhorn.numerics.residual import residual
+from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, unsampled
+from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment, update
 
-UNIT = 2.0**-53
-SINGLE = 2.0**-22
-"""Band below which no comparison of float32 with float64 is trusted."""
 SAMPLES = 32
-SAFETY = 4.0
-"""Factor on the mean error of the rows compared, which bounds what they do to an L1 residual."""
+"""Rows, and columns, of a lane that are compared with float64."""
 
 Span = tuple[int, int]
 
 
-class How(NamedTuple):
-    """How lanes are computed; lanes that share it share packs.
+class Side(NamedTuple):
+    """One side of all lanes.
 
     Attributes:
-        kind: A cost by distances, or a Formula.
-        dim: Coordinates.
-        single: float32, else float64.
-        device: Where.
+        axis: 1 for rows, 0 for columns: the axis over which KeOps sums.
+        span: Attribute of a lane with the range of its points, and the name of their number.
+        points: Name of its points in float64.
+        weights: Name of its weights.
+        scale: Name of the factors of a Formula's costs.
+        vectors: Names of all arrays with one row per point.
     """
 
-    kind: Any
-    dim: int
-    single: bool
-    device: str
+    axis: int
+    span: str
+    points: str
+    weights: str
+    scale: str
+    vectors: tuple[str, ...]
 
-    @property
-    def dtype(self) -> Any:
-        """Of the reduction; potentials are float64."""
-        return torch.float32 if self.single else torch.float64
+
+ROWS = Side(1, "rows", "x", "a", "scale_x", ("short_x", "x", "a", "f", "next", "before", "scale_x", "owner"))
+COLS = Side(0, "cols", "y", "b", "scale_y", ("short_y", "y", "b", "g", "scale_y"))
+SIDES = (ROWS, COLS)
+"""Both sides. "next" are the log marginal ratios of the next f-leg, "before" the x of the last update of f; in "owner"
+every row of a lane has the lane's number. Potentials are in nats."""
 
 
 @dataclass
 class Lane:
-    """One problem and where it stands."""
+    """One problem and its progress.
+
+    Attributes:
+        instance: The problem.
+        number: A number of its own, which is among its arrays and moves with them.
+        inner: The problem on the points that carry weight.
+        support: Which points carry weight; None: all.
+        rounding: `Arithmetic.rounding` of the problem.
+        momentum: Decides its strides; None: all are plain.
+        samples: Indices of its sampled points, by the span of a side.
+        rows: Range of its rows in the arrays.
+        cols: Range of its columns.
+        depth: Cycles that were run.
+        error: Row residual, without its rounding bound.
+        band: Rounding bound of the row residual.
+        along: `alignment` of the next f-leg.
+        broken: True once a state was not finite.
+        frozen: True if it no longer changes.
+    """
 
     instance: Instance[Any]
     number: int
     inner: Instance[Any]
     support: Support | None
-    scores: Scores
+    rounding: float
     momentum: Momentum | None
     samples: dict[str, Any]
     rows: Span = (0, 0)
@@ -75,36 +98,35 @@ class Lane:
     depth: int = 0
     error: float = math.inf
     band: float = math.inf
+    along: float = 0.0
     broken: bool = False
     frozen: bool = False
 
     @property
     def stale(self) -> float:
-        """Residual of the rows, band included."""
+        """Row residual with its rounding bound."""
         return math.nan if self.broken else self.error + self.band
 
+    def stride(self) -> Stride:
+        """Step and beta of the next f-leg."""
+        return PLAIN if self.momentum is None else self.momentum.stride(self.error, self.along)
 
-SIDES = ("x", "y")
-VECTORS = {
-    "x": ("short_x", "x", "a", "f", "next", "before", "scale_x", "owner"),
-    "y": ("short_y", "y", "b", "g", "scale_y"),
-}
-"""Arrays with one row per point of a side. In "owner" every row of a lane has the lane's number."""
+
 _numbers = itertools.count()
 
 
-class KeopsPack(Counted):
-    """Lanes of one How.
+class KeopsPack(CyclePack):
+    """Lanes that share an arithmetic.
 
     Args:
-        instances: What to open with.
-        how: How they are computed.
-        momentum: Whether lanes take long steps.
+        instances: The problems of the first lanes.
+        arithmetic: How lanes are computed.
+        momentum: True to use momentum on f.
     """
 
-    def __init__(self, instances: Sequence[Instance[Any]], how: How, *, momentum: bool = False) -> None:
-        self._how, self._momentum = how, momentum
-        self._device = torch.device(how.device)
+    def __init__(self, instances: Sequence[Instance[Any]], arithmetic: Arithmetic, *, momentum: bool = False) -> None:
+        self._arithmetic, self._momentum = arithmetic, momentum
+        self._device = torch.device(arithmetic.device)
         self._lanes: list[Lane] = []
         self._arrays: dict[str, Any] = {}
         self._slots = 0
@@ -112,139 +134,129 @@ class KeopsPack(Counted):
         self.repack([], instances)
 
     @memory_errors()
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
-        """One cycle after the other, for the lanes that are neither frozen nor held."""
-        frozen = [i for i, lane in enumerate(self._lanes) if lane.frozen]
-        moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
-        for _ in range(cycles):
-            if not moving:
-                break
-            self._cycle(moving, frozen)
-            self._slots += len(moving) + len(frozen)
-            self._legs += 2 * (len(moving) + len(frozen))
-            held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
-            moving = [] if lockstep and held else [i for i in moving if i not in held]
-        return Progress([lane.depth for lane in self._lanes], [lane.stale for lane in self._lanes])
-
     def _cycle(self, moving: Sequence[int], frozen: Sequence[int]) -> None:
-        """Apply the pending f-leg, run the g-leg, measure the next f-leg; of frozen lanes the outcome is discarded."""
-        has, executed = self._arrays, [*moving, *frozen]
-        ranges = self._blocks(executed)
-        strides = {i: self._stride(i) for i in moving}
-        step, beta = (self._per_row([strides.get(i, PLAIN)[k] for i in range(len(self._lanes))]) for k in (0, 1))
-        x = has["f"] - step * has["next"]
-        f = x + beta * (x - has["before"])
-        ratio = has["g"] + self._leg(f, has["g"], 0, ranges)
-        g = has["g"] - ratio
-        after = f + self._leg(f, g, 1, ranges)
-        rows, cols = self._places(moving)
-        bad_f, bad_g = ~(torch.isfinite(f) & torch.isfinite(after)), ~torch.isfinite(g)
-        told = torch.stack(
+        """Apply the pending f-leg, run the g-leg, measure the next f-leg; discard the outcome of frozen lanes.
+
+        Both legs are applied by `numerics.update.update`, with potentials in nats.
+        """
+        arrays, ranges = self._arrays, self._blocks([*moving, *frozen])
+        f, x = update(arrays["f"], arrays["next"], 1.0, self._strides(moving), arrays["before"])
+        col_ratios = arrays["g"] + self._leg(COLS, f, ranges)
+        g, _ = update(arrays["g"], col_ratios, 1.0)
+        row_ratios = f + self._leg(ROWS, g, ranges)
+        bad_f, bad_g = ~(torch.isfinite(f) & torch.isfinite(row_ratios)), ~torch.isfinite(g)
+        sums = torch.stack(
             [
-                self._sums(bad_f.double(), "rows") + self._sums(bad_g.double(), "cols"),
-                self._sums(has["a"] * torch.expm1(after).abs(), "rows"),
-                self._sums(has["b"] * torch.expm1(ratio).abs(), "cols"),
-                self._sums(-has["a"] * after * (f - x), "rows"),
+                self._sums(ROWS, bad_f.double()) + self._sums(COLS, bad_g.double()),
+                self._residuals(ROWS, row_ratios),
+                self._residuals(COLS, col_ratios),
+                alignment(arrays["a"], row_ratios, f, x, lambda terms: self._sums(ROWS, terms)),
             ]
         ).T.tolist()
-        broken = [i for i in moving if told[i][0] > 0]
-        if broken:
-            rows, cols = self._places([i for i in moving if i not in broken])
-        for name, new in (("f", f), ("before", x), ("next", after)):
-            has[name][rows] = new[rows]
-        has["g"][cols] = g[cols]
+        broken = {i for i in moving if sums[i][0] > 0}
+        rows, cols = self._places([i for i in moving if i not in broken])
+        for name, new in (("f", f), ("before", x), ("next", row_ratios)):
+            arrays[name][rows] = new[rows]
+        arrays["g"][cols] = g[cols]
         for i in moving:
             lane = self._lanes[i]
             lane.depth += 1
             lane.broken = lane.broken or i in broken
             if not lane.broken:
                 if lane.momentum is not None and lane.momentum.rows_exact:
-                    lane.momentum.measured_columns(told[i][2])
-                lane.error, self._along[i] = told[i][1], told[i][3]
+                    lane.momentum.measured_columns(sums[i][2])
+                lane.error, lane.along = sums[i][1], sums[i][3]
         # At depths that do not depend on the calls, so that neither does a lane's first passage.
-        self._sample([i for i in moving if self._lanes[i].depth & (self._lanes[i].depth - 1) == 0])
+        self._bound([i for i in moving if self._lanes[i].depth & (self._lanes[i].depth - 1) == 0])
 
-    def _stride(self, i: int) -> tuple[float, float]:
-        lane = self._lanes[i]
-        return PLAIN if lane.momentum is None else lane.momentum.stride(lane.error, self._along[i])
+    def _strides(self, moving: Sequence[int]) -> Stride:
+        """Step and beta of every row; those of lanes that do not move are plain."""
+        strides = [PLAIN] * len(self._lanes)
+        for i in moving:
+            strides[i] = self._lanes[i].stride()
+        each = torch.tensor(strides, dtype=torch.float64, device=self._device)
+        return Stride(*torch.repeat_interleave(each, self._lengths["rows"], 0).unbind(1))
 
-    def _leg(self, f: Any, g: Any, axis: int, ranges: Any) -> Any:
-        """`logsumexp` of one side in nats, so that the side's own potential plus it is the log of its ratio."""
-        has = self._arrays
-        summed, weights, scale = (g, has["b"], "scale_y") if axis == 1 else (f, has["a"], "scale_x")
-        s = None if self._how.kind.distances is not None else has[scale]
-        return reduce(self._how.kind, has["short_x"], has["short_y"], summed + weights.log(), s, axis, ranges)
+    def _leg(self, side: Side, others: Any, ranges: Any) -> Any:
+        """`logsumexp` over the other side in nats: with the side's own potential, the log marginal ratio of a point."""
+        arrays = self._arrays
+        return self._reduce(side, arrays["short_x"], arrays["short_y"], others, ranges)
+
+    def _reduce(self, side: Side, x: Any, y: Any, others: Any, ranges: Any) -> Any:
+        """The same between given points: all of the other side, or some of this one."""
+        kind, other = self._arithmetic.kind, SIDES[side.axis]
+        scales = None if kind.distances is not None else self._arrays[other.scale]
+        return reduce(kind, x, y, others + self._arrays[other.weights].log(), scales, side.axis, ranges)
 
     def _blocks(self, lanes: Sequence[int]) -> tuple[Any, ...]:
         return blocks([self._lanes[i].rows for i in lanes], [self._lanes[i].cols for i in lanes], self._device)
 
     def _places(self, lanes: Sequence[int]) -> tuple[Any, Any]:
-        """Places of all rows, and of all columns, of some lanes; everything, cheaply, if they are all."""
+        """Indices of all rows, and of all columns, of some lanes; a slice if they are all."""
         if len(lanes) == len(self._lanes):
             return slice(None), slice(None)
         return tuple(
-            torch.cat([torch.arange(*getattr(self._lanes[i], side)) for i in lanes] or [torch.arange(0)]).to(
+            torch.cat([torch.arange(*getattr(self._lanes[i], side.span)) for i in lanes] or [torch.arange(0)]).to(
                 self._device
             )
-            for side in ("rows", "cols")
+            for side in SIDES
         )  # type: ignore[return-value]
 
-    def _sums(self, values: Any, side: str) -> Any:
-        """Sums by lane, each in an order of its own."""
-        return torch.segment_reduce(values, "sum", lengths=self._lengths[side], unsafe=True)
+    def _sums(self, side: Side, values: Any) -> Any:
+        """Sums by lane, in an order that does not depend on other lanes."""
+        return torch.segment_reduce(values, "sum", lengths=self._lengths[side.span], unsafe=True)
 
-    def _per_row(self, values: Sequence[float]) -> Any:
-        each = torch.tensor(values, dtype=torch.float64, device=self._device)
-        return torch.repeat_interleave(each, self._lengths["rows"])
+    def _residuals(self, side: Side, log_ratios: Any) -> Any:
+        """The residual of one side of every lane, by `numerics.residual.residual`."""
+        return residual(self._arrays[side.weights], log_ratios, lambda terms: self._sums(side, terms), torch.expm1)
 
-    def _sample(self, lanes: Sequence[int]) -> None:
-        """Compare some rows of lanes with float64, at the state whose next f-leg is measured."""
-        if not self._how.single:
-            for i in lanes:
-                self._lanes[i].band = self._own_band(i)
-            return
-        if lanes:
-            has = self._arrays
-            for i, missed in zip(lanes, self._missed(lanes, has["f"], has["g"], 1, has["next"]), strict=True):
-                self._lanes[i].band = self._own_band(i) + SAFETY * missed + SINGLE
+    def _bound(self, lanes: Sequence[int]) -> None:
+        """Bound the rounding error of lanes, at the state whose next f-leg is measured."""
+        f, g, errors = self._arrays["f"], self._arrays["g"], [0.0] * len(lanes)
+        if self._arithmetic.single and lanes:
+            errors = self._sampled_errors(lanes, ROWS, f, g, self._arrays["next"])
+        for i, error in zip(lanes, errors, strict=True):
+            self._lanes[i].band = self._band(i, error)
 
-    def _missed(self, lanes: Sequence[int], f: Any, g: Any, axis: int, found: Any) -> list[float]:
-        """Mean error of the ratios of some rows (axis 1) or columns (axis 0), by lane: those found against float64."""
-        has, side = self._arrays, ("rows", "cols")[1 - axis]
-        own, weights, points = (f, has["a"], "x") if axis == 1 else (g, has["b"], "y")
-        picked = [getattr(self._lanes[i], side)[0] + self._lanes[i].samples[side] for i in lanes]
-        some = torch.as_tensor(np.concatenate(picked).astype(np.int64), device=self._device)
-        spans = [(k * SAMPLES, (k + 1) * SAMPLES) for k in range(len(lanes))]
-        others = [getattr(self._lanes[i], "cols" if axis == 1 else "rows") for i in lanes]
-        few, whole = has[points][some].contiguous(), has["y" if axis == 1 else "x"]
-        summed = (g + has["b"].log()) if axis == 1 else (f + has["a"].log())
-        s = None if self._how.kind.distances is not None else has["scale_y" if axis == 1 else "scale_x"]
-        if axis == 1:
-            truth = reduce(self._how.kind, few, whole, summed, s, 1, blocks(spans, others, self._device))
-        else:
-            truth = reduce(self._how.kind, whole, few, summed, s, 0, blocks(others, spans, self._device))
-        missed = (torch.expm1(found[some]) - torch.expm1(own[some] + truth)).abs().view(len(lanes), SAMPLES)
-        mass = weights[some].view(len(lanes), SAMPLES)
-        mean = torch.maximum(missed.mean(1), (mass * missed).sum(1) / mass.sum(1))
+    def _band(self, i: int, error: float, far: float = 0.0) -> float:
+        """The rounding bound of a lane; see `Arithmetic.bound`."""
+        lane = self._lanes[i]
+        sides = (self._arrays[name][slice(*span)] for name, span in (("f", lane.rows), ("g", lane.cols)))
+        return self._arithmetic.bound(lane.rounding, float(largest_potentials(*sides)), error, far)
+
+    def _sampled_errors(self, lanes: Sequence[int], side: Side, own: Any, others: Any, log_ratios: Any) -> list[float]:
+        """`sampled_error` of one side of lanes: log marginal ratios of sampled points against those in float64.
+
+        Args:
+            lanes: The lanes.
+            side: The side.
+            own: Potentials of the side in nats.
+            others: Potentials of the other side in nats.
+            log_ratios: Log marginal ratios of the side.
+        """
+        arrays, other = self._arrays, SIDES[side.axis]
+        places = [getattr(self._lanes[i], side.span)[0] + self._lanes[i].samples[side.span] for i in lanes]
+        sampled = torch.as_tensor(np.concatenate(places).astype(np.int64), device=self._device)
+        x, y = arrays[side.points][sampled].contiguous(), arrays[other.points]
+        rows = [(k * SAMPLES, (k + 1) * SAMPLES) for k in range(len(lanes))]
+        cols = [getattr(self._lanes[i], other.span) for i in lanes]
+        if side is COLS:
+            x, y, rows, cols = y, x, cols, rows
+        exact = own[sampled] + self._reduce(side, x, y, others, blocks(rows, cols, self._device))
+        errors = (torch.expm1(log_ratios[sampled]) - torch.expm1(exact)).abs()
+        weights, errors = (part.view(len(lanes), SAMPLES) for part in (arrays[side.weights][sampled], errors))
+        mean = sampled_error(torch, weights, errors)
         return torch.nan_to_num(mean, nan=math.inf, posinf=math.inf).tolist()
-
-    def _own_band(self, i: int) -> float:
-        """Rounding of what float64 measures, in nats."""
-        lane, has = self._lanes[i], self._arrays
-        potentials = float(has["f"][slice(*lane.rows)].abs().max() + has["g"][slice(*lane.cols)].abs().max())
-        points = lane.rows[1] - lane.rows[0] + lane.cols[1] - lane.cols[0]
-        return 2 * (lane.scores.rounding + UNIT * (8 * lane.scores.largest + points + 8 * potentials))
 
     @memory_errors()
     def screen(self, lanes: Sequence[int]) -> list[float]:
-        """The row residual of the state in a pass of its own, band included."""
+        """The row residual of the state in a pass of its own, with its rounding bound."""
         if not lanes:
             return []
         self._legs += len(lanes)
-        has = self._arrays
-        ratio = has["f"] + self._leg(has["f"], has["g"], 1, self._blocks(lanes))
-        errors = self._sums(has["a"] * torch.expm1(ratio).abs(), "rows").tolist()
-        return [math.nan if self._lanes[i].broken else errors[i] + self._lanes[i].band for i in lanes]
+        f, g = self._arrays["f"], self._arrays["g"]
+        residuals = self._residuals(ROWS, f + self._leg(ROWS, g, self._blocks(lanes))).tolist()
+        return [math.nan if self._lanes[i].broken else residuals[i] + self._lanes[i].band for i in lanes]
 
     @memory_errors()
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
@@ -257,8 +269,7 @@ class KeopsPack(Counted):
         self._legs += 2 * len(lanes)
         if exact:
             return certificates(self.emit(lanes), [self._lanes[i].broken for i in lanes])
-        has = self._arrays
-        f, g = has["f"].clone(), has["g"].clone()
+        f, g = self._arrays["f"].clone(), self._arrays["g"].clone()
         far = list[float]()
         for i in lanes:
             lane, state = self._lanes[i], self._rounded(i)
@@ -268,17 +279,15 @@ class KeopsPack(Counted):
             sides = ((lane.inner.a, own, "rows"), (lane.inner.b, other, "cols"))
             far.append(sum(float(unsampled(np, to_numpy(w), p, lane.samples[side])) for w, p, side in sides))
         ranges = self._blocks(lanes)
-        row = f + self._leg(f, g, 1, ranges)
-        col = g + self._leg(f, g, 0, ranges)
-        rows = self._sums(has["a"] * torch.expm1(row).abs(), "rows").tolist()
-        cols = self._sums(has["b"] * torch.expm1(col).abs(), "cols").tolist()
-        missed = [0.0] * len(lanes)
-        if self._how.single:
-            both = self._missed(lanes, f, g, 1, row), self._missed(lanes, f, g, 0, col)
-            missed = [SAFETY * max(pair) + SINGLE + UNSAMPLED * extra for extra, *pair in zip(far, *both, strict=True)]
+        row_ratios, col_ratios = f + self._leg(ROWS, g, ranges), g + self._leg(COLS, f, ranges)
+        rows, cols = self._residuals(ROWS, row_ratios).tolist(), self._residuals(COLS, col_ratios).tolist()
+        errors = [0.0] * len(lanes)
+        if self._arithmetic.single:
+            row_errors = self._sampled_errors(lanes, ROWS, f, g, row_ratios)
+            errors = map(max, row_errors, self._sampled_errors(lanes, COLS, g, f, col_ratios))
         return Residuals.from_rows(
-            UNKNOWN if self._lanes[i].broken else Residual(rows[i], cols[i], self._own_band(i) + more)
-            for i, more in zip(lanes, missed, strict=True)
+            UNKNOWN if self._lanes[i].broken else Residual(rows[i], cols[i], self._band(i, error, extra))
+            for i, error, extra in zip(lanes, errors, far, strict=True)
         )
 
     def _rounded(self, i: int) -> Rounded:
@@ -296,14 +305,9 @@ class KeopsPack(Counted):
                 raise ContractError(f"backend 'keops': the rows of lane {i} do not hold the state of lane {i}")
         return Emission.join(emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes)
 
-    def freeze(self, lanes: Sequence[int]) -> None:
-        """These lanes no longer change."""
-        for i in lanes:
-            self._lanes[i].frozen = True
-
     @memory_errors()
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
-        """Keep these lanes, in this order, append the admitted, and give back the memory of the others."""
+        """Keep these lanes, in this order, append lanes of new instances, and free the memory of the others."""
         state, spans = dict(vars(self)), [(lane, lane.rows, lane.cols) for lane in self._lanes]
         try:
             self._repack(keep, admit)
@@ -317,21 +321,19 @@ class KeopsPack(Counted):
         """Replace the arrays by new ones without writing to the old ones, and measure the admitted lanes."""
         arrays = dict[str, Any]()
         opened = [self._opened(instance) for instance in admit]
-        for side, span in zip(SIDES, ("rows", "cols"), strict=True):
-            for name in VECTORS[side]:
-                kept = [self._arrays[name][slice(*getattr(self._lanes[i], span))] for i in keep]
+        lanes = [self._lanes[i] for i in keep] + [lane for lane, _ in opened]
+        for side in SIDES:
+            for name in side.vectors:
+                kept = [self._arrays[name][slice(*getattr(self._lanes[i], side.span))] for i in keep]
                 parts = [*kept, *(new[name] for _, new in opened)]
                 arrays[name] = torch.cat(parts) if parts else torch.zeros(0)
-        lanes = [self._lanes[i] for i in keep] + [lane for lane, _ in opened]
-        along = [self._along[i] for i in keep] if self._lanes else []
-        self._lanes, self._arrays, self._along = lanes, arrays, [*along, *[0.0] * len(opened)]
-        self._lengths = {}
-        for span, side in (("rows", 0), ("cols", 1)):
-            lengths = [lane.inner.shape[side] for lane in lanes]
+        self._lanes, self._arrays, self._lengths = lanes, arrays, {}
+        for number, side in enumerate(SIDES):
+            lengths = [lane.inner.shape[number] for lane in lanes]
             ends = np.cumsum([0, *lengths]).tolist()
             for lane, first, last in zip(lanes, ends, ends[1:], strict=False):
-                setattr(lane, span, (first, last))
-            self._lengths[span] = torch.tensor(lengths, dtype=torch.int64, device=self._device)
+                setattr(lane, side.span, (first, last))
+            self._lengths[side.span] = torch.tensor(lengths, dtype=torch.int64, device=self._device)
         self._measure(list(range(len(keep), len(lanes))))
 
     def _measure(self, fresh: Sequence[int]) -> None:
@@ -339,48 +341,22 @@ class KeopsPack(Counted):
         if not fresh:
             return
         self._legs += len(fresh)
-        has = self._arrays
-        ratio = has["f"] + self._leg(has["f"], has["g"], 1, self._blocks(fresh))
+        arrays = self._arrays
+        log_ratios = arrays["f"] + self._leg(ROWS, arrays["g"], self._blocks(fresh))
         places, _ = self._places(fresh)
-        has["next"][places] = ratio[places]
-        errors = self._sums(has["a"] * torch.expm1(has["next"]).abs(), "rows").tolist()
+        arrays["next"][places] = log_ratios[places]
+        residuals = self._residuals(ROWS, arrays["next"]).tolist()
         for i in fresh:
-            finite = bool(torch.isfinite(has["next"][slice(*self._lanes[i].rows)]).all())
-            self._lanes[i].error = errors[i]
-            self._lanes[i].broken = not finite or not math.isfinite(self._lanes[i].scores.largest)
-        self._sample([i for i in fresh if not self._lanes[i].broken])
+            lane = self._lanes[i]
+            finite = bool(torch.isfinite(arrays["next"][slice(*lane.rows)]).all())
+            lane.error = residuals[i]
+            lane.broken = not finite or not math.isfinite(cost_sizes(lane.inner).largest)
+        self._bound([i for i in fresh if not self._lanes[i].broken])
 
     def _opened(self, instance: Instance[Any]) -> tuple[Lane, dict[str, Any]]:
-        """A lane and its arrays, potentials in nats."""
+        """A lane and its arrays."""
         inner, support = restrict(instance)
-        (n, m), eps = inner.shape, instance.eps
-        with np.errstate(all="ignore"):
-            x, y, factor = _scaled(inner)
-            f, g = (side / eps for side in start(inner))
-        some = {side: samples(to_numpy(w), SAMPLES) for side, w in (("rows", inner.a), ("cols", inner.b))}
+        sampled = {side: samples(to_numpy(w), SAMPLES) for side, w in (("rows", inner.a), ("cols", inner.b))}
         momentum = Momentum() if self._momentum else None
-        lane = Lane(instance, next(_numbers), inner, support, scores(inner), momentum, some)
-        arrays = {
-            "x": x, "y": y, "a": to_numpy(inner.a), "b": to_numpy(inner.b), "f": f, "g": g,
-            "next": np.zeros(n), "before": f, "scale_x": np.full(n, factor), "scale_y": np.full(m, factor),
-            "owner": np.full(n, lane.number),
-        }  # fmt: skip
-        moved = {key: torch.tensor(value, dtype=torch.float64, device=self._device) for key, value in arrays.items()}
-        for side in SIDES:
-            moved[f"short_{side}"] = moved[side].to(self._how.dtype)
-        return lane, moved
-
-
-def _scaled(instance: Instance[Any]) -> tuple[Any, Any, float]:
-    """Points whose named cost comes in units of eps, or as they are, with the factor that a Formula's cost takes."""
-    form, ratio = instance.cost.kind.distances, instance.cost.scale / instance.eps
-    x, y = (to_numpy(points).astype(np.float64) for points in (instance.x, instance.y))
-    if form is None:
-        return x, y, ratio
-    if form.directions:
-        x, y = unit_rows(x), unit_rows(y)
-    ratio *= form.factor
-    # One vector for both clouds, so that differences stay what they are.
-    centre = (to_numpy(instance.a) @ x + to_numpy(instance.b) @ y) / 2
-    factor = ratio if form.root else math.sqrt(ratio)
-    return factor * (x - centre), factor * (y - centre), 1.0
+        lane = Lane(instance, next(_numbers), inner, support, self._arithmetic.rounding(inner), momentum, sampled)
+        return lane, load_arrays(inner, lane.number, self._arithmetic)

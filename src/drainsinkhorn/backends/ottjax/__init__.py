@@ -1,4 +1,4 @@
-"""The drain over OTT-JAX: stacked OTT problems, advanced by phases of OTT's own updates."""
+"""The backend "ott": stacked problems of OTT-JAX, advanced by phases of OTT's own updates."""
 
 # pyright: basic
 
@@ -11,36 +11,30 @@ from typing import Any, Literal
 import jax
 import ott
 
+from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
-from drainsinkhorn.backends.laws import plain_couplings
-from drainsinkhorn.backends.ottjax.kernels import How
-from drainsinkhorn.backends.ottjax.loading import filled_size
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
-from drainsinkhorn.backends.scores import scores
+from drainsinkhorn.backends.ottjax.precision import Arithmetic, choose_arithmetic
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import library
-from drainsinkhorn.numerics.costs import require_form
 
-FORMS = ("distances", "cost_fn", "matrix")
-"""Forms of costs that it runs."""
 OLDEST = (0, 6)
-ROUNDING = 2.0**-23
-"""What float32 costs a score, as part of it: products, norms and sums together."""
+"""The oldest version of OTT-JAX that this backend runs with."""
 
 
 @dataclass(frozen=True, slots=True)
 class OttBackend:
-    """OTT-JAX on whatever device JAX has.
+    """OTT-JAX on any device of JAX.
 
     Attributes:
-        stride: Updates of a phase: lanes are looked at, and leave, at its end.
-        precision: "auto" takes float32 where the scores allow it, else float64.
+        stride: Updates of a phase: residuals are read back, and lanes leave, at its end.
+        precision: "auto" takes float32 where it is accurate enough for tol, else float64.
         kept_pairs: Pairs up to which a lane keeps its cost matrix; above, OTT's online point cloud computes it anew.
         batch_size: Rows at a time of an online point cloud; set, it is used whatever the size. None: by memory.
-        device: "auto" is where the caller's JAX arrays lie, else JAX's default; "cpu", "gpu" or "tpu" its first one.
+        device: "auto" is the device of the caller's JAX arrays, else JAX's default; "cpu", "gpu" or "tpu" its first.
     """
 
     stride: int = 20
@@ -64,8 +58,8 @@ class OttBackend:
                 raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
 
     def signature(self, instance: Instance[Any]) -> Hashable:
-        """Lanes of one size (filled up), cost and precision share packs."""
-        return self._how(instance), str(self._device(instance))
+        """Lanes of one padded size, cost and precision share packs."""
+        return self._arithmetic(instance), str(self._device(instance))
 
     def width_for(self, lanes: int) -> int:
         """The next power of two."""
@@ -73,30 +67,28 @@ class OttBackend:
 
     def hints(self, instance: Instance[Any]) -> Hints:
         """Return precision, representation and phase, and a width whose matrices fit memory (on a CPU, its cache)."""
-        (n, m), how = instance.shape, self._how(instance)
-        kept = "kept costs" if how.kept else f"online costs, {how.batch} rows at a time"
-        arithmetic = f"{'float32' if how.single else 'float64'}, {kept}, phases of {how.stride}"
+        n, m = instance.shape
         pairs = 2**18 if self._device(instance).platform == "cpu" else 2**28
         width = max(1, min(16, rung(pairs // (n * m) or 1)))
-        return Hints(arithmetic, width, self.stride, self.stride, self.stride)
+        return Hints(self._arithmetic(instance).description, width, self.stride, self.stride, self.stride)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
-        """Nothing: jax compiles a width when it meets it, and keeps it for the process."""
+        """Do nothing: JAX compiles for a width when it is first run, and keeps the result for the process."""
 
     def pack(self, instances: Sequence[Instance[Any]]) -> OttPack:
         """Stack the lanes on the device and measure their first f-leg."""
-        return OttPack(instances, self._how(instances[0]), self._device(instances[0]))
+        return OttPack(instances, self._arithmetic(instances[0]), self._device(instances[0]))
 
     def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
-        """Plans in plain NumPy, some rows at a time."""
+        """Return plans in plain NumPy, which are computed some rows at a time."""
         return plain_couplings(instances, potentials)
 
     def using(self, acceleration: str) -> OttBackend:
-        """Itself: plain Sinkhorn is all it has."""
+        """Return itself: it has no acceleration."""
         return self
 
     def precise(self) -> OttBackend:
-        """The same in float64."""
+        """Return this backend in float64."""
         return replace(self, precision="float64")
 
     def frugal(self) -> OttBackend:
@@ -106,30 +98,11 @@ class OttBackend:
     def release(self) -> None:
         """Do nothing: JAX reuses its cached memory by itself."""
 
-    def _how(self, instance: Instance[Any]) -> How:
-        require_form(instance, self.name, FORMS)
-        n, m = (filled_size(size) for size in instance.shape)
-        kind = _kernel_kind(instance)
-        d = 0 if kind == "dense" else instance.dim
-        single = self.precision == "float32"
-        if self.precision == "auto":
-            single = ROUNDING * scores(instance).typical <= instance.tol / 10
-        online = kind != "dense" and (self.batch_size is not None or n * m > self.kept_pairs)
-        batch = (self.batch_size or max(1, 2**23 // max(n, m))) if online else 0
-        return How(kind, n, m, d, single, batch, self.stride)
+    def _arithmetic(self, instance: Instance[Any]) -> Arithmetic:
+        return choose_arithmetic(instance, self.precision, self.kept_pairs, self.batch_size, self.stride)
 
     def _device(self, instance: Instance[Any]) -> Any:
         like = instance.like
         if self.device != "auto":
             return jax.devices(self.device)[0]
         return next(iter(like.devices())) if library(like) == "jax" else jax.devices()[0]
-
-
-def _kernel_kind(instance: Instance[Any]) -> Any:
-    """The kind of a How."""
-    kind = None if instance.is_dense else instance.cost.kind
-    if kind is None or not ("cost_fn" in kind.forms or kind.distances is not None):
-        return "dense"
-    if kind.distances is None:
-        return kind
-    return "distances" if kind.distances.root else "squares"

@@ -1,9 +1,9 @@
-"""Lanes of one shape on OTT's own update: what is compiled, and nothing of what is decided.
+"""Compiled functions on lanes of one shape, whose legs are OTT's own updates.
 
-State is kept in OTT's convention, `P_ij = exp((f_i + g_j - C_ij) / eps)`, so that `Geometry.update_potential` is the
-leg: `f + eps log a` of ours is its f. A point without weight has potential -inf and takes no part; so have points that
-only fill a lane up to its size. Our f-leg is the update along axis 1 and comes first, OTT's own loop begins with axis
-0: the same updates as OTT makes on the transposed problem.
+State is kept in OTT's convention, `P_ij = exp((f_i + g_j - C_ij) / eps)`: its f is `f + eps log a` of ours. A point
+without weight, and a point that pads a lane to its size, has the potential -inf and adds nothing. Our f-leg is the
+update along axis 1 and comes first; OTT's own loop begins with axis 0. So OTT makes the same updates on the transposed
+problem.
 
 Points come scaled so that eps is 1, directions as points (half their squared distance is the cosine cost), and for a
 caller's own cost as they are.
@@ -13,7 +13,6 @@ caller's own cost as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -22,67 +21,26 @@ import jax.numpy as jnp
 from ott.geometry import costs, geometry, pointcloud
 
 from drainsinkhorn.backends.ottjax.costs import Flipped
-from drainsinkhorn.backends.scores import UNSAMPLED, unsampled
+from drainsinkhorn.backends.ottjax.precision import Arithmetic
+from drainsinkhorn.numerics.residual import residual
+from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, unsampled
 
 SAMPLES = 32
 """Rows, and columns, of a lane that are compared with float64."""
-SAFETY = 4.0
-"""Factor on the mean error of the rows compared, which bounds what they do to an L1 residual."""
-UNIT = 2.0**-53
-LEAST = {True: 2.0**-22, False: 2.0**-50}
-"""Band below which no comparison is trusted, in float32 and in float64."""
 
 Lane = dict[str, Any]
 """Arrays of one lane, or of a stack of them along a first axis."""
 
 
-@dataclass(frozen=True, slots=True)
-class How:
-    """How lanes are computed. A function of the problem and the settings alone; lanes that share it share packs.
-
-    Attributes:
-        kind: "squares" or "distances" of points or directions, "dense" for a matrix, or the caller's own cost.
-        n: Rows, filled up.
-        m: Columns, filled up.
-        d: Coordinates; 0 for a matrix.
-        single: float32, else float64.
-        batch: Rows at a time of an online point cloud; 0: the cost matrix is kept.
-        stride: Cycles of a phase.
-    """
-
-    kind: Any
-    n: int
-    m: int
-    d: int
-    single: bool
-    batch: int
-    stride: int
-
-    @property
-    def dtype(self) -> Any:
-        """Of state and scores."""
-        return jnp.float32 if self.single else jnp.float64
-
-    @property
-    def unit(self) -> bool:
-        """Whether lanes come in units of eps."""
-        return isinstance(self.kind, str)
-
-    @property
-    def kept(self) -> bool:
-        """Whether the matrix of costs is kept."""
-        return self.kind == "dense" or not self.batch
-
-
 class Kernels:
-    """The compiled functions for one How. jax compiles each the first time it meets a width, and keeps it."""
+    """The compiled functions for one Arithmetic. JAX compiles each when a width is first run, and keeps the result."""
 
-    def __init__(self, how: How) -> None:
-        self.how = how
-        self.load = jax.jit(partial(_load, how))
-        self.phase = jax.jit(partial(_phase, how))
-        self.screen = jax.jit(lambda stack, i: _measured(how, _at(stack, i)))
-        self.check = jax.jit(partial(_check, how))
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        self.arithmetic = arithmetic
+        self.load = jax.jit(partial(_load, arithmetic))
+        self.phase = jax.jit(partial(_phase, arithmetic))
+        self.screen = jax.jit(lambda stack, i: _measured(arithmetic, _at(stack, i)))
+        self.check = jax.jit(partial(_check, arithmetic))
         self.pick = jax.jit(_at)
         self.stack = jax.jit(lambda lanes: jax.tree.map(lambda *parts: jnp.stack(parts), *lanes))
         self.take = jax.jit(_take)
@@ -97,9 +55,9 @@ STATE = ("f", "g", "next", "error", "band", "broken")
 
 
 @lru_cache(maxsize=256)
-def kernels(how: How) -> Kernels:
-    """The functions for one How, made once."""
-    return Kernels(how)
+def kernels(arithmetic: Arithmetic) -> Kernels:
+    """The functions for one Arithmetic, built once."""
+    return Kernels(arithmetic)
 
 
 def cost_fn(kind: Any) -> Any:
@@ -120,51 +78,55 @@ def _end_to_end(old: Lane, new: Lane) -> Lane:
     return jax.tree.map(lambda one, two: jnp.concatenate([one, two]), old, new)
 
 
-def _direct(how: How, x: Any, y: Any) -> Any:
+def _direct(arithmetic: Arithmetic, x: Any, y: Any) -> Any:
     """Costs in float64 by direct differences."""
-    if not isinstance(how.kind, str):
-        return how.kind.fn.all_pairs(x, y)
+    if not isinstance(arithmetic.kind, str):
+        return arithmetic.kind.fn.all_pairs(x, y)
     squares = ((x[:, None, :] - y[None, :, :]) ** 2).sum(-1)
-    return jnp.sqrt(squares) if how.kind == "distances" else squares
+    return jnp.sqrt(squares) if arithmetic.kind == "distances" else squares
 
 
-def _load(how: How, given: Lane) -> Lane:
+def _load(arithmetic: Arithmetic, given: Lane) -> Lane:
     """A lane from arrays: points or costs, weights, start, eps, places of the samples, its own rounding."""
-    dtype, rows, cols = how.dtype, given["rows"], given["cols"]
+    dtype, rows, cols = arithmetic.dtype, given["rows"], given["cols"]
     lane = {key: given[key] for key in ("a", "b", "rows", "cols", "rounding", "owner", "broken")}
     lane |= {"eps": given["eps"].astype(dtype), "exact_eps": given["eps"]}
-    if how.kind == "dense":
+    if arithmetic.kind == "dense":
         lane["cost"] = given["cost"].astype(dtype)
         lane["row_costs"], lane["col_costs"] = given["cost"][rows], given["cost"][:, cols].T
     else:
         x, y = (given[side].astype(jnp.float64) for side in ("x", "y"))
-        if how.unit:
-            # One vector for both clouds, so that differences stay what they are.
+        if arithmetic.unit:
+            # One vector for both clouds, so that differences do not change.
             x, y = ((points - given["centre"]) * given["factor"] for points in (x, y))
-        lane["row_costs"], lane["col_costs"] = _direct(how, x[rows], y), _direct(how, x, y[cols]).T
+        lane["row_costs"], lane["col_costs"] = _direct(arithmetic, x[rows], y), _direct(arithmetic, x, y[cols]).T
         short_x, short_y = x.astype(dtype), y.astype(dtype)
-        if how.kept:
-            lane["cost"] = pointcloud.PointCloud(short_x, short_y, cost_fn=cost_fn(how.kind), epsilon=1.0).cost_matrix
+        if arithmetic.kept:
+            cloud = pointcloud.PointCloud(short_x, short_y, cost_fn=cost_fn(arithmetic.kind), epsilon=1.0)
+            lane["cost"] = cloud.cost_matrix
         else:
             lane |= {"x": short_x, "y": short_y}
     for side, weights in (("f", "a"), ("g", "b")):
         lane[side] = (given[side] + given["eps"] * jnp.log(given[weights])).astype(dtype)
     parts = [lane[key] for key in ("row_costs", "col_costs", "cost") if key in lane]
     lane["broken"] |= ~jnp.stack([jnp.isfinite(part).all() for part in parts]).all()
-    return lane | _measured(how, lane)
+    return lane | _measured(arithmetic, lane)
 
 
-def _leg(how: How, lane: Lane, f: Any, g: Any, axis: int) -> Any:
-    """OTT's update of f (axis 1) or g (axis 0)."""
-    weights = jnp.log(lane["a" if axis == 1 else "b"]).astype(how.dtype)
-    # By a constant 1 nothing is divided; by a number of the lane, every pair in every pass.
-    eps = 1.0 if how.unit else lane["eps"]
-    if how.kept:
+def apply_leg(arithmetic: Arithmetic, lane: Lane, f: Any, g: Any, axis: int) -> Any:
+    """Return f after its leg (axis 1), or g (axis 0): `numerics.update.update` of a plain leg, by OTT.
+
+    In OTT's convention `f - eps L` is `eps log a_i - eps logsumexp_j((g_j - C_ij) / eps)`, and L is not computed.
+    """
+    weights = jnp.log(lane["a" if axis == 1 else "b"]).astype(arithmetic.dtype)
+    # A division by the constant 1 is compiled away; one by a number of the lane costs a division for every pair.
+    eps = 1.0 if arithmetic.unit else lane["eps"]
+    if arithmetic.kept:
         kept = geometry.Geometry(cost_matrix=lane["cost"], epsilon=eps)
         return kept.update_potential(f, g, weights, axis=axis)
-    cost = cost_fn(how.kind)
+    cost = cost_fn(arithmetic.kind)
     own, other, points, others = (f, g, lane["x"], lane["y"]) if axis == 1 else (g, f, lane["y"], lane["x"])
-    if axis == 0 and not isinstance(how.kind, str):
+    if axis == 0 and not isinstance(arithmetic.kind, str):
         cost = Flipped(cost)
 
     # Point by point, `batch` of them at a time: OTT's own online cloud does the same, but not on jax 0.10 and newer.
@@ -174,59 +136,64 @@ def _leg(how: How, lane: Lane, f: Any, g: Any, axis: int) -> Any:
         cloud = pointcloud.PointCloud(point, others, cost_fn=cost, epsilon=eps)
         return cloud.update_potential(before, other, weight, axis=1)[0]
 
-    return jax.lax.map(one, (points, own, weights), batch_size=how.batch)
+    return jax.lax.map(one, (points, own, weights), batch_size=arithmetic.batch)
 
 
-def _error(how: How, lane: Lane, f: Any, g: Any, after: Any, exact: tuple[Any, Any], axis: int) -> tuple[Any, Any]:
-    """L1 residual of one side from the leg that would mend it, and how far rounding may have carried that.
+def _error(
+    arithmetic: Arithmetic, lane: Lane, state: tuple[Any, Any], exact: tuple[Any, Any], axis: int, after: Any,
+    far: Any = 0.0,
+) -> tuple[Any, Any]:  # fmt: skip
+    """L1 residual of one side (`numerics.residual.residual`) from its next leg, and the bound on its rounding error.
 
     Args:
-        how: How.
+        arithmetic: How the lane is computed.
         lane: The lane.
-        f: The state in its own precision.
-        g: Likewise.
-        after: The side's potentials after the leg.
+        state: (f, g) in the precision of the lane.
         exact: (f, g) in float64.
         axis: 1 for rows, 0 for columns.
+        after: Potentials of the side after the leg.
+        far: `unsampled` potentials in nats.
     """
     weights, places, costs = ("a", "rows", "row_costs") if axis == 1 else ("b", "cols", "col_costs")
-    mass, some, eps = lane[weights], lane[places], lane["exact_eps"]
-    own, other = exact if axis == 1 else exact[::-1]
-    before = f if axis == 1 else g
-    # In float64, where only a state beyond repair overflows.
-    found = jnp.expm1(jnp.where(mass > 0, (before - after) / lane["eps"], 0).astype(jnp.float64))
-    truth = own[some] / eps - jnp.log(mass[some]) + jax.nn.logsumexp((other - lane[costs]) / eps, axis=1)
-    missed = jnp.abs(found[some] - jnp.expm1(truth))
-    mean = jnp.maximum(missed.mean(), (mass[some] * missed).sum() / mass[some].sum())
-    largest = sum(jnp.abs(jnp.where(jnp.isfinite(side), side, 0)).max() for side in exact) / eps
-    band = lane["rounding"] + 16 * UNIT * largest + SAFETY * mean + LEAST[how.single]
-    return (mass * jnp.abs(found)).sum(), jnp.where(jnp.isnan(band), jnp.inf, band)
+    mass, sampled, eps = lane[weights], lane[places], lane["exact_eps"]
+    before, own, other = (state[0], *exact) if axis == 1 else (state[1], *exact[::-1])
+    # In float64, where expm1 overflows only if the state is useless.
+    log_ratios = jnp.where(mass > 0, (before - after) / lane["eps"], 0).astype(jnp.float64)
+    truth = own[sampled] / eps - jnp.log(mass[sampled]) + jax.nn.logsumexp((other - lane[costs]) / eps, axis=1)
+    errors = jnp.abs(jnp.expm1(log_ratios)[sampled] - jnp.expm1(truth))
+    potentials = largest_potentials(*(jnp.where(jnp.isfinite(side), side, 0) for side in exact)) / eps
+    bound = arithmetic.bound(lane["rounding"], potentials, sampled_error(jnp, mass[sampled], errors), far)
+    return residual(mass, log_ratios, jnp.sum, jnp.expm1), jnp.where(jnp.isnan(bound), jnp.inf, bound)
 
 
-def _measured(how: How, lane: Lane) -> Lane:
-    """The next f-leg, measured but not applied, the residual of the rows that it shows, and its band."""
+def _measured(arithmetic: Arithmetic, lane: Lane) -> Lane:
+    """F after the next f-leg, which is not applied yet, and with it the residual of the rows and its rounding bound."""
     f, g = lane["f"], lane["g"]
-    after = _leg(how, lane, f, g, 1)
-    exact = (f.astype(jnp.float64), g.astype(jnp.float64))
-    error, band = _error(how, lane, f, g, after, exact, 1)
+    after = apply_leg(arithmetic, lane, f, g, 1)
+    error, band = _row_error(arithmetic, lane, f, g, after)
     return {"next": after, "error": jnp.where(lane["broken"], jnp.nan, error), "band": band}
 
 
-def _phase(how: How, stack: Lane, moves: Any) -> Lane:
-    """One phase of cycles for a stack of lanes; those that do not move come back as they were."""
-    return jax.vmap(partial(_phase_of_one, how))(stack, moves)
+def _row_error(arithmetic: Arithmetic, lane: Lane, f: Any, g: Any, after: Any) -> tuple[Any, Any]:
+    """`_error` of the rows of a state that the lane has in its own precision."""
+    exact = (f.astype(jnp.float64), g.astype(jnp.float64))
+    return _error(arithmetic, lane, (f, g), exact, 1, after)
 
 
-def _phase_of_one(how: How, lane: Lane, moves: Any) -> Lane:
+def _phase(arithmetic: Arithmetic, stack: Lane, moves: Any) -> Lane:
+    """Run one phase of cycles for a stack of lanes; lanes that do not move are returned unchanged."""
+    return jax.vmap(partial(_phase_of_one, arithmetic))(stack, moves)
+
+
+def _phase_of_one(arithmetic: Arithmetic, lane: Lane, moves: Any) -> Lane:
     def cycle(state: tuple[Any, Any, Any], _: None) -> tuple[tuple[Any, Any, Any], None]:
         _, g, f = state
-        g = _leg(how, lane, f, g, 0)
-        return (f, g, _leg(how, lane, f, g, 1)), None
+        g = apply_leg(arithmetic, lane, f, g, 0)
+        return (f, g, apply_leg(arithmetic, lane, f, g, 1)), None
 
     # The last leg of the scan is the one that `_measured` reads: it is not run again.
-    (f, g, after), _ = jax.lax.scan(cycle, (lane["f"], lane["g"], lane["next"]), None, length=how.stride)
-    exact = (f.astype(jnp.float64), g.astype(jnp.float64))
-    error, band = _error(how, lane, f, g, after, exact, 1)
+    (f, g, after), _ = jax.lax.scan(cycle, (lane["f"], lane["g"], lane["next"]), None, length=arithmetic.stride)
+    error, band = _row_error(arithmetic, lane, f, g, after)
     fine = ~jnp.isnan(error) & _sound(lane["a"], f, after) & _sound(lane["b"], g) & ~lane["broken"]
     new = {"f": f, "g": g, "next": after, "error": error, "band": band, "broken": lane["broken"]}
     new = {key: jnp.where(fine, new[key], lane[key]) for key in STATE}
@@ -240,17 +207,15 @@ def _sound(weights: Any, *sides: Any) -> Any:
     return jnp.stack([(jnp.isfinite(side) | (weights == 0)).all() for side in sides]).all()
 
 
-def _check(how: How, lane: Lane, f: Any, g: Any) -> tuple[Any, Any, Any]:
-    """Residuals of rows and columns, and the band, of potentials given in float64, in our convention."""
-    eps = lane["exact_eps"]
+def _check(arithmetic: Arithmetic, lane: Lane, f: Any, g: Any) -> tuple[Any, Any, Any]:
+    """Residuals of rows and columns, and their rounding bound, of potentials given in float64, in our convention."""
+    eps, far = lane["exact_eps"], 0.0
     exact = (f + eps * jnp.log(lane["a"]), g + eps * jnp.log(lane["b"]))
-    short_f, short_g = (side.astype(how.dtype) for side in exact)
-    (row, row_band), (col, col_band) = (
-        _error(how, lane, short_f, short_g, _leg(how, lane, short_f, short_g, axis), exact, axis) for axis in (1, 0)
-    )
-    band = jnp.maximum(row_band, col_band)
-    if how.single:
+    state = exact[0].astype(arithmetic.dtype), exact[1].astype(arithmetic.dtype)
+    if arithmetic.single:
         sides = (("a", f, "rows"), ("b", g, "cols"))
-        far = sum(unsampled(jnp, lane[weights], p, lane[places]) for weights, p, places in sides)
-        band += UNSAMPLED * far / eps
-    return row, col, band
+        far = sum(unsampled(jnp, lane[weights], p, lane[places]) for weights, p, places in sides) / eps
+    (row, row_band), (col, col_band) = (
+        _error(arithmetic, lane, state, exact, axis, apply_leg(arithmetic, lane, *state, axis), far) for axis in (1, 0)
+    )
+    return row, col, jnp.maximum(row_band, col_band)

@@ -1,4 +1,4 @@
-"""From a problem to the arrays of a lane, filled up to the sizes of its How."""
+"""From a problem to the arrays of a lane, padded to the sizes of its arithmetic."""
 
 # pyright: basic
 
@@ -12,22 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.ottjax.kernels import SAMPLES, UNIT, How
-from drainsinkhorn.backends.scores import middle, native, samples, scores
+from drainsinkhorn.backends.cost_sizes import cost_sizes, middle, native, samples
+from drainsinkhorn.backends.ottjax.kernels import SAMPLES
+from drainsinkhorn.backends.ottjax.precision import Arithmetic
 from drainsinkhorn.backends.support import Support
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import cost_matrix, unit_rows
+from drainsinkhorn.numerics.costs import coordinate_factor, cost_matrix, unit_rows
 from drainsinkhorn.numerics.starts import start
 
 Vector = NDArray[np.float64]
 _numbers = itertools.count()
-
-
-def filled_size(size: int) -> int:
-    """Points of a lane: filled up by an eighth at most, and to a multiple of 16, so that unequal clouds share packs."""
-    step = max(16, (1 << (size.bit_length() - 1)) // 8)
-    return -(-size // step) * step
 
 
 @dataclass
@@ -35,24 +30,24 @@ class Loaded:
     """A lane on the host.
 
     Attributes:
-        instance: The admitted problem.
+        instance: The problem.
         number: A number of its own, which is among its arrays and moves with them.
-        arrays: What `Kernels.load` takes; empty once it is on the device.
-        how: How it is computed.
+        arrays: Arguments of `Kernels.load`; empty once they are on the device.
+        arithmetic: How it is computed.
         unit: One unit of the lane's potentials in units of the cost.
         eps: eps in units of the lane.
         rows: Points of positive weight.
-        cols: Likewise.
+        cols: Points of positive weight of the other side.
         support: Set if there are points without weight.
         depth: Cycles run.
-        stale: Residual of the rows, band included.
-        frozen: Whether it changes no more.
+        stale: Row residual with its rounding bound.
+        frozen: True if it no longer changes.
     """
 
     instance: Instance[Any]
     number: int
     arrays: dict[str, Any]
-    how: How
+    arithmetic: Arithmetic
     unit: float
     eps: float
     rows: NDArray[np.intp]
@@ -62,69 +57,67 @@ class Loaded:
     stale: float = math.inf
     frozen: bool = False
 
-    def emptied(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
-        """From OTT's convention and the lane's sizes and unit to ours, on the support, in units of the cost."""
+    def to_support(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
+        """Potentials on the support, in our convention and in units of the cost, from those of the lane."""
         a, b = to_numpy(self.instance.a)[self.rows], to_numpy(self.instance.b)[self.cols]
         return (
             self.unit * (f[self.rows] - self.eps * np.log(a)),
             self.unit * (g[self.cols] - self.eps * np.log(b)),
         )
 
-    def filled(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
-        """Potentials on the support, in units of the cost, as long as the lane and in its unit."""
-        long_f, long_g = np.zeros(self.how.n), np.zeros(self.how.m)
+    def from_support(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
+        """Padded potentials in the unit of the lane, from those on the support in units of the cost."""
+        long_f, long_g = np.zeros(self.arithmetic.n), np.zeros(self.arithmetic.m)
         long_f[self.rows], long_g[self.cols] = f / self.unit, g / self.unit
         return long_f, long_g
 
 
 @np.errstate(all="ignore")
-def load(instance: Instance[Any], how: How) -> Loaded:
-    """A lane's arrays."""
+def load(instance: Instance[Any], arithmetic: Arithmetic) -> Loaded:
+    """Return a lane with its arrays on the host."""
     n, m = instance.shape
     a, b = to_numpy(instance.a), to_numpy(instance.b)
     rows, cols = np.flatnonzero(a), np.flatnonzero(b)
     support = Support(instance, rows, cols) if len(rows) < n or len(cols) < m else None
     eps, unit, arrays = 1.0, instance.eps, dict[str, Any]()
-    if how.kind == "dense":
-        # In float64 whatever the caller's dtype: what is rounded here no check would find.
+    if arithmetic.kind == "dense":
+        # In float64 whatever the caller's dtype: no check would find a rounding error made here.
         costs = cost_matrix(instance)[0]
         if not instance.is_dense:
-            # Points without mass may lie where a caller's own cost is no number.
+            # A caller's own cost need not be finite at points without weight.
             costs[a == 0], costs[:, b == 0] = 0.0, 0.0
-        arrays["cost"] = _filled(np.divide(costs, instance.eps, dtype=np.float64), how.n, how.m)
+        arrays["cost"] = _padded(np.divide(costs, instance.eps, dtype=np.float64), arithmetic.n, arithmetic.m)
     else:
-        # As they are, where jax knows their dtype, so that little travels.
+        # In their own dtype where JAX has it, so that fewer bytes are uploaded.
         x, y = (native(to_numpy(points)) for points in (instance.x, instance.y))
         if support is not None:
-            # Where points without mass lie must not matter, and may be so far away that costs are no numbers.
+            # Points without weight must change nothing, and may be so far away that costs are not finite.
             x, y = x.copy(), y.copy()
             x[a == 0], y[b == 0] = x[rows[0]], y[cols[0]]
-        if how.unit:
+        if arithmetic.unit:
             form = instance.cost.kind.distances
-            ratio = instance.cost.scale / instance.eps * form.factor
             if form.directions:
                 x, y = unit_rows(x.astype(np.float64)), unit_rows(y.astype(np.float64))
-            # The device takes all points there, in float64.
+            # The device centres and scales all points, in float64.
             arrays["centre"] = middle(a, b, x, y)
-            arrays["factor"] = np.float64(ratio if form.root else math.sqrt(ratio))
+            arrays["factor"] = np.float64(coordinate_factor(instance.cost, instance.eps))
         else:
             eps, unit = instance.eps / instance.cost.scale, instance.cost.scale
-        # Filled up with a point of the cloud itself, where any cost is defined.
-        arrays |= {"x": _repeated(x, how.n), "y": _repeated(y, how.m)}
+        # Padded with a point of the cloud itself, where any cost is defined.
+        arrays |= {"x": _repeated(x, arithmetic.n), "y": _repeated(y, arithmetic.m)}
     f, g = (side / unit for side in start(instance))
-    _, largest, rounding = scores(instance)
-    rounding = 2 * (rounding + UNIT * (8 * largest + n + m))
+    arrays |= {name: _padded(values, arithmetic.n) for name, values in (("a", a), ("f", f))}
+    arrays |= {name: _padded(values, arithmetic.m) for name, values in (("b", b), ("g", g))}
     arrays |= {
-        "a": _filled(a, how.n), "b": _filled(b, how.m), "f": _filled(f, how.n), "g": _filled(g, how.m),
-        "eps": np.float64(eps), "rounding": np.float64(rounding),
+        "eps": np.float64(eps), "rounding": np.float64(arithmetic.rounding(instance)),
         "rows": samples(a, SAMPLES), "cols": samples(b, SAMPLES),
         "owner": np.int64(number := next(_numbers)),
-        "broken": np.bool_(not math.isfinite(largest) or not math.isfinite(1 / eps)),
+        "broken": np.bool_(not math.isfinite(cost_sizes(instance).largest) or not math.isfinite(1 / eps)),
     }  # fmt: skip
-    return Loaded(instance, number, arrays, how, unit, eps, rows, cols, support)
+    return Loaded(instance, number, arrays, arithmetic, unit, eps, rows, cols, support)
 
 
-def _filled(array: Any, *shape: int) -> Any:
+def _padded(array: Any, *shape: int) -> Any:
     full = np.zeros(shape)
     full[tuple(slice(size) for size in array.shape)] = array
     return full

@@ -1,4 +1,4 @@
-"""A pack of stacked OTT problems: what the kernels run is as wide as the next rung of the ladder."""
+"""A pack of stacked lanes. Kernels run at the next power of two of the number of lanes, which is called a rung."""
 
 # pyright: basic
 
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
-from drainsinkhorn.backends.ottjax.kernels import STATE, How, Lane, kernels
+from drainsinkhorn.backends.ottjax.kernels import STATE, Lane, kernels
 from drainsinkhorn.backends.ottjax.loading import Loaded, load
+from drainsinkhorn.backends.ottjax.precision import Arithmetic
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
@@ -40,17 +41,17 @@ def careful(device: Any) -> Iterator[None]:
 
 
 class OttPack:
-    """Lanes of one How.
+    """Lanes that share an arithmetic.
 
     Args:
-        instances: What to open with.
-        how: How they are computed.
-        device: Where.
+        instances: The problems of the first lanes.
+        arithmetic: How lanes are computed.
+        device: The device of JAX.
     """
 
-    def __init__(self, instances: Sequence[Instance[Any]], how: How, device: Any) -> None:
-        self._how, self._device = how, device
-        self._kernels = kernels(how)
+    def __init__(self, instances: Sequence[Instance[Any]], arithmetic: Arithmetic, device: Any) -> None:
+        self._arithmetic, self._device = arithmetic, device
+        self._kernels = kernels(arithmetic)
         self._lanes: list[Loaded] = []
         self._keep({})
         self._width = 0
@@ -74,7 +75,7 @@ class OttPack:
         frozen = [i for i, lane in enumerate(self._lanes) if lane.frozen]
         with careful(self._device):
             seats, stack = list(range(len(self._lanes))), self._stack
-            for _ in range(-(-cycles // self._how.stride)):
+            for _ in range(-(-cycles // self._arithmetic.stride)):
                 if not moving:
                     break
                 seats, stack = self._narrowed(seats, stack, [*moving, *frozen])
@@ -86,7 +87,7 @@ class OttPack:
 
     def _run_phase(self, seats: Sequence[int], stack: Lane, moving: set[int]) -> Lane:
         """One phase on a stack whose places are taken by the lanes `seats`; what lanes report is noted."""
-        width, stride = len(stack["a"]), self._how.stride
+        width, stride = len(stack["a"]), self._arithmetic.stride
         moves = np.array([i in moving for i in seats] + [False] * (width - len(seats)))
         new = self._kernels.phase(stack, moves)
         self._slots += width * stride
@@ -144,7 +145,7 @@ class OttPack:
     def _checked(self, i: int) -> tuple[Any, Any, Any]:
         """Residuals of rows and columns and the band of a lane, on the device."""
         lane, state = self._lanes[i], self._rounded(i)
-        return self._kernels.check(self._kernels.pick(self._stack, i), *lane.filled(state.f, state.g))
+        return self._kernels.check(self._kernels.pick(self._stack, i), *lane.from_support(state.f, state.g))
 
     def _rounded(self, i: int) -> Rounded:
         """A lane's potentials on its support, in our convention and in units of the cost, as they will be emitted."""
@@ -156,7 +157,7 @@ class OttPack:
         lane = self._lanes[i]
         if owners[i] != lane.number:
             raise ContractError(f"backend 'ott': place {i} of the stack does not hold the state of lane {i}")
-        return rounded(lane.instance, *lane.emptied(f, g))
+        return rounded(lane.instance, *lane.to_support(f, g))
 
     def emit(self, lanes: Sequence[int]) -> Emission:
         """Copies for the caller."""
@@ -190,7 +191,7 @@ class OttPack:
 
     def _opened(self, instance: Instance[Any]) -> tuple[Loaded, Lane]:
         """A lane, and its arrays on the device."""
-        lane = load(instance, self._how)
+        lane = load(instance, self._arithmetic)
         arrays, lane.arrays = lane.arrays, {}
         return lane, self._kernels.load(arrays)
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.scores import UNSAMPLED
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, ROOT, STORED, tile
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.numerics.rounding import UNSAMPLED
 
 DIRECT_DIM, PACKED_WIDTH = 4, 16
 """Most coordinates of direct differences, and numbers of a point in a packed product of as many coordinates."""

@@ -142,7 +142,7 @@ def extents(diagonals, bounds, norms, other_norms, starts, other_starts, found, 
             BLOCK: tl.constexpr):  # fmt: skip
     """Write (5, lanes): rounding bound of float64 legs, largest norms of rows and of columns, largest starts of both.
 
-    The bound is that of `numerics.residual.exponent_rounding` for legs by direct differences. `diagonals` bound
+    The bound is that of `numerics.rounding.streamed_rounding` for legs by direct differences. `diagonals` bound
     distances of points, or scaled costs if ROOTED.
     """
     lane, lanes = tl.program_id(0).to(tl.int64), tl.num_programs(0)

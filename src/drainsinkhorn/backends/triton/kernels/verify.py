@@ -90,7 +90,7 @@ def round_states(table, lanes, state, vectors64, potentials, emitted, found, cou
 
     They are rounded to the CALLER_DTYPE of the lane (float16 or bfloat16), else to float32, if that changes them by no
     more than its BUDGET. Also writes the columns emitted, broken, largest and unsampled of `Findings`; the last as
-    `backends.scores.unsampled`, with means in place of medians.
+    `numerics.rounding.unsampled`, with means in place of medians.
     """
     place = tl.program_id(0)
     lane = tl.load(lanes + place)
@@ -149,9 +149,8 @@ def check(table, lanes, state, vectors64, errors, vectors32, samples, found, cou
           BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
     """Write the residuals of both sides (`numerics.residual.residual`) and the mean relative errors of sampled rows.
 
-    The error of a side is the larger of two means: over the samples, and weighted by their mass. It estimates the
-    rounding error of a residual, which is the mass-weighted mean of the errors of all rows. When a lane OPENS only rows
-    are sampled, and from their error comes its BAND, which the screen adds to residuals.
+    The errors are those of `numerics.rounding.sampled_error`, relative to the ratios in float64. When a lane OPENS only
+    rows are sampled, and from their error comes its BAND, which the screen adds to residuals.
     """
     place = tl.program_id(0)
     lane = tl.load(lanes + place)

@@ -1,0 +1,52 @@
+"""From a problem to the arrays of a lane."""
+
+# pyright: basic
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from drainsinkhorn.backends.keops.precision import Arithmetic
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import coordinate_factor, unit_rows
+from drainsinkhorn.numerics.starts import start
+
+
+@np.errstate(all="ignore")
+def load_arrays(instance: Instance[Any], number: int, arithmetic: Arithmetic) -> dict[str, Any]:
+    """Return the arrays of a lane on its device: float64, potentials in nats; "short" points in the lane's dtype.
+
+    Args:
+        instance: The problem, on the points that carry weight.
+        number: The number of the lane.
+        arithmetic: How the lane is computed.
+    """
+    n, m = instance.shape
+    x, y, factor = _scaled(instance)
+    f, g = (side / instance.eps for side in start(instance))
+    arrays = {
+        "x": x, "y": y, "a": to_numpy(instance.a), "b": to_numpy(instance.b), "f": f, "g": g,
+        "next": np.zeros(n), "before": f, "scale_x": np.full(n, factor), "scale_y": np.full(m, factor),
+        "owner": np.full(n, number),
+    }  # fmt: skip
+    device = torch.device(arithmetic.device)
+    moved = {name: torch.tensor(values, dtype=torch.float64, device=device) for name, values in arrays.items()}
+    return moved | {f"short_{name}": moved[name].to(arithmetic.dtype) for name in ("x", "y")}
+
+
+def _scaled(instance: Instance[Any]) -> tuple[Any, Any, float]:
+    """Points whose distances are costs over eps; or as they are, with the factor of a Formula's costs."""
+    cost, form = instance.cost, instance.cost.kind.distances
+    x, y = (to_numpy(points).astype(np.float64) for points in (instance.x, instance.y))
+    if form is None:
+        return x, y, cost.scale / instance.eps
+    if form.directions:
+        x, y = unit_rows(x), unit_rows(y)
+    # One vector for both clouds, so that differences do not change.
+    centre = (to_numpy(instance.a) @ x + to_numpy(instance.b) @ y) / 2
+    factor = coordinate_factor(cost, instance.eps)
+    return factor * (x - centre), factor * (y - centre), 1.0

@@ -1,6 +1,0 @@
-"""Figures: plain numbers in, one figure out. None of them reads records or knows a campaign."""
-
-from drainsinkhorn.campaign.report.figures.frame import PAPER as PAPER
-from drainsinkhorn.campaign.report.figures.frame import Figure as Figure
-from drainsinkhorn.campaign.report.figures.frame import Series as Series
-from drainsinkhorn.campaign.report.figures.frame import palette as palette
