@@ -196,7 +196,8 @@ def exponents(points16, points32, points, own, rows, inside, others, near, dim, 
         squares = tl.zeros((BM, BN), dtype=tl.float32)
         for k in range(dim):
             x = tl.load(points32 + points + k * padded(size) + rows, mask=inside, other=0.0)
-            y = tl.load(points32 + other_points + k * padded(other_size) + others, mask=near, other=0.0)
+            coordinate = other_points + k * padded(other_size)
+            y = tl.load(points32 + coordinate + others, mask=near, other=0.0)
             apart = x[:, None] - y[None, :]
             squares += apart * apart
         return level[:, None] + h[None, :] - tl.sqrt(squares)
