@@ -1,14 +1,14 @@
-"""How well the depth of a lane is foretold (`drainsinkhorn.core.Forecast`), plain and with momentum.
+"""How well the depth of a lane is predicted (`drainsinkhorn.core.DepthForecast`), plain and with momentum.
 
-    python benchmarks/forecast.py                        # generated problems, looked at in every cycle
-    python benchmarks/forecast.py --every 8              # looked at as by default
+    python benchmarks/forecast.py                        # generated problems, audited in every cycle
+    python benchmarks/forecast.py --every 8              # audited as by default
     python benchmarks/forecast.py --data DIR --json F    # and real windows from the .npz files of a folder
 
 Every problem of `families.py` is solved to tol, its residuals are recorded at every audit, and each prefix of that
-history is given to a Forecast. Rows are moments: a depth, the first residual below a bound, half of the run. A ratio is
-the depth foretold over the depth it came to. Lanes that have ended by then, or do not end, are left out; "unknown" are
-those of which the forecast says that it does not know. "in 2x" is the share of ratios between 1/2 and 2, "rank" the
-rank correlation of foretold and actual depth.
+history is added to a DepthForecast. Rows are moments: a depth, the first residual below a bound, half of the run. A
+ratio is the predicted depth over the depth reached. Lanes that have ended by then, or do not end, are left out;
+"unknown" counts lanes without a forecast. "in 2x" is the share of ratios between 1/2 and 2, "rank" the rank correlation
+of predicted and reached depth.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from families import GENERATED, REAL, families
 from scipy.stats import spearmanr
 
 import drainsinkhorn as ds
-from drainsinkhorn.core import Forecast
+from drainsinkhorn.core import DepthForecast
 from drainsinkhorn.core.events import Advanced, Event
 
 Point = tuple[int, float]
@@ -93,17 +93,17 @@ def moments(depths: Sequence[int]) -> dict[str, Moment]:
     return made | {"half way": half_way}
 
 
-def foretold(history: History, known: int, tol: float) -> float | None:
-    forecast = Forecast()
+def predict_depth(history: History, known: int, tol: float) -> float | None:
+    forecast = DepthForecast()
     for depth, stale in history.points[:known]:
-        forecast.tell(depth, stale)
+        forecast.add(depth, stale)
     return forecast.depth(tol)
 
 
 def judged(found: Sequence[History], moment: Moment, tol: float) -> dict[str, float]:
-    """Ratios of depth foretold to depth reached, summed up."""
+    """Ratios of predicted depth to depth reached, summarised."""
     there = [(history, known) for history in found if (known := moment(history)) is not None]
-    pairs = [(foretold(history, known, tol), history.depth) for history, known in there]
+    pairs = [(predict_depth(history, known, tol), history.depth) for history, known in there]
     told = np.array([(p, d) for p, d in pairs if p is not None]).reshape(-1, 2)
     ratio = told[:, 0] / told[:, 1]
     if len(ratio) < 3:

@@ -2,7 +2,7 @@
 
     python benchmarks/refill.py        # about two minutes
 
-The rule: at an audit with v vacancies, wait for the next one if more than v live lanes are foretold to leave by then,
+The rule: at an audit with v vacancies, wait for the next one if more than v live lanes are predicted to leave by then,
 so that one repack admits all. It needs nothing of the loop: the source hands out nothing while it waits. Against it are
 thresholds of vacancies, as `Mode(refill=..., min_shrink=...)` has them. Potentials are the same to the bit in all rows.
 """
@@ -39,7 +39,7 @@ class Waiting(Batch):
 
     def take(self, count: int) -> Sequence[Admission]:
         lanes = self._forecasts.lanes().values()
-        soon = sum(lane.foretold is not None and lane.foretold - lane.depth <= EVERY for lane in lanes)
+        soon = sum(lane.predicted_depth is not None and lane.predicted_depth - lane.depth <= EVERY for lane in lanes)
         return () if soon > count else super().take(count)
 
 
@@ -50,15 +50,15 @@ def problems(n: int, count: int) -> list[ds.Problem[Any]]:
     return [ds.Problem(x=x, y=y, eps=float(10**strength)) for x, y, strength in clouds]
 
 
-def run(batch: list[ds.Problem[Any]], mode: Mode, width: int | None, foretold: bool) -> tuple[float, Ledger, Any]:
+def run(batch: list[ds.Problem[Any]], mode: Mode, width: int | None, by_forecast: bool) -> tuple[float, Ledger, Any]:
     """CPU seconds, the account, and what came of every problem."""
     options = ds.Options(mode=mode, width=width, audit=ds.Audit(every=EVERY), tol=TOL)
     backend, ledger, forecasts = CpuBackend(threads=1).using("momentum"), Ledger(), Forecasts()
     admissions = [Admission(ticket, validate(problem, TOL)) for ticket, problem in enumerate(batch)]
     plan = options.plan(None, backend.hints(admissions[0].instance).width)
-    source = Waiting(admissions, forecasts) if foretold else Batch(admissions)
+    source = Waiting(admissions, forecasts) if by_forecast else Batch(admissions)
     began, found = time.process_time(), dict[int, Any]()
-    for retired in execute(backend, source, plan, fan_out(ledger, forecasts) if foretold else ledger):
+    for retired in execute(backend, source, plan, fan_out(ledger, forecasts) if by_forecast else ledger):
         for outcome in retired.outcomes:
             assert outcome.potentials is not None
             found[outcome.ticket] = outcome.depth, outcome.potentials.f.tobytes(), outcome.potentials.g.tobytes()

@@ -16,7 +16,7 @@ from drainsinkhorn.backends.certificate import blocks, certify
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.reference import ReferenceLane
-from drainsinkhorn.core.audit import Audit, Bars, judge
+from drainsinkhorn.core.audit import Audit, Limits, judge
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.result import Residual, Residuals
 from drainsinkhorn.model.status import Status
@@ -163,8 +163,8 @@ class _Doubtful:
 
 
 def judged(pack: Any, *, final: bool = False) -> Any:
-    bars = Bars([0.9], [1.0], [1.0], {0: Status.DEPTH_LIMIT} if final else {})
-    _, _, statuses, _ = judge(bars, [0], Audit(), lambda _: [], pack.verify, exact=False)
+    limits = Limits([0.9], [1.0], [1.0], {0: Status.DEPTH_LIMIT} if final else {})
+    _, _, statuses, _ = judge(limits, [0], Audit(), lambda _: [], pack.verify, exact=False)
     return statuses[0] if statuses else None
 
 

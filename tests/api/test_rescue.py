@@ -270,7 +270,7 @@ class TestObservers:
         assert isinstance(warned, ds.ObserverWarning)
         assert isinstance(warned.__cause__, LookupError)
         assert caught[0].filename == __file__
-        assert "goes on" in caplog.text
+        assert "the run continues" in caplog.text
         told = self.told
         with pytest.raises(ds.ObserverWarning) as raised:
             ds.solve(batch, backend="reference", observe=self.failing)

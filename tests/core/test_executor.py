@@ -375,7 +375,7 @@ class Short(ScriptedPack):
         (Astray, "mask", [2, 9, 9], [0, 2], "lane 1 holds problem 1, but emit returned the state of a lane that has"),
         (Swapping, "compact", [2, 9, 9], [0], "lane 0 holds problem 1, but emit returned the state of problem 2"),
         (Doubling, "compact", [2, 9, 9], [0, 1], "lane 1 holds problem 2, but emit returned the state of problem 1"),
-        (Short, "compact", [5, 5, 5], [], "emit was asked for 3 lanes and returned 2"),
+        (Short, "compact", [5, 5, 5], [], "emit was called for 3 lanes and returned 2"),
     ],
 )
 def test_a_lane_leaves_only_with_its_own_state(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drainsinkhorn.core import Forecast, Forecasts
+from drainsinkhorn.core import DepthForecast, Forecasts
 from drainsinkhorn.core.audit import Audit, Standing
 from drainsinkhorn.core.events import Advanced, Event, Retired, fan_out
 from drainsinkhorn.core.executor import execute
@@ -20,10 +20,10 @@ from drainsinkhorn.model.result import Outcomes
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted
 
 
-def told(points: Iterable[tuple[int, float]]) -> Forecast:
-    forecast = Forecast()
+def told(points: Iterable[tuple[int, float]]) -> DepthForecast:
+    forecast = DepthForecast()
     for depth, stale in points:
-        forecast.tell(depth, stale)
+        forecast.add(depth, stale)
     return forecast
 
 
@@ -39,7 +39,7 @@ class TestForecast:
         assert told(points).depth(1e-3) == pytest.approx(math.log(1e-2) / math.log(0.99), rel=1e-3)
 
     def test_too_little_history_is_unknown(self) -> None:
-        assert Forecast().depth(1e-3) is None
+        assert DepthForecast().depth(1e-3) is None
         assert told([(40, 0.5)]).depth(1e-3) is None
         assert told((d, 0.9**d) for d in range(1, 8)).depth(1e-3) is None
         assert told((d, 0.9**d) for d in range(1, 9)).depth(1e-3) is not None
@@ -75,9 +75,9 @@ class TestForecast:
 
     @pytest.mark.parametrize("every", [1, 8, 100])
     def test_memory_is_bounded_and_covers_the_later_half(self, every: int) -> None:
-        forecast = Forecast()
+        forecast = DepthForecast()
         for depth in range(every, 20_000, every):
-            forecast.tell(depth, 0.999**depth)
+            forecast.add(depth, 0.999**depth)
             kept = [d for d, _ in forecast._points]
             assert len(kept) <= SPREAD
             assert kept[-1] == depth

@@ -91,7 +91,7 @@ except ds.BackendUnavailable as error:
         ({"audit": 8}, "audit must be an Audit, got 8"),
         (
             {"mode": "stream", "audit": Audit(every=Geometric())},
-            "a geometric audit would look at them ever more rarely",
+            "a geometric audit would check them ever more rarely",
         ),
     ],
 )

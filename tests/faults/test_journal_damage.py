@@ -277,7 +277,7 @@ def test_rows_of_another_run_are_refused_by_name(journals: Journals, tmp_path: P
     database = sqlite3.connect(path, isolation_level=None)
     database.execute(f"REPLACE INTO ended VALUES ({', '.join('?' * len(COLUMNS))})", journals.tight_rows[3])
     database.close()
-    with pytest.raises(FileError, match=r"kept with tol = 1e-05, this run has 0.01"):
+    with pytest.raises(FileError, match=r"written with tol = 1e-05, this run has 0.01"):
         solve(path, LOOSE)
 
 

@@ -61,15 +61,15 @@ class TimeLeft:
     def seconds(self) -> float | None:
         """None while it is unknown."""
         lanes = self._forecasts.lanes().values()
-        foretold = [lane.foretold for lane in lanes if lane.foretold is not None]
-        known = self._ran + len(foretold)
+        predicted = [lane.predicted_depth for lane in lanes if lane.predicted_depth is not None]
+        known = self._ran + len(predicted)
         spent = self._cycles + sum(lane.depth for lane in lanes)
         if self._begin is None or self._rescue or not known or not spent:
             return None
-        mean = (self._cycles + sum(foretold)) / known
+        mean = (self._cycles + sum(predicted)) / known
         waiting = self._total - len(self._ended) - len(lanes)
         rest = waiting * mean + self._forecasts.remaining().cycles
-        rest += sum(max(mean, 2 * lane.depth) - lane.depth for lane in lanes if lane.foretold is None)
+        rest += sum(max(mean, 2 * lane.depth) - lane.depth for lane in lanes if lane.predicted_depth is None)
         return rest * (self._clock() - self._begin) / spent
 
 

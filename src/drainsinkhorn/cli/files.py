@@ -1,6 +1,6 @@
 """Problems and solutions as .npz files: plain arrays only, nothing pickled is ever read.
 
-The keys of both are documented in docs/files.md.
+The keys of both are documented in docs/guides/command-line.md.
 """
 
 from __future__ import annotations

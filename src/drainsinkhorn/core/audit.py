@@ -49,13 +49,13 @@ class Geometric:
         ):
             raise OptionsError(
                 f"a geometric audit needs a whole first >= 1 and a ratio > 1, got first={self.first}, "
-                f"ratio={self.ratio}; Geometric(8, 1.5) looks after 8, 12, 18, ... cycles"
+                f"ratio={self.ratio}; Geometric(8, 1.5) audits after 8, 12, 18, ... cycles"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """When and how lanes are checked. Data, so that two arms of an experiment differ in one line.
+    """When and how lanes are checked. An audit is data, so that two arms of an experiment differ in one line.
 
     Attributes:
         every: Cycles between audits, or a `Geometric` grid. None: the backend chooses, 8 where an audit is cheap.
@@ -63,8 +63,8 @@ class Audit:
             False: a lane runs on and may leave only on the audit grid (the paper's depth).
         screen: "free" reads the residual that the last leg measured anyway; "row" pays a separate row pass;
             "none" verifies every live lane.
-        batched: Verify all candidates in one call, or one by one.
-        margin: Screen and verify at `margin * tol`.
+        batched: True: verify all candidates in one call. False: verify them one by one.
+        margin: Lanes pass at a residual of `margin * tol`, in (0, 1].
         shadow: Also verify lanes that did not pass the screen, and count those that would pass; they do not leave.
     """
 
@@ -101,7 +101,7 @@ class Audit:
 
 
 class Standing(NamedTuple):
-    """A live lane at one moment: cycles run, residual of its stale side, and the stop which that must not exceed."""
+    """A live lane at one moment: cycles run, residual of its stale side, and the stop it must not exceed."""
 
     ticket: int
     depth: int
@@ -120,13 +120,13 @@ class Counts(NamedTuple):
     ready: int
 
 
-class Bars(NamedTuple):
-    """What an audit compares: columns with one entry for each lane of a pack.
+class Limits(NamedTuple):
+    """The residuals that an audit compares with their limits: columns with one entry for each lane of a pack.
 
     Attributes:
         stale: Residual of the stale side, from the last advance.
-        stops: What the residual must not exceed.
-        holds: What the screen must not exceed; -inf where lanes are not held. `judge` lowers those of rejected lanes.
+        stops: Largest residual at which a lane passes.
+        holds: Largest screen at which a lane is held; -inf if it is not held. `judge` lowers it for rejected lanes.
         final: Lanes at their last state, which are verified whatever the screen says, and how each of them ends if it
             does not pass: DEPTH_LIMIT or EXPIRED.
     """
@@ -162,7 +162,7 @@ def last_states(
 
 
 def judge(
-    bars: Bars,
+    limits: Limits,
     due: Sequence[int],
     audit: Audit,
     screen: Callable[[Sequence[int]], Sequence[float]],
@@ -178,7 +178,7 @@ def judge(
     the old hold.
 
     Args:
-        bars: What residuals and screens must not exceed.
+        limits: Residuals and screens, and what they must not exceed.
         due: Lanes to audit now.
         audit: The rules.
         screen: Measures the stale side of lanes in a pass of its own.
@@ -188,26 +188,26 @@ def judge(
             lanes if all lanes leave together, else 0.
 
     Returns:
-        Lanes that leave, their residuals and statuses, and what was counted.
+        Lanes that leave, their residuals and statuses, and the numbers of lanes in this audit.
     """
-    passed_screen = _passed_screen(bars, due, audit, screen)
-    candidates = sorted({*passed_screen, *bars.final})
-    turned_down = sorted({*due}.difference(candidates)) if audit.shadow else []
+    passed_screen = _passed_screen(limits, due, audit, screen)
+    candidates = sorted({*passed_screen, *limits.final})
+    shadow_lanes = sorted({*due}.difference(candidates)) if audit.shadow else []
     if len(candidates) < quorum:
         candidates = []
     residuals = _verify(candidates, audit, verify, exact)
     if not exact:
-        residuals = _certify_undecided(bars, candidates, residuals, verify)
+        residuals = _certify_undecided(limits, candidates, residuals, verify)
     worst = residuals.worst()
-    statuses = [_status(bars, audit, lane, value) for lane, value in zip(candidates, worst, strict=True)]
+    statuses = [_status(limits, audit, lane, value) for lane, value in zip(candidates, worst, strict=True)]
     for lane, value, status in zip(candidates, worst, statuses, strict=True):
-        if status is None and bars.stale[lane] <= bars.holds[lane] and value < math.inf:
-            bars.holds[lane] = max(bars.stops[lane] - (value - bars.stale[lane]), BACK_OFF * bars.holds[lane])
-    shadowed = _verify(turned_down, audit, verify, exact).worst()
-    ready = sum(value <= bars.stops[lane] for lane, value in zip(turned_down, shadowed, strict=True))
+        if status is None and limits.stale[lane] <= limits.holds[lane] and value < math.inf:
+            limits.holds[lane] = max(limits.stops[lane] - (value - limits.stale[lane]), BACK_OFF * limits.holds[lane])
+    shadowed = _verify(shadow_lanes, audit, verify, exact).worst()
+    ready = sum(value <= limits.stops[lane] for lane, value in zip(shadow_lanes, shadowed, strict=True))
     decided = [place for place, status in enumerate(statuses) if status is not None]
     passed, rejected = statuses.count(Status.CONVERGED), len(candidates) - len(decided)
-    counts = Counts(len(due), len(candidates), passed, rejected, len(turned_down), ready)
+    counts = Counts(len(due), len(candidates), passed, rejected, len(shadow_lanes), ready)
     if len(decided) < quorum:
         decided = []
     if len(decided) < len(candidates):
@@ -217,15 +217,15 @@ def judge(
 
 
 def _passed_screen(
-    bars: Bars, due: Sequence[int], audit: Audit, screen: Callable[[Sequence[int]], Sequence[float]]
+    limits: Limits, due: Sequence[int], audit: Audit, screen: Callable[[Sequence[int]], Sequence[float]]
 ) -> Sequence[int]:
-    """Lanes that are due and whose screen asks for a verify: a small value, or NaN."""
+    """Lanes that are due and whose screen calls for a verify: it is small, or NaN."""
     if audit.screen == "none":
         return due
-    values = screen(due) if audit.screen == "row" else [bars.stale[lane] for lane in due]
-    limits = [EARLY * bars.stops[lane] if bars.holds[lane] == -math.inf else bars.holds[lane] for lane in due]
-    # Written so that NaN asks for a verify.
-    return [lane for lane, value, limit in zip(due, values, limits, strict=True) if not value > limit]
+    values = screen(due) if audit.screen == "row" else [limits.stale[lane] for lane in due]
+    bounds = [EARLY * limits.stops[lane] if limits.holds[lane] == -math.inf else limits.holds[lane] for lane in due]
+    # Written so that NaN leads to a verify.
+    return [lane for lane, value, bound in zip(due, values, bounds, strict=True) if not value > bound]
 
 
 def _verify(lanes: Sequence[int], audit: Audit, verify: Verify, exact: bool) -> Residuals:
@@ -237,7 +237,7 @@ def _verify(lanes: Sequence[int], audit: Audit, verify: Verify, exact: bool) -> 
     return Residuals.from_rows(verify([lane], exact).rows()[0] for lane in lanes)
 
 
-def _certify_undecided(bars: Bars, lanes: Sequence[int], residuals: Residuals, verify: Verify) -> Residuals:
+def _certify_undecided(limits: Limits, lanes: Sequence[int], residuals: Residuals, verify: Verify) -> Residuals:
     """Residuals, with those of lanes replaced by certificates where the rounding estimate alone would decide.
 
     That is so for a lane at its last state, if the stop lies within the estimate of the measured residual; for any
@@ -246,9 +246,9 @@ def _certify_undecided(bars: Bars, lanes: Sequence[int], residuals: Residuals, v
     """
     undecided = list[int]()
     for place, (lane, row, col, band) in enumerate(zip(lanes, *residuals, strict=True)):
-        measured, stop = max(row, col), bars.stops[lane]
+        measured, stop = max(row, col), limits.stops[lane]
         if stop < measured + band:
-            is_final = lane in bars.final
+            is_final = lane in limits.final
             if measured - band <= stop if is_final else measured <= stop and ESCALATE * stop < band < math.inf:
                 undecided.append(place)
     if not undecided:
@@ -260,13 +260,13 @@ def _certify_undecided(bars: Bars, lanes: Sequence[int], residuals: Residuals, v
     return Residuals.from_rows(rows)
 
 
-def _status(bars: Bars, audit: Audit, lane: int, worst: float) -> Status | None:
+def _status(limits: Limits, audit: Audit, lane: int, worst: float) -> Status | None:
     """How a verified lane ends; None: it continues."""
     # Under first passage a lane that was not held has not passed its screen, whatever a verify without screen says.
-    if worst <= bars.stops[lane] and (
-        not audit.first_passage or lane in bars.final or not bars.stale[lane] > bars.stops[lane]
+    if worst <= limits.stops[lane] and (
+        not audit.first_passage or lane in limits.final or not limits.stale[lane] > limits.stops[lane]
     ):
         return Status.CONVERGED
     if math.isnan(worst):
         return Status.NONFINITE
-    return bars.final.get(lane)
+    return limits.final.get(lane)

@@ -28,7 +28,14 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A window opened: its tickets, how many lanes it may hold, and the physical width of so many lanes."""
+    """A window opened.
+
+    Attributes:
+        tickets: Tickets of its lanes.
+        capacity: Largest number of lanes that it may hold.
+        width_for: Returns the physical width of a pack of a given number of lanes.
+        spent: Work of the opening.
+    """
 
     tickets: Sequence[int]
     capacity: int
@@ -38,7 +45,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """A pack advanced: cycles of the lane that ran longest, and the work that took.
+    """A pack advanced: cycles of the lane that ran longest, width of the kernel, number of live lanes, and the work.
 
     `standings()` yields the standing of every live lane. Observers call it while they receive the event, and keep what
     it yields, not the event. If no observer calls it, nothing is computed.
@@ -53,7 +60,7 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """Lanes were audited: what was counted, and the work of screens and verifies."""
+    """Lanes were audited: how many were screened, verified and passed, and the work of screens and verifies."""
 
     counts: Counts
     spent: Spent
@@ -73,7 +80,7 @@ class Retired(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Repacked:
-    """A pack kept some lanes and admitted others."""
+    """A pack was rebuilt: number of lanes it kept, tickets it admitted, its new width, and the work."""
 
     kept: int
     admitted: Sequence[int]
@@ -83,7 +90,7 @@ class Repacked:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Retired lanes stayed in the kernel, frozen."""
+    """Retired lanes stay in the kernel and no longer change; `lanes` is their number."""
 
     lanes: int
 
@@ -113,7 +120,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A journal was opened: problems it has, bytes of a torn tail left out, rows saved if damaged (else None)."""
+    """A journal was opened.
+
+    Attributes:
+        path: Its file.
+        known: Number of problems it records.
+        torn: Bytes at the end of its WAL that belong to no complete commit and were ignored.
+        salvaged: Number of rows copied from a damaged file; None if the file was not damaged.
+    """
 
     path: str
     known: int
@@ -123,7 +137,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A worker of a fleet says where it stands: lanes live, problems it has, and slots it has spent."""
+    """A worker of a fleet reported its live lanes, its unfinished problems, and the slots it has spent."""
 
     worker: int
     live: int
@@ -133,7 +147,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker of a fleet died, hung or failed; these problems, which it had not answered, run again."""
+    """A worker of a fleet died, hung or failed; its unfinished problems, by ticket, run again."""
 
     worker: int
     reason: str
@@ -181,12 +195,13 @@ class Watch:
             self._observe(event)
         except Exception as error:  # noqa: BLE001  the caller's own code: finished results must not be lost to it
             self.error = error
-            _log.warning("observer %r raised and gets no more events; the run goes on", self._observe, exc_info=error)
+            text = "observer %r raised an exception and gets no more events; the run continues"
+            _log.warning(text, self._observe, exc_info=error)
 
     def warn(self, solution: object = None) -> None:
         """Issue an ObserverWarning if the observer raised, with its exception as the cause."""
         if self.error is not None:
-            # Its traceback refers to this object: a cycle of references that would keep the caller's arrays.
+            # The traceback refers to this object, and a reference cycle would keep the caller's arrays.
             error, self.error = self.error, None
             text = f"the observer raised {type(error).__name__} ({error}) and received no further events"
             warn(ObserverWarning(f"{text}; results are complete", solution), cause=error)
@@ -195,8 +210,8 @@ class Watch:
 def fan_out(*observers: Observer) -> Observer:
     """Return an observer that passes every event to each of several observers."""
 
-    def tell(event: Event) -> None:
+    def notify(event: Event) -> None:
         for observer in observers:
             observer(event)
 
-    return tell
+    return notify

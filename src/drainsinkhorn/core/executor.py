@@ -14,19 +14,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from drainsinkhorn.core.audit import Bars, Standing, judge, last_states
+from drainsinkhorn.core.audit import Limits, Standing, judge, last_states
 from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired
 from drainsinkhorn.core.options import Plan
 from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
 from drainsinkhorn.core.source import Admission, Batch, Source
 from drainsinkhorn.model.errors import ContractError, ProblemError
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.result import Outcomes, Residuals, rejected
+from drainsinkhorn.model.result import Outcomes, Residuals, make_rejection
 from drainsinkhorn.model.status import Status
 
 
 class Shortage(NamedTuple):
-    """Memory ran out: lanes that have to run again, how many lanes the pack had, and what the backend said."""
+    """Memory ran out: lanes that have to run again, number of lanes of the pack, and the backend's message."""
 
     again: Sequence[Admission]
     width: int
@@ -73,17 +73,17 @@ def execute(
 def _run_alone(
     backend: Backend[Any], lane: Admission, plan: Plan, observe: Observer, seconds: dict[str, float]
 ) -> Iterator[Retired]:
-    """Run a lane that ran out of memory once more, then in its most frugal representation; else reject it."""
+    """Run a lane once more that ran out of memory, then on `Backend.frugal`; reject it if memory runs out again."""
     # Arrays of the discarded pack may be in reference cycles.
     gc.collect()
     backend.release()
-    frugal, ways, reason = backend.frugal(), {backend.hints(lane.instance).arithmetic: backend}, ""
+    frugal, candidates, reason = backend.frugal(), {backend.hints(lane.instance).arithmetic: backend}, ""
     # The frugal backend may not support this problem's cost.
     with suppress(ProblemError):
         frugal.signature(lane.instance)
-        ways.setdefault(frugal.hints(lane.instance).arithmetic, frugal)
-    for way in ways.values():
-        window = _Window(way, replace(plan, width=1), observe, seconds, streamed=way is not backend)
+        candidates.setdefault(frugal.hints(lane.instance).arithmetic, frugal)
+    for candidate in candidates.values():
+        window = _Window(candidate, replace(plan, width=1), observe, seconds, streamed=candidate is not backend)
         _, shortage = yield from window.run(Batch([]), [lane])
         del window
         if shortage is None:
@@ -91,16 +91,16 @@ def _run_alone(
         reason = shortage.reason
         backend.release()
         observe(Narrowed(plan.width, [lane.ticket]))
-    outcome = rejected(lane.ticket, _describe_shortage(lane.instance, list(ways), reason))
+    outcome = make_rejection(lane.ticket, _describe_shortage(lane.instance, list(candidates), reason))
     yield Retired([lane.instance], Outcomes.from_rows([outcome]))
 
 
-def _describe_shortage(instance: Instance[Any], ways: Sequence[str], reason: str) -> str:
-    """Return the message of a problem for which memory did not suffice in any arithmetic that was tried."""
-    (n, m), tried = instance.shape, " or ".join(f"as {name!r}" for name in ways)
+def _describe_shortage(instance: Instance[Any], arithmetic: Sequence[str], reason: str) -> str:
+    """Return the message of a problem for which memory did not suffice in any of these kinds of arithmetic."""
+    (n, m), tried = instance.shape, " or ".join(f"as {name!r}" for name in arithmetic)
     advice = "free memory or use fewer points"
     if instance.is_dense:
-        advice += "; of points in place of a dense cost no matrix need be kept"
+        advice += "; with points in place of a dense cost no matrix has to be stored"
     return f"there is not enough memory for this problem alone {tried} ({reason}); it has {n} x {m} points: {advice}"
 
 
@@ -109,12 +109,12 @@ class _Window:
 
     Attributes:
         live: Lanes still to be solved, by their number in the pack.
-        progress: Depths and stale residuals of all lanes of the pack, live or not; as are the next two columns.
-        stops: What the residual of each lane must not exceed.
-        holds: The residual at which each lane is held; -inf: it is not.
+        progress: Depths and stale residuals of all lanes of the pack, live or not, as columns.
+        stops: Largest residual at which each lane of the pack passes.
+        holds: The residual at which each lane of the pack is held; -inf: it is not held.
         clock: Cycles that the pack has run.
         on_grid: Whether all live lanes are due for an audit, not only those at their last state.
-        spent: Slots and legs that observers were told of.
+        spent: Slots and legs that events have reported so far.
         arithmetic: Precision and representation of all lanes of the pack.
         streamed: Whether lanes stream only for lack of memory.
     """
@@ -165,7 +165,7 @@ class _Window:
         return self.plan, None
 
     def _open(self, opening: Sequence[Admission]) -> None:
-        """Build the pack. What has to be compiled is compiled before, so that no measured time contains it."""
+        """Build the pack. Kernels are compiled before, so that the time of no other method contains compilation."""
         instances = [lane.instance for lane in opening]
         self.arithmetic = self.backend.hints(instances[0]).arithmetic
         with self._verb("prepare"):
@@ -194,10 +194,10 @@ class _Window:
         """Judge the lanes that are due; return those that leave, with residuals and statuses."""
         plan, live = self.plan, self.live
         final = last_states(live, self.progress.depths, plan.max_depth, plan.expired)
-        bars = Bars(self.progress.stale, self.stops, self.holds, final)
+        limits = Limits(self.progress.stale, self.stops, self.holds, final)
         due, quorum = list(live) if self.on_grid else list(final), len(live) if plan.mode.together else 0
         leaving, residuals, statuses, counts = judge(
-            bars, due, plan.audit, self._screen, self._verify, exact=plan.exact, quorum=quorum
+            limits, due, plan.audit, self._screen, self._verify, exact=plan.exact, quorum=quorum
         )
         self.observe(Audited(counts, self._newly_spent()))
         return leaving, residuals, statuses
@@ -239,7 +239,7 @@ class _Window:
         """Return the places of lanes whose own state was emitted, and a message if another state was."""
         for column in emission:
             if len(column) != len(leaving):
-                return [], f"emit was asked for {len(leaving)} lanes and returned {len(column)}"
+                return [], f"emit was called for {len(leaving)} lanes and returned {len(column)}"
         owned = [owner is self.live[lane].instance for lane, owner in zip(leaving, emission.instances, strict=True)]
         stray = ""
         if not all(owned):
@@ -283,7 +283,7 @@ class _Window:
         self.observe(Repacked(len(lanes), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))
 
     def _number(self, lanes: Sequence[Admission], kept: Sequence[int] = ()) -> None:
-        """Number the lanes of a pack. The first are those that had the numbers `kept`; the others start."""
+        """Number the lanes of a pack. The first ones had the numbers `kept` before; the others are new."""
         self.live, fresh = dict(enumerate(lanes)), len(lanes) - len(kept)
         depths, stale, holds = list[int](), list[float](), list[float]()
         if kept:

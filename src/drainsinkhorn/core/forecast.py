@@ -17,23 +17,23 @@ from drainsinkhorn.core.events import Advanced, Event, Narrowed, Retired
 EARLY_DEPTH, EARLY_RESIDUAL = 8, 0.1
 """Before this depth, and while the residual exceeds this value, the rate of a lane is not known yet."""
 SPREAD = 32
-"""Points of its history that a lane keeps at most; they are about 1 / SPREAD of its depth apart."""
+"""Largest number of points of its history that a lane keeps; they are about 1 / SPREAD of its depth apart."""
 FLAT = 1e-3
-"""A residual that fell by less than this share over the fitted part is taken to stand still."""
+"""If the residual fell by less than this share over the fitted part, the lane has no forecast."""
 
 
-class Forecast:
+class DepthForecast:
     """Predicts the depth at which one lane will reach its stop."""
 
     def __init__(self) -> None:
-        # Depth and log residual of the later half, the last one included.
+        # Depth and log residual of the later half of the history, up to the last residual.
         self._points: list[tuple[int, float]] = []
 
-    def tell(self, depth: int, stale: float) -> None:
+    def add(self, depth: int, stale: float) -> None:
         """Add the residual of the stale side after `depth` cycles; one that is zero or not finite is ignored."""
         points = self._points
         while points and points[-1][0] >= depth:
-            # The same depth again, or a lane that started anew.
+            # The same depth again, or the lane has started again.
             points.pop()
         if not 0 < stale < math.inf:
             return
@@ -61,18 +61,18 @@ class Forecast:
 
 
 def _line(points: list[tuple[int, float]]) -> tuple[float, float, float]:
-    """The least-squares line through points: its middle, the value there, and its slope."""
+    """The least-squares line through points: the mean depth, the value there, and the slope."""
     x = math.fsum(p[0] for p in points) / len(points)
     y = math.fsum(p[1] for p in points) / len(points)
     square = math.fsum((p[0] - x) ** 2 for p in points)
     return x, y, math.fsum((p[0] - x) * (p[1] - y) for p in points) / square
 
 
-class Lane(NamedTuple):
+class PredictedLane(NamedTuple):
     """A live lane: cycles it has run, and its predicted depth; None if that is unknown."""
 
     depth: int
-    foretold: float | None
+    predicted_depth: float | None
 
 
 class Remaining(NamedTuple):
@@ -89,12 +89,12 @@ class Forecasts:
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[int, tuple[Forecast, Standing]] = {}
+        self._lanes: dict[int, tuple[DepthForecast, Standing]] = {}
 
     def __call__(self, event: Event) -> None:
         """Receive an event."""
         if isinstance(event, Advanced):
-            self._look(event.standings())
+            self._update(event.standings())
         elif isinstance(event, Retired):
             for ticket in event.outcomes.tickets:
                 self._lanes.pop(ticket, None)
@@ -102,22 +102,22 @@ class Forecasts:
             for ticket in event.again:
                 self._lanes.pop(ticket, None)
 
-    def lanes(self) -> dict[int, Lane]:
-        """Every live lane, by ticket."""
+    def lanes(self) -> dict[int, PredictedLane]:
+        """Return every live lane with its forecast, by ticket."""
         return {
-            ticket: Lane(standing.depth, forecast.depth(standing.stop))
+            ticket: PredictedLane(standing.depth, forecast.depth(standing.stop))
             for ticket, (forecast, standing) in self._lanes.items()
         }
 
     def remaining(self) -> Remaining:
         """Return how many cycles the live lanes still need."""
         lanes = self.lanes().values()
-        known = [lane.foretold - lane.depth for lane in lanes if lane.foretold is not None]
+        known = [lane.predicted_depth - lane.depth for lane in lanes if lane.predicted_depth is not None]
         return Remaining(math.fsum(known), len(lanes) - len(known))
 
-    def _look(self, standings: Iterable[Standing]) -> None:
+    def _update(self, standings: Iterable[Standing]) -> None:
         before, self._lanes = self._lanes, {}
         for standing in standings:
-            forecast = before[standing.ticket][0] if standing.ticket in before else Forecast()
-            forecast.tell(standing.depth, standing.stale)
+            forecast = before[standing.ticket][0] if standing.ticket in before else DepthForecast()
+            forecast.add(standing.depth, standing.stale)
             self._lanes[standing.ticket] = forecast, standing

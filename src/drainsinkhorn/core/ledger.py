@@ -49,10 +49,10 @@ COUNTED = (
     "frozen",
     "narrowed",
 )
-"""Fields of a ledger that add up."""
+"""Fields of a ledger that are sums; `Ledger.add` adds those of another ledger."""
 
-_Queue = tuple[int, Callable[[int], int], list[int]]
-"""Capacity of a pack, physical width of so many lanes, and tickets in the order of admission."""
+_Admitted = tuple[int, Callable[[int], int], list[int]]
+"""Capacity of a pack, the physical width of a number of lanes, and tickets in the order of admission."""
 
 
 @dataclass
@@ -62,10 +62,21 @@ class Ledger:
     Attributes:
         slots: Lanes times cycles that the kernels executed.
         legs: Reductions executed: two per cycle, one to measure a lane's first leg, two per verify.
+        audits: Number of audits.
+        screened: Lanes screened, summed over audits; a lane counts once in each.
+        verified: Lanes verified.
+        rejected: Lanes that were verified and did not pass.
+        shadowed: Lanes verified although their screen did not pass (`Audit.shadow`).
+        shadow_ready: Shadowed lanes that would have passed.
+        repacks: Number of repacks.
+        refills: Problems admitted by repacks.
+        frozen: Lanes frozen.
+        narrowed: Times that memory ran out.
         depths: Depth of every problem that ran, by ticket, in the order in which they retired.
         widths: Runs of (width, cycles), in the order of execution.
+        choices: Choices that were left to "auto".
+        seconds: Wall time in seconds of each method of the backend, by its name.
         rescue: The account of the rescue run, kept apart.
-        seconds: Wall time by verb, where it was measured.
     """
 
     slots: int = 0
@@ -85,10 +96,10 @@ class Ledger:
     choices: list[Chosen] = field(default_factory=list[Chosen])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     rescue: Ledger | None = None
-    _queues: list[_Queue] = field(default_factory=list[_Queue], repr=False)
+    _queues: list[_Admitted] = field(default_factory=list[_Admitted], repr=False)
 
     def __call__(self, event: Event) -> None:
-        """Enter an event."""
+        """Add an event to the account."""
         match event:
             case Retired(_, outcomes):
                 self.depths.update(zip(outcomes.tickets, outcomes.depths, strict=True))
@@ -127,7 +138,7 @@ class Ledger:
                 pass
 
     def account(self) -> dict[str, Any]:
-        """This ledger as plain numbers, for `add` in another process."""
+        """Return this ledger as plain numbers, for `add` in another process."""
         return {
             **{name: getattr(self, name) for name in COUNTED},
             "widths": self.widths,
@@ -153,7 +164,7 @@ class Ledger:
 
     @property
     def static_slots(self) -> int:
-        """Slots of static batches of the same width, filled in the order in which these problems were admitted."""
+        """Slots of static batches of the same width, with the problems in the order in which they were admitted."""
         return sum(width * cycles for width, cycles in self.static_widths)
 
     @property
@@ -174,7 +185,7 @@ class Ledger:
 
     @property
     def padding(self) -> float:
-        """Static slots per needed slot, minus one: what there was to remove."""
+        """Static slots over needed slots (the sum of depths), minus one: the share that compaction can remove."""
         needed = sum(self.depths.values())
         return self.static_slots / needed - 1 if needed else 0.0
 

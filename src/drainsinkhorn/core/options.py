@@ -94,7 +94,7 @@ STARTS = ("auto", "gaussian", "zero")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What is known of problems before they run, for mode="auto". It may change the time of a run, never a result.
+    """Depths and costs known before a run, for mode="auto". A profile may change the time of a run, never a result.
 
     Attributes:
         depths: Depths of problems like these, from an earlier run (`ledger.depths.values()`).
@@ -121,9 +121,16 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Options made definite for one run: what the executor reads, and why it was chosen.
+    """How the executor runs problems: the options of a run with every choice made.
 
-    `expired` holds the tickets whose deadline has come: their lanes leave at the next audit.
+    Attributes:
+        mode: How finished lanes are treated.
+        width: Largest number of lanes of a pack.
+        audit: When and how lanes are checked.
+        max_depth: The depth limit, in cycles.
+        exact: True if every verify is a certificate.
+        reason: Why the mode was chosen.
+        expired: Tickets whose deadline has come; their lanes leave at the next audit.
     """
 
     mode: Mode
@@ -140,12 +147,12 @@ class Plan:
         return self.mode.holds(self.audit)
 
     def stop(self, instance: Instance[Any]) -> float:
-        """What the residual of an instance must not exceed."""
+        """Return the largest residual at which an instance passes."""
         return self.audit.margin * instance.tol
 
 
 class Settings(TypedDict, total=False):
-    """The fields of Options but tol and init, for functions that take them as keywords."""
+    """The fields of Options except tol and init, for functions that take them as keywords."""
 
     max_depth: int
     width: int | None
@@ -180,7 +187,7 @@ class Options:
         rescue: Rerun an unconverged problem at width one in float64 before reporting it.
         lookahead: Problems that `stream` may read ahead to group them by signature.
         strict: Raise on the first INVALID problem instead of reporting it.
-        profile: What is known of the problems, for mode "auto"; None: nothing.
+        profile: Depths and costs that are known of the problems, for mode "auto"; None: nothing is known.
         order: "given", or by predicted depth among what may be read ahead: "grouped" runs deep problems first, with
             others of their depth; "mixed" gives every window some of each. It changes no result.
         recheck: Which CONVERGED results are recomputed from your own arrays before they are returned: "sampled" (some
@@ -241,16 +248,16 @@ class Options:
         mode, reason = self._pick(count, width)
         if mode.refill is not None and isinstance(self.audit.every, Geometric):
             raise OptionsError(
-                f"mode {mode.name!r} refills lanes, and a geometric audit would look at them ever more rarely; "
+                f"mode {mode.name!r} refills lanes, and a geometric audit would check them ever more rarely; "
                 'use Audit(every=k), or mode="compact"'
             )
         return Plan(mode, mode.width or width, self.audit, self.max_depth, self.certify == "always", reason)
 
     def _pick(self, count: int | None, width: int) -> tuple[Mode, str]:
         if isinstance(self.mode, Mode):
-            return self.mode, "given"
+            return self.mode, "the caller passed this mode"
         if self.mode != "auto":
-            return MODES[self.mode], "asked for"
+            return MODES[self.mode], "the caller named this mode"
         if count == 1:
             return MODES["width-one"], "there is one problem"
         if isinstance(self.audit.every, Geometric):
@@ -267,13 +274,13 @@ class Options:
             return compact, why
         if profile.ends_together(self.audit):
             equal = f"depths from {min(profile.depths)} to {max(profile.depths)} end together, so nothing is compacted"
-            # Not frozen: finished lanes run out with the others, and no lane waits in lockstep.
+            # Not frozen, since frozen lanes would run in lockstep: finished lanes stay in the kernel until all end.
             return replace(compact, min_shrink=math.inf, freeze=False), f"{why}; {equal}"
         return replace(
             compact, min_shrink=profile.min_shrink
         ), f"{why}; a repack pays from {profile.min_shrink:g} lanes"
 
-    def changed(self, tol: Any, settings: Settings, init: str = "auto") -> Options:
+    def with_settings(self, tol: Any, settings: Settings, init: str = "auto") -> Options:
         """Return these options with some fields changed; unknown names raise OptionsError.
 
         Args:

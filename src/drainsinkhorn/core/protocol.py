@@ -2,7 +2,7 @@
 
 Between calls a lane has potentials (f, g) and its next f-leg, *measured but not applied*. Every leg measures the
 residual of its own side at the state it starts from, so the measured leg is the screen, for free.
-`drainsinkhorn.testing.check_backend` runs these promises as a suite.
+`drainsinkhorn.testing.check_backend` tests whether a backend keeps this contract.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Progress(NamedTuple):
 
 
 def is_held(stale: float, stop: float) -> bool:
-    """Whether a lane is skipped for the rest of an advance. NaN is; with a stop of -inf no lane is."""
+    """True if a lane is skipped for the rest of an advance: its residual is not above the stop. -inf holds no lane."""
     return stop > -math.inf and not stale > stop
 
 
@@ -74,16 +74,16 @@ class Emission(NamedTuple):
 
 
 class Pack(Protocol[A]):
-    """Live state of some lanes. Owns every array; speaks in lane numbers and Python floats.
+    """Live state of some lanes. A pack owns every array; its methods take and return lane numbers and Python numbers.
 
-    If a method runs out of memory it raises MemoryError, never an error of its library. After `repack` the pack must
-    be as it was before. After any other method the pack is discarded, and its live lanes run again from their starts in
-    a narrower one; so a pack may allocate the buffers of a method, those of `verify` too, when the method is called.
+    If memory runs out, a method raises MemoryError, never an error of its library. If `repack` raises it, the pack must
+    be as it was before. If another method raises it, the pack is discarded, and its live lanes run again from their
+    starts in a narrower pack; so a pack may allocate the buffers of any method when the method is called.
     """
 
     @property
     def width(self) -> int:
-        """Lanes the kernel executes; may exceed the occupied ones (a ladder), which alone are addressed."""
+        """Lanes the kernel executes, which may exceed the occupied ones (a width ladder). Only these have numbers."""
         ...
 
     @property
@@ -98,7 +98,7 @@ class Pack(Protocol[A]):
         runs, so a lane whose verify was rejected moves on. A lane whose newly measured residual is not greater than its
         stop (`is_held`) is held for the rest of the call: skipped, at no slot. The call ends early when every lane that
         is not frozen is held; in lockstep it ends when the first one is, so that every lane moves in every cycle.
-        Frozen lanes are executed and the outcome discarded, for as many cycles as the call runs: they cost slots.
+        Frozen lanes are executed for as many cycles as the call runs, and their results discarded: they cost slots.
         """
         ...
 
@@ -123,12 +123,12 @@ class Pack(Protocol[A]):
         ...
 
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[A]] = ()) -> None:
-        """Lane j becomes `keep[j]`, then the admitted problems follow in order. Compaction and refill are this verb."""
+        """Keep some lanes (`keep[j]` becomes lane j) and append the admitted problems: compaction and refill."""
         ...
 
 
 class Counted:
-    """Width and work of a pack that lists its lanes, for packs to inherit."""
+    """Base class of packs that keep their lanes in a list: width and work."""
 
     _lanes: list[Any]
     _slots: int
@@ -141,7 +141,7 @@ class Counted:
 
     @property
     def spent(self) -> Spent:
-        """Slots and legs so far."""
+        """Slots and legs executed since the pack was built."""
         return Spent(self._slots, self._legs)
 
 
@@ -165,7 +165,7 @@ class Hints(NamedTuple):
 
 
 class Backend(Protocol[A]):
-    """A way to compute: frozen, picklable settings, never arrays."""
+    """A way to compute. A backend consists of frozen, picklable settings and holds no arrays."""
 
     @property
     def name(self) -> str:
@@ -184,15 +184,15 @@ class Backend(Protocol[A]):
 
     @property
     def accelerations(self) -> Sequence[str]:
-        """Names it accepts for `accelerate`, best first; always ends with "none"."""
+        """Names it accepts for `accelerate`, best first; the last is always "none"."""
         ...
 
     def signature(self, instance: Instance[A]) -> Hashable:
-        """Problems of equal signature may share a pack. Raises ProblemError for one this backend cannot take."""
+        """Problems of equal signature may share a pack. Raises ProblemError for a problem it does not support."""
         ...
 
     def width_for(self, lanes: int) -> int:
-        """Physical width of that many lanes, zero included: identity, or the next rung of a compile ladder."""
+        """Physical width of a pack of so many lanes, zero included: that number, or the next width it compiles."""
         ...
 
     def hints(self, instance: Instance[A]) -> Hints:
@@ -216,7 +216,7 @@ class Backend(Protocol[A]):
         ...
 
     def precise(self) -> Backend[A]:
-        """The same backend with all arithmetic in float64; itself where it already is. Rescue runs there."""
+        """The same backend with all arithmetic in float64, for the rescue; itself if it already computes in float64."""
         ...
 
     def frugal(self) -> Backend[A]:

@@ -20,11 +20,11 @@ class Source(Protocol):
     """Hands problems of one signature to the executor."""
 
     def take(self, count: int) -> Sequence[Admission]:
-        """Up to `count` problems; empty if there is none now."""
+        """Return up to `count` problems; none if no problem is there now."""
         ...
 
     def give_back(self, admissions: Sequence[Admission]) -> None:
-        """Take these again, to be handed out first (there was no memory for them)."""
+        """Put problems back in front, because memory did not suffice for them."""
         ...
 
 
@@ -35,9 +35,9 @@ class Batch:
         self._waiting = deque(admissions)
 
     def take(self, count: int) -> Sequence[Admission]:
-        """Up to `count` problems."""
+        """Return up to `count` problems."""
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 
     def give_back(self, admissions: Sequence[Admission]) -> None:
-        """Take these again."""
+        """Put problems back in front."""
         self._waiting.extendleft(reversed(admissions))

@@ -9,6 +9,7 @@ when the worker is lost has a strike, and after some strikes it is quarantined.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Generator
@@ -23,10 +24,10 @@ from drainsinkhorn.fleet.pool import Pool
 from drainsinkhorn.fleet.worker_run import Assignment, Message
 from drainsinkhorn.model.errors import FleetError, ProblemError
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import Outcome, Result, rejected
+from drainsinkhorn.model.result import Outcome, Result, make_rejection
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import to_caller
-from drainsinkhorn.run.extend import carried_start
+from drainsinkhorn.run.extend import start_from_predecessor
 from drainsinkhorn.run.queue import Chains, Ended
 from drainsinkhorn.run.session import Session
 
@@ -197,7 +198,7 @@ class Dispatch:
             self._again.append(Group([ticket], suspect=True))
             return
         detail = f"{strikes} workers were lost while they had this problem and no other; the last one: {reason}"
-        self._finish(rejected(ticket, detail, Status.QUARANTINED))
+        self._finish(make_rejection(ticket, detail, Status.QUARANTINED))
 
     def _close_accounts(self) -> None:
         """Add what every live worker has spent to the ledger."""
@@ -245,7 +246,7 @@ class Dispatch:
         if not state.tickets:
             state.heard = time.monotonic()
         state.tickets.update(group.tickets)
-        state.load += self._backlog.work(group.tickets)
+        state.load += math.fsum(self._backlog.predicted[ticket] for ticket in group.tickets)
         state.alone = group.suspect
         self._pool.send(worker, wire.send(group.tickets, [self._backlog.problems[ticket] for ticket in group.tickets]))
 
@@ -288,7 +289,7 @@ class Dispatch:
             # Without memory for the predecessor's potentials it starts as if it were the first of its chain.
             with suppress(MemoryError):
                 instance = self.session.validate(self._backlog.problems[ticket])
-                start = carried_start(predecessor, instance, self.session.backend)
+                start = start_from_predecessor(predecessor, instance, self.session.backend)
         self._backlog.queue(ticket, start)
 
     def _reject(self, ticket: int, problem: Problem[Any], reason: Exception) -> None:
@@ -305,7 +306,7 @@ class Dispatch:
         ticket, problem = outcome.ticket, self.session.problems[outcome.ticket]
         state.tickets.remove(ticket)
         state.alone = state.alone and bool(state.tickets)
-        work = self._backlog.work([ticket])
+        work = self._backlog.predicted[ticket]
         state.load = state.load - work if state.tickets else 0.0
         state.done += work
         if outcome.potentials is not None:

@@ -1,1 +1,1 @@
-"""What is solved and what comes back: problems, costs, results. Arrays are a type variable here."""
+"""Problems, costs, results and errors. The type of arrays is a type variable, so no array library is imported."""

@@ -23,12 +23,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """Costs that are distances: `factor |u - v|^2`, where u and v are the points. Every backend has kernels for them.
+    """Costs that are distances: `factor |u - v|^2` or `factor |u - v|`. Every backend has kernels for them.
 
     Attributes:
         factor: A positive number by which the squared distance, or the distance, is multiplied.
-        root: The cost is the distance itself, not its square.
-        directions: u and v are the points scaled to length one.
+        root: True if the cost is the distance itself, False if it is its square.
+        directions: True if u and v are the points scaled to length one, False if they are the points.
     """
 
     factor: float = 1.0

@@ -33,12 +33,12 @@ class TransportCost(NamedTuple):
 class Couplings(Protocol[A]):
     """Finished plans of several problems, consumed together, in their order. Only `plan` stores n x m arrays.
 
-    A side is "row" (the points of x) or "col" (the points of y). Returned arrays are of the library, and on the device,
-    of the problem's arrays.
+    A side is "row" (the points of x) or "col" (the points of y). Returned arrays have the library and the device of the
+    problem's arrays.
     """
 
     def log_ratios(self, side: str = "row") -> list[A]:
-        """`log (P 1)_i / a_i` for every point of the side."""
+        """`log((P 1)_i / a_i)` for every point of the side."""
         ...
 
     def apply(self, values: Sequence[A], side: str = "row") -> list[A]:
@@ -46,7 +46,7 @@ class Couplings(Protocol[A]):
         ...
 
     def average(self, values: Sequence[A], side: str = "row") -> list[A]:
-        """Means of values under the conditional distribution of every point of the side, even one of weight zero."""
+        """Means of values under the conditional distribution of every point of the side, also of weight zero."""
         ...
 
     def barycentric_map(self, side: str = "row") -> list[A]:
@@ -54,15 +54,15 @@ class Couplings(Protocol[A]):
         ...
 
     def top_match(self, side: str = "row") -> list[A]:
-        """Index of the point of the other side to which each point sends most mass; of equal masses the first."""
+        """Index of the point of the other side to which each point sends most mass; the first one if several do."""
         ...
 
     def sample(self, count: int, seeds: Sequence[Any]) -> list[tuple[A, A]]:
-        """Independent index pairs drawn from each plan."""
+        """`count` independent index pairs (i, j) drawn from each plan, as two arrays (count,); one seed per plan."""
         ...
 
     def partners(self, rows: Sequence[A], seeds: Sequence[Any]) -> list[A]:
-        """For points of x, by index, the index of a point of y each, drawn from its conditional distribution."""
+        """For each index of a point of x, the index of a point of y drawn from its conditional distribution."""
         ...
 
     def transport_cost(self) -> list[TransportCost]:
@@ -79,7 +79,7 @@ class Couplings(Protocol[A]):
 
 
 class Coupler(Protocol[A]):
-    """Builds finished plans; every backend does."""
+    """Builds finished plans. Every backend is a Coupler."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Everything the library raises on purpose."""
+"""Exceptions and warnings of the library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class DrainError(Exception):
-    """Root of every error this library raises on purpose."""
+    """Base class of every exception that this library raises on purpose."""
 
 
 class ProblemError(DrainError, ValueError):
@@ -21,14 +21,14 @@ class OptionsError(DrainError, ValueError):
 
 
 class BackendUnavailable(DrainError, ImportError):
-    """A backend was asked for by name and cannot run here; the text says what to install."""
+    """A backend was requested by name and cannot run here; the text says what to install."""
 
 
 class ContractError(DrainError, AssertionError):
     """A backend broke a promise of the pack contract.
 
     Attributes:
-        results: If `solve` raised it: every Result finished before, by ticket.
+        results: Results by ticket that were finished before, if `solve` raised the error; else empty.
     """
 
     def __init__(self, message: str) -> None:
@@ -67,8 +67,9 @@ class Interrupted(KeyboardInterrupt):
 
     Attributes:
         results: Results by ticket: of finished problems, and of unconverged ones that waited for their rescue.
-        unrescued: Tickets of the latter. Their results are those of the first run, and do not count as finished.
-        total: Problems in all.
+        unrescued: Tickets of problems that waited for their rescue. Their results are those of the first run, and do
+            not count as finished.
+        total: Number of problems, finished or not.
         ledger: The account of the run so far.
     """
 
@@ -115,7 +116,7 @@ class FleetError(DrainError, RuntimeError):
 
 
 class DrainWarning(RuntimeWarning):
-    """Root of every warning this library issues."""
+    """Base class of every warning that this library issues."""
 
 
 class ConvergenceWarning(DrainWarning):
@@ -124,7 +125,7 @@ class ConvergenceWarning(DrainWarning):
     If warnings are turned into errors no result of `solve` is lost: `solution` is what it would have returned.
 
     Attributes:
-        solution: The Solution if `solve` warns; None if a stream or taking a plan does.
+        solution: The Solution if `solve` issued the warning; None if a stream did, or taking a plan.
     """
 
     def __init__(self, message: str, solution: object = None) -> None:
@@ -133,11 +134,11 @@ class ConvergenceWarning(DrainWarning):
 
 
 class ObserverWarning(DrainWarning):
-    """An observer raised, and received no further events; the run continued without it.
+    """An observer raised an exception and received no further events; the run continued without it.
 
     Attributes:
         solution: As for ConvergenceWarning.
-        __cause__: What the observer raised.
+        __cause__: The exception that the observer raised.
     """
 
     def __init__(self, message: str, solution: object = None) -> None:
@@ -150,7 +151,7 @@ def warn(warning: DrainWarning, cause: Exception | None = None) -> None:
 
     Args:
         warning: The warning.
-        cause: The exception that it reports; None: none.
+        cause: The exception that the warning reports; None if there is none.
     """
     if cause is not None:
         warning.__cause__ = cause
@@ -160,7 +161,7 @@ def warn(warning: DrainWarning, cause: Exception | None = None) -> None:
     try:
         warnings.warn(warning, stacklevel=level)
     finally:
-        # If warnings are errors, the traceback refers to this frame: no cycle of references may keep a solution.
+        # If warnings are errors, the traceback refers to this frame, and a reference cycle would keep the solution.
         del warning, cause, frame
 
 

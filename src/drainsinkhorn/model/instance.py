@@ -1,4 +1,4 @@
-"""A problem in normal form: what backends compute with."""
+"""A problem in normal form, as backends receive it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Instance(WeaklyReferable, Generic[A]):
 
     Attributes:
         eps: Strength of the entropic term, in units of the cost.
-        tol: The residual at which a lane may leave: the tol that was asked for, times the margin of the audit.
+        tol: The residual at which a lane may leave: the tol of the problem or the run, times the margin of the audit.
         a: Source weights, a NumPy vector (n,) in float64. It must not be written to: instances share uniform weights.
         b: Target weights, a NumPy vector (m,) in float64, not to be written to either.
         cost: The cost between points; `Cost()` with a dense matrix, where it has no meaning.
@@ -78,5 +78,5 @@ class Instance(WeaklyReferable, Generic[A]):
 
     @property
     def like(self) -> Any:
-        """The caller's array whose library, device and dtype the answer takes."""
+        """The caller's array whose library, device and dtype the result has."""
         return self.x if self.matrix is None else self.matrix

@@ -1,4 +1,4 @@
-"""What comes back: residuals, outcomes in columns, and one Result per problem, made when it is accessed."""
+"""Residuals, outcomes in columns, and one Result per problem, which is made when it is accessed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Residual(NamedTuple):
         row: `sum_i |(P 1)_i - a_i|`.
         col: `sum_j |(P^T 1)_j - b_j|`.
         band: Rounding error of both. With `certify="always"` it is a rigorous bound, otherwise a calibrated estimate
-            (see docs/how-it-works.md, "Rounding").
+            (see docs/explanation/precision.md).
     """
 
     row: float
@@ -42,6 +42,7 @@ def _worst(row: float, col: float, band: float) -> float:
 
 
 UNKNOWN = Residual(math.nan, math.nan, math.nan)
+"""The residual of a problem that did not run."""
 
 
 class Residuals(NamedTuple):
@@ -100,7 +101,7 @@ class Outcome(NamedTuple):
     rescued: bool = False
 
 
-def rejected(ticket: int, detail: str, status: Status = Status.INVALID) -> Outcome:
+def make_rejection(ticket: int, detail: str, status: Status = Status.INVALID) -> Outcome:
     """Return the outcome of a problem that did not run."""
     return Outcome(ticket, None, UNKNOWN, status, 0, detail=detail)
 
@@ -109,8 +110,8 @@ def rejected(ticket: int, detail: str, status: Status = Status.INVALID) -> Outco
 class Outcomes:
     """Outcomes of many problems as columns, in the order in which the problems ended.
 
-    Columns of numbers cost the garbage collector nothing, however many problems there are. The column `tickets` is
-    written last: a row counts once its ticket is there, so an interrupt leaves no half row behind.
+    The garbage collector does not visit numbers in a list, however many problems there are. The column `tickets` is
+    written last: a row counts once its ticket is there, so an interrupted write leaves no incomplete row.
     """
 
     f: list[Any] = field(default_factory=list[Any])
@@ -208,7 +209,7 @@ class Result(Generic[A]):
             rounded up to the backend's stride. The ledger has both (`ledger.depths`, `ledger.rescue.depths`).
         backend: The backend that ran it.
         arithmetic: Precision and representation in which it ran.
-        acceleration: What was used to need fewer cycles; "none" for plain Sinkhorn.
+        acceleration: Name of the acceleration; "none" for plain Sinkhorn.
         rescued: True if this is the result of the rescue (a second run, alone in float64): it converged, or came nearer
             to tol than the first run. `detail` mentions a rescue that did not help.
         widened: True if potentials have a wider dtype than the points: that of the points is not accurate enough for

@@ -99,7 +99,7 @@ def update(
         before: x of the update before, (n,); None if there was none, so that no displacement is added.
         lam: Damping: 1 where the marginal of this side is a constraint.
     """
-    x = potentials - eps * stride.step * lam * log_ratios
+    x = potentials - eps * lam * stride.step * log_ratios
     if before is None or stride is PLAIN:
         return x, x
     return x + stride.beta * (x - before), x

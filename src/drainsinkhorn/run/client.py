@@ -1,4 +1,4 @@
-"""Solving as a service inside a program: concurrent requests share packs."""
+"""A solver for concurrent callers inside one program: their problems share packs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Client:
         observe: Receives every event of the run, in the client's own thread.
         capacity: Largest number of problems that wait, and of unfinished requests of one event loop.
         patience: Seconds after which problems of another signature may no longer overtake a waiting problem.
-        through: Function that solves the feed in place of `stream`: the `stream` method of a fleet.
+        through: Function that solves the feed: `stream`, or the `stream` method of a fleet.
         **settings: Fields of Options.
 
     Examples:
@@ -65,15 +65,15 @@ class Client:
         self._thread.start()
 
     def submit(self, problem: Problem[Any], *, deadline: float | None = None, timeout: float | None = None) -> Answer:
-        """Hand in a problem from any thread; waits for room. See `Feed.push`."""
+        """Hand in a problem from any thread and return its future; waits while the feed is full. See `Feed.push`."""
         return self._feed.push(problem, deadline=deadline, timeout=timeout)
 
     async def solve(self, problem: Problem[Any], *, deadline: float | None = None) -> Result[Any]:
-        """Solve a problem; many may be awaited at once. Cancelled tasks leave their lanes.
+        """Solve a problem; many may be awaited at once. If the task is cancelled, the lane leaves at the next audit.
 
         Args:
             problem: The problem.
-            deadline: Seconds from now, waiting for room included; then DeadlineError is raised.
+            deadline: Seconds from now, time in the queue included; then DeadlineError is raised. None: no deadline.
         """
         loop = asyncio.get_running_loop()
         room, until = self._room(loop), None if deadline is None else loop.time() + deadline
@@ -91,7 +91,7 @@ class Client:
         except TimeoutError:
             if deadline is None:
                 raise
-            raise DeadlineError(f"the deadline of {deadline:.3g} s came first", None) from None
+            raise DeadlineError(f"there was no result before the deadline of {deadline:.3g} s", None) from None
 
     def _room(self, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
         if loop not in self._rooms:
@@ -101,13 +101,13 @@ class Client:
     def _drain(self, run: Iterator[Result[Any]]) -> None:
         try:
             for _ in run:
-                # The feed has answered it.
+                # The feed has set the result of its future.
                 pass
-        except Exception:  # noqa: BLE001  every future has it, and so does the next push
+        except Exception:  # noqa: BLE001  every future raises it, and so does the next push
             return
 
     def close(self) -> None:
-        """Answer what was handed in, then end."""
+        """Accept no further problems, and return when those handed in are solved."""
         self._feed.close()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Finished plans of problems as they were given, for those who have potentials and no Result."""
+"""Finished plans from problems and potentials, for callers that have no Result."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from drainsinkhorn.run.validate import validate
 def couple(
     backend: Coupler[Any], problems: Sequence[Problem[Any]], potentials: Sequence[Potentials[Any]]
 ) -> Couplings[Any]:
-    """The finished plans of valid problems with these potentials; arrays on a device are not read to check them."""
+    """Return the finished plans of valid problems with these potentials. Arrays on a device are taken to be finite."""
     return backend.couple([validate(problem, tol=1.0, finite=True) for problem in problems], potentials)

@@ -1,4 +1,4 @@
-"""Starts from the potentials of another problem."""
+"""Starting potentials of a problem, computed from the potentials of another problem."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from drainsinkhorn.run.validate import validate
 def extend(
     known: Problem[Any], potentials: Potentials[Any], problem: Problem[Any], backend: Backend[Any] | None = None
 ) -> Potentials[Any]:
-    """Potentials for a problem from those of another one, over other points or weights: the paper's proposals.
+    """Return potentials to start a problem with, from those of a problem over other points or weights.
 
-    Where the points are the same they are taken over; a new point gets its soft c-transform against the other side of
-    the known problem, `f(x) = -eps log sum_j b_j exp((g_j - C(x, y_j)) / eps)`.
+    The paper calls them proposals. A side whose points are the same keeps its potentials; on the other side each point
+    gets its soft c-transform against the known problem, `f(x) = -eps log sum_j b_j exp((g_j - C(x, y_j)) / eps)`.
 
     Args:
-        known: The problem whose potentials are known, as given.
+        known: The problem whose potentials are known.
         potentials: Its potentials.
-        problem: The problem to start, as given.
-        backend: Who computes c-transforms; by default the one that "auto" would take for the problem.
+        problem: The problem to start.
+        backend: The backend that computes c-transforms; None: the one that "auto" takes for the problem.
 
     Returns:
         A start to pass as `Problem(init=...)`.
 
     Raises:
-        ProblemError: If one of them is a dense cost of another shape, or they live in different dimensions.
+        ProblemError: If a problem has a dense cost and the shapes differ, or if costs or dimensions of points differ.
     """
     old, new = validate(known, tol=1.0), validate(problem, tol=1.0)
     return extend_instance(old, potentials, new, choose(problem)[0] if backend is None else backend)
@@ -58,26 +58,26 @@ def extend_instance(
     if old.cost.kind != new.cost.kind or old.dim != new.dim:
         raise ProblemError("potentials can be extended only within one cost and one dimension")
     f, g = (to_numpy(p).astype(np.float64) for p in potentials)
-    there, back = (
+    row_problem, col_problem = (
         replace(old, x=new.x, cost=new.cost),
         replace(old, x=new.y, y=old.x, b=old.a, cost=exchange_cost(new.cost)),
     )
-    fresh_f = f if _same(old.x, new.x) else c_transforms([there], [g], backend.couple)[0]
-    fresh_g = g if _same(old.y, new.y) else c_transforms([back], [f], backend.couple)[0]
+    fresh_f = f if _same(old.x, new.x) else c_transforms([row_problem], [g], backend.couple)[0]
+    fresh_g = g if _same(old.y, new.y) else c_transforms([col_problem], [f], backend.couple)[0]
     return Potentials(to_caller(fresh_f, new.like), to_caller(fresh_g, new.like))
 
 
 @np.errstate(all="ignore")
-def carried_start(ended: Ended, instance: Instance[Any], backend: Backend[Any]) -> Potentials[Any] | None:
-    """Return where an instance starts after its predecessor in a chain.
+def start_from_predecessor(ended: Ended, instance: Instance[Any], backend: Backend[Any]) -> Potentials[Any] | None:
+    """Return the potentials from which an instance starts after its predecessor in a chain.
 
-    None if the instance has a start of its own, or if the predecessor's potentials are of no use to it. Raises
+    None if the instance has a start of its own, or if the predecessor's potentials cannot be extended to it. Raises
     MemoryError if memory does not suffice to extend the potentials.
     """
     before, (_, potentials, residual, *_) = ended
     if isinstance(instance.init, Potentials) or potentials is None or math.isnan(residual.worst):
         return None
-    # A sum of normalised weights may be off by a unit in the last place.
+    # The rounding error of a sum of normalised weights may be a unit in the last place.
     before = replace(before, a=unit_mass(before.a), b=unit_mass(before.b))
     try:
         return extend_instance(before, potentials, instance, backend)

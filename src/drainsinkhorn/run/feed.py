@@ -1,4 +1,4 @@
-"""A source that any thread may push problems to while `stream` runs, each with a future of its own."""
+"""Sources to which any thread may push problems while `stream` runs; each problem has a future."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ PRUNING = 0.05
 
 
 class Answer(Future[Result[Any]]):
-    """The future of one pushed problem."""
+    """The future of one pushed problem.
+
+    Args:
+        problem: The problem; None once the stream has read it.
+        since: Time at which it was pushed, in seconds of the clock.
+        until: Its deadline, in seconds of the clock; inf: none.
+        clock: Returns the time in seconds.
+    """
 
     def __init__(self, problem: Problem[Any], since: float, until: float, clock: Clock) -> None:
         super().__init__()
@@ -39,7 +46,7 @@ class Answer(Future[Result[Any]]):
         return self.until <= self._clock() or self.cancelled()
 
     def result(self, timeout: float | None = None) -> Result[Any]:
-        """The Result; waits for it, but not past its deadline."""
+        """Return the Result; waits for it until `timeout` seconds have passed, or until the deadline."""
         remaining = self.until - self._clock()
         if remaining == math.inf or (timeout is not None and timeout < remaining):
             return super().result(timeout)
@@ -48,16 +55,18 @@ class Answer(Future[Result[Any]]):
         except DeadlineError:
             raise
         except TimeoutError:
-            raise self.too_late() from None
+            raise self.deadline_error() from None
 
     def fail(self, error: BaseException) -> None:
         """Set this exception unless the future is done; its owner may cancel it at any moment."""
         with contextlib.suppress(InvalidStateError):
             self.set_exception(error)
 
-    def too_late(self) -> DeadlineError:
-        """The error to raise if the deadline has come and there is no result."""
-        return DeadlineError(f"the deadline came first; it was handed in {self._clock() - self.since:.3g} s ago", None)
+    def deadline_error(self) -> DeadlineError:
+        """Return the error to raise if the deadline has come and there is no result."""
+        return DeadlineError(
+            f"there was no result before the deadline; pushed {self._clock() - self.since:.3g} s ago", None
+        )
 
 
 class Tap(Iterator[Problem[A]], Generic[A]):
@@ -66,9 +75,9 @@ class Tap(Iterator[Problem[A]], Generic[A]):
     _claimed = False
 
     def claim(self) -> Self:
-        """The tap itself, for the one stream that reads it."""
+        """Return the tap to the one stream that reads it; raises OptionsError if another stream has claimed it."""
         if self._claimed:
-            raise OptionsError(f"a {type(self).__name__} is for one stream; make another")
+            raise OptionsError(f"another stream reads this {type(self).__name__}; make a new one")
         self._claimed = True
         return self
 
@@ -86,10 +95,10 @@ class Tap(Iterator[Problem[A]], Generic[A]):
         return ()
 
     def settle(self, result: Result[Any]) -> None:
-        """Receives every result of the stream."""
+        """Receive a result of the stream; every result is passed once."""
 
     def fail(self, error: BaseException) -> None:
-        """Receives the error, or the end, that ended the stream."""
+        """Receive the exception that ended the stream; at its regular end that is FeedClosed."""
 
 
 class Feed(Tap[A]):
@@ -118,7 +127,7 @@ class Feed(Tap[A]):
         self._read = 0
         self._pruned = -math.inf
         # Whether any problem pushed so far has a deadline or was cancelled.
-        self.hurried = False
+        self.has_deadlines = False
         self._closed: Exception | None = None
 
     def push(
@@ -129,10 +138,10 @@ class Feed(Tap[A]):
         timeout: float | None = None,
         bounded: bool = True,
     ) -> Answer:
-        """Hand in a problem. The future's result is its Result; it raises DeadlineError if the deadline came first.
+        """Hand in a problem and return its future, which raises DeadlineError if the deadline passes without a result.
 
         Args:
-            problem: The problem; bad ones get a Result that says INVALID, like everywhere.
+            problem: The problem. If it is not valid, its Result has the status INVALID.
             deadline: Seconds from now. A problem that still waits then is not run; one in a lane leaves at the next
                 audit. None: no deadline.
             timeout: Seconds to wait for room; then FeedFull is raised. None: no limit.
@@ -145,19 +154,19 @@ class Feed(Tap[A]):
         with self._changed:
             room = self._changed.wait_for(lambda: self._closed or not bounded or self._has_room(), timeout)
             if self._closed is not None:
-                raise FeedClosed(f"nothing can be pushed any more: {self._closed}")
+                raise FeedClosed(f"the feed accepts no further problems: {self._closed}")
             if not room:
                 raise FeedFull(
                     f"{self._capacity} problems wait and none was read within {timeout} s; push less, or later"
                 )
-            self.hurried = self.hurried or deadline is not None
+            self.has_deadlines = self.has_deadlines or deadline is not None
             self._waiting.append(answer)
             self._changed.notify_all()
         return answer
 
     def give_up(self, answer: Answer) -> None:
         """Cancel a problem: if it waits it is not run, if it is in a lane the lane leaves at the next audit."""
-        self.hurried, answer.until = True, -math.inf
+        self.has_deadlines, answer.until = True, -math.inf
         answer.cancel()
 
     def close(self) -> None:
@@ -177,7 +186,7 @@ class Feed(Tap[A]):
         return len(self._waiting)
 
     def __next__(self) -> Problem[A]:
-        """Return the next problem that is neither cancelled nor too late; sleeps until there is one."""
+        """Return the next problem that is neither cancelled nor past its deadline; sleeps until there is one."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -218,7 +227,7 @@ class Feed(Tap[A]):
         return answer is not None and answer.until <= self._clock()
 
     def settle(self, result: Result[Any]) -> None:
-        """Answer the problem of a result."""
+        """Set the future of the problem to its result."""
         answer = self._flight.pop(result.ticket, None)
         if answer is None or answer.done():
             return
@@ -255,7 +264,7 @@ class Feed(Tap[A]):
     def _drop_if_unwanted(self, answer: Answer) -> bool:
         """Fail the future of a problem whose deadline has come; return True if the future is done."""
         if answer.unwanted:
-            answer.fail(answer.too_late())
+            answer.fail(answer.deadline_error())
         return answer.done()
 
 
@@ -266,4 +275,4 @@ class _Expired(Container[int]):
         self._feed = feed
 
     def __contains__(self, ticket: object) -> bool:
-        return self._feed.hurried and self._feed.is_expired(ticket)
+        return self._feed.has_deadlines and self._feed.is_expired(ticket)

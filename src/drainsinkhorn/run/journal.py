@@ -47,7 +47,7 @@ FIRST_FORMAT = "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
 """Exceptions that SQLite raises for a file; the second if the message of the first would quote damaged text."""
 RESULT_OPTIONS = ("tol", "max_depth", "audit", "certify", "accelerate", "init", "rescue")
-"""Options that can change a result; all others may differ when a run goes on."""
+"""Options that can change a result; all others may differ when a run is resumed."""
 
 Row = tuple[Any, ...]
 
@@ -56,8 +56,8 @@ class Journal:
     """Finished problems in a file, by ticket. One run at a time; it may be used from any one thread at a time.
 
     Args:
-        path: The file; made if it is not there.
-        options: Options of the run. A journal recorded under others, if they can change results, is rejected.
+        path: The file; it is created if it does not exist.
+        options: Options of the run. A journal with other RESULT_OPTIONS is rejected.
         backend: Name of the backend. A journal of another backend is rejected.
 
     Attributes:
@@ -69,7 +69,7 @@ class Journal:
             raise OptionsError(f"journal must be the path of a file, got {path!r}")
         self.path = Path(path)
         if not self.path.parent.is_dir():
-            raise FileError(f"{self.path.parent} is no folder, so the journal {self.path.name} cannot be kept there")
+            raise FileError(f"{self.path.parent} is no folder, so the journal {self.path.name} cannot be created there")
         self._settings = _settings(options, backend)
         torn = torn_bytes(self.path.with_name(self.path.name + "-wal"))
         self._database, known, salvaged = self._open()
@@ -89,8 +89,8 @@ class Journal:
             return None
         if row[2] != fingerprint(problem):
             raise FileError(
-                f"problem {ticket} is not the one that the journal {self.path} has under this number; give the same "
-                "problems in the same order to go on, or name another file to start anew"
+                f"problem {ticket} is not the one that the journal {self.path} has under this number; pass the same "
+                "problems in the same order to resume, or name another file to start anew"
             )
         return _outcome(row, problem)
 
@@ -114,7 +114,7 @@ class Journal:
             outcome.detail,
         )
         try:
-            # A row that was not whole is replaced.
+            # A damaged row of this ticket is replaced.
             _write(self._database, (*row, _checksum(row)))
         except FAILURES as error:
             raise FileError(f"the journal {self.path} cannot be written: {error}") from None
@@ -124,19 +124,19 @@ class Journal:
         self._database.close()
 
     def _open(self) -> tuple[sqlite3.Connection, int, int | None]:
-        """The database, its number of rows, and how many of them were saved from a damaged file."""
+        """Return the database, its number of rows, and how many were copied from a damaged file (None: not damaged)."""
         try:
             return *self._connect(), None
         except sqlite3.OperationalError as error:
-            raise FileError(_cannot(self.path, error)) from None
+            raise FileError(_describe_failure(self.path, error)) from None
         except FAILURES as error:
-            if not _is_ours(self.path):
+            if not _has_journal_header(self.path):
                 raise FileError(f"{self.path} is no journal of format {FORMAT} ({error}); name another file") from None
         try:
             saved = self._salvage()
             return *self._connect(), saved
         except (*FAILURES, OSError) as error:
-            raise FileError(_cannot(self.path, error)) from None
+            raise FileError(_describe_failure(self.path, error)) from None
 
     def _connect(self) -> tuple[sqlite3.Connection, int]:
         """Open or make the journal, for this program alone, and count its rows."""
@@ -160,15 +160,15 @@ class Journal:
         return database, count
 
     def _refuse_other_settings(self, database: sqlite3.Connection) -> None:
-        """Raise FileError if a whole row was verified under other settings than those of this run."""
+        """Raise FileError if an intact row was verified under other settings than those of this run."""
         for row in database.execute("SELECT * FROM ended WHERE settings IS NOT ?", (self._settings,)):
             if not _is_whole(row):
                 continue
             there, here = json.loads(row[1]), json.loads(self._settings)
             key = next(key for key in {**here, **there} if there.get(key) != here.get(key))
             raise FileError(
-                f"the journal {self.path} was kept with {key} = {there.get(key)}, this run has {here.get(key)}; use "
-                "the same to go on, or name another file to start anew"
+                f"the journal {self.path} was written with {key} = {there.get(key)}, this run has {here.get(key)}; use "
+                "the same value to resume, or name another file to start anew"
             )
 
     def _salvage(self) -> int:
@@ -214,7 +214,7 @@ def _identify(database: sqlite3.Connection, path: Path) -> None:
         database.execute("COMMIT")
     elif application == 0 and ("about", FIRST_FORMAT) in tables:
         raise FileError(
-            f"the journal {path} has format 1, whose rows do not say what they were verified against, so they cannot "
+            f"the journal {path} has format 1, whose rows do not contain the settings of their run, so they cannot "
             "be trusted; finish that run with the version of drainsinkhorn that began it, or name another file to "
             "start anew"
         )
@@ -224,19 +224,19 @@ def _identify(database: sqlite3.Connection, path: Path) -> None:
     elif version != FORMAT:
         raise FileError(
             f"the journal {path} has format {version}, and this version of drainsinkhorn reads format {FORMAT} alone; "
-            "go on with the version that began it, or name another file to start anew"
+            "resume with the version that wrote it, or name another file to start anew"
         )
     elif tables != [("ended", TABLE)]:
         raise sqlite3.DatabaseError("its table is not that of a journal")
 
 
-def _cannot(path: Path, error: Exception) -> str:
+def _describe_failure(path: Path, error: Exception) -> str:
     if "locked" in str(error):
         return f"the journal {path} is in use by another run; wait for it, or name another file"
     return f"the journal {path} cannot be opened: {error}"
 
 
-def _is_ours(path: Path) -> bool:
+def _has_journal_header(path: Path) -> bool:
     """Whether the header of a file, which SQLite may be unable to read, is that of a journal of this format."""
     with path.open("rb") as file:
         header = file.read(100)
@@ -246,7 +246,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _rows(source: sqlite3.Connection) -> Iterator[Row]:
-    """Rows of a damaged table from both ends, as far as they can be read."""
+    """Yield the rows of a damaged table that can be read, from its begin and then from its end."""
     for order in ("", " DESC"):
         try:
             yield from source.execute(f"SELECT * FROM ended ORDER BY rowid{order}")
@@ -316,7 +316,7 @@ def _is_whole(row: Row) -> bool:
 
 def _checksum(row: Row) -> bytes:
     """Return a digest of all other fields of a row and of the format, so no row of another format is intact."""
-    # Values of different types have different representations; the lengths of blobs say where each of them ends.
+    # Values of different types have different representations; the lengths of blobs determine where each blob ends.
     shown = [("blob", len(value)) if isinstance(value, bytes) else value for value in row]
     digest = hashlib.blake2b(repr((FORMAT, shown)).encode(), digest_size=16)
     for value in row:
@@ -326,15 +326,15 @@ def _checksum(row: Row) -> bytes:
 
 
 def _cost_key(kind: Any) -> str:
-    """What tells a kind of costs apart from others, parameters included."""
+    """Return a text that identifies a kind of cost, parameters included."""
     if isinstance(kind, (str, Formula)):
         return str(kind)
-    # The key of an OTT cost holds its parameters, and not where it lies in memory.
+    # The key of an OTT cost contains its parameters; its repr contains a memory address.
     return str(getattr(kind, "key", None) or repr(kind))
 
 
 def fingerprint(problem: Any) -> bytes:
-    """A digest of all that a problem is made of; equal for equal problems, whatever library holds their arrays."""
+    """Return a digest of all fields of a problem; it does not depend on the library of the arrays."""
     digest = hashlib.blake2b(digest_size=16)
     init = problem.init
     f, g = init if isinstance(init, (tuple, list)) and len(init) == 2 else (init, None)
@@ -357,9 +357,9 @@ WAL_HEADER, FRAME_HEADER = 32, 24
 
 
 def torn_bytes(wal: Path) -> int:
-    """Bytes at the end of a WAL that belong to no whole commit: what a run that was killed had not finished writing.
+    """Return the number of bytes at the end of a WAL that belong to no complete commit, as a killed run leaves them.
 
-    SQLite leaves them out by itself and says nothing. A frame belongs to the log if it has the salts of the header and
+    SQLite ignores such bytes without a message. A frame belongs to the log if it has the salts of the header and
     its checksum goes on from that of the frame before (https://www.sqlite.org/fileformat2.html#walformat).
     """
     raw = wal.read_bytes() if wal.exists() else b""
@@ -374,7 +374,7 @@ def torn_bytes(wal: Path) -> int:
     while place < len(raw):
         header, page = raw[place : place + FRAME_HEADER], raw[place + FRAME_HEADER : place + FRAME_HEADER + size]
         if header[8:16] != salts and len(header) >= 16:
-            # Left over from before the log began anew.
+            # This frame is left over from an earlier log in the same file.
             return place - committed
         if len(page) < size:
             return len(raw) - committed

@@ -1,4 +1,4 @@
-"""The queue: problems grouped by signature, chains in order, and a bounded look ahead."""
+"""The queue: groups problems by signature, keeps chains in order, and bounds how far problems are read ahead."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """In which order problems are served.
+    """The order in which problems are handed out.
 
     Attributes:
-        lookahead: Problems that may wait; inf: all are read at once. No line is served past the oldest problem of
-            another line by more than this many tickets, so that no signature delays the others for ever.
-        order: One of ORDERS. Any but "given" reads ahead and orders what was read, block after block, in each line.
+        lookahead: Largest number of problems that wait; inf: all are read at once. A line hands out no problem whose
+            ticket exceeds that of the oldest problem of another line by more than this, so that no signature delays the
+            others for ever.
+        order: One of ORDERS. All but "given" read a block of problems ahead and sort it within each line.
         predict_depth: Predicts the depth of an instance, for orders other than "given".
     """
 
@@ -59,11 +60,11 @@ class Gate(Protocol):
         ...
 
     def is_overdue(self, ticket: int) -> bool:
-        """Whether a problem has waited so long that no other line may be served before it."""
+        """True if a problem has waited so long that no other line may hand out a younger problem."""
         ...
 
     def is_paused(self) -> bool:
-        """Whether nothing is handed out for now, so that packs run empty."""
+        """True while no problem is handed out, so that packs become empty."""
         ...
 
     def admit(self, ticket: int, problem: Problem[Any]) -> tuple[Instance[Any], Hashable] | None:
@@ -83,10 +84,10 @@ class Gate(Protocol):
 
 
 class Chains(Generic[T]):
-    """Problems of equal key run one after another: at most one of each chain is under way.
+    """Makes problems of equal key run one after another: at most one of each chain runs or waits in line.
 
     Args:
-        memory: Chains without a known successor whose last problem is remembered, the latest ones.
+        memory: Number of ended chains whose last outcome is kept for a later successor; the oldest is dropped first.
     """
 
     def __init__(self, memory: float) -> None:
@@ -104,7 +105,7 @@ class Chains(Generic[T]):
         return chain in self._waiting
 
     def enter(self, chain: Hashable, problem: T) -> bool:
-        """Whether a problem may run now. If not, it waits, and `leave` returns it when its predecessor has ended."""
+        """Return True if a problem may run now. Else it waits, and `leave` returns it when its predecessor ends."""
         if chain in self._waiting:
             self._waiting[chain].append(problem)
             return False
@@ -112,7 +113,7 @@ class Chains(Generic[T]):
         return True
 
     def take_predecessor(self, chain: Hashable) -> Ended | None:
-        """Return how the last problem of a chain ended that had no successor then, and forget it."""
+        """Return how the last problem of a chain ended, if no successor was known then, and forget it; else None."""
         return self._ended.pop(chain, None)
 
     def leave(self, chain: Hashable, ended: Ended) -> T | None:
@@ -146,18 +147,18 @@ class Queue:
         self._exhausted = False
 
     def enter(self, instances: Iterable[Instance[Any]]) -> None:
-        """Put instances in line that were validated already, with tickets from zero on."""
+        """Append validated instances to their lines, with tickets from zero on."""
         for ticket, instance in enumerate(instances):
             self._put(Admission(ticket, instance), self._gate.signature(instance))
             self._next = ticket + 1
 
     def fill(self) -> None:
-        """Read ahead as far as allowed."""
+        """Read problems ahead until the lookahead is reached."""
         while self._may_read():
             self._read()
 
     def finish(self, ended: Ended) -> None:
-        """Put the successor of a problem in its chain in line."""
+        """Append the successor of an ended problem, the next of its chain, to its line."""
         chain = ended.instance.chain
         if chain is None:
             return
@@ -166,7 +167,7 @@ class Queue:
             self._start(successor, ended)
 
     def recall(self, ended: Ended) -> None:
-        """Note how a problem ended in an earlier run. Its successor starts from there, unless one is under way."""
+        """Note how a problem ended in an earlier run. Its successor starts from there, unless the chain runs."""
         if not self._chains.is_under_way(ended.instance.chain):
             self.finish(ended)
 
@@ -207,7 +208,7 @@ class Queue:
         others = [other[0].ticket for other in self._lines.values() if other is not line]
         oldest = min(others, default=self._next)
         if others and gate.is_overdue(oldest):
-            # Unless this line has the oldest of all.
+            # The overdue problem is in another line, so only older problems of this line go first.
             count = sum(admission.ticket < oldest for admission in list(line)[:count])
         horizon = oldest + self._policy.lookahead
         taken: list[Admission] = []
@@ -224,7 +225,7 @@ class Queue:
         self._arranged[signature] = self._arranged.get(signature, 0) + len(admissions)
 
     def _arrange(self, signature: Hashable, width: int) -> None:
-        """Read the next block and order it, once the last one has gone."""
+        """Read the next block and sort it, once the previous block was handed out."""
         if self._arranged.get(signature, 0) > 0:
             return
         while self._may_read() and self._gate.is_ready():
@@ -263,7 +264,7 @@ class Queue:
         return True
 
     def _start(self, admission: Admission, predecessor: Ended) -> None:
-        """Put a problem in line that starts where its predecessor in the chain ended."""
+        """Append a problem that starts where its predecessor in the chain ended to its line."""
         instance = self._gate.carry_start(predecessor, admission)
         self._put(Admission(admission.ticket, instance), self._gate.signature(instance))
 

@@ -39,7 +39,7 @@ Vector = NDArray[np.float64]
 FIRST, SHARE = 0.02, 0.005
 """Share of the predicted time of a run that may be spent on the recheck of its first result, and on all later ones.
 
-The prediction is that of the fastest runs; most runs take twice the time, so that the shares are half of these.
+The predicted time is that of the fastest runs. Most runs take twice as long, so the actual shares are half of these.
 """
 DEPTH = 30
 """Cycles of a typical problem, from which the time of a run is predicted."""
@@ -53,20 +53,20 @@ SUSPICIOUS = 2.0
 OVERHEAD, ENTRY = {"host": 1e-4, "device": 5e-4}, {"host": 2e-9, "device": 1e-11}
 """Seconds of a recheck: a constant, and per entry of a row; an entry counts d + 8 times for d coordinates."""
 PAIR = {"host": 8e-11, "device": 1e-12}
-"""Processor seconds for one pair of points in one cycle of the fastest lanes: plain Sinkhorn on cached scores."""
+"""Processor seconds for one pair of points in one cycle of the fastest lanes: plain Sinkhorn on a cached matrix."""
 ON_DEVICE = ("triton", "keops", "ott")
 """Backends that may compute on a GPU; their time is always predicted as on a GPU."""
 CALLERS_OWN = 5e-3
 """Seconds that the library which evaluates a caller's own cost may take to start."""
 
 LONGEST_WAIT = 16
-"""Results that may pass before one is considered again; it is considered with the time credit of all."""
+"""Largest number of results in a row that are not considered; the next one has the time credit of all of them."""
 
 BLOCK = {"host": 2**18, "device": 2**26}
 """Coordinate differences that are held at once."""
 
 
-class Finding(NamedTuple):
+class Refutation(NamedTuple):
     """Evidence that refutes a converged result on one side.
 
     Attributes:
@@ -120,7 +120,7 @@ class Recheck:
         return due
 
     def _is_due(self, instance: Instance[Any], outcome: Outcome) -> bool:
-        """Whether the time credit of the run pays for a check of this result."""
+        """Return True if the time credit of the run pays for a check of this result."""
         price, cycle = price_of(instance), self._seconds(instance)
         if self._is_first:
             due = _fraction(outcome) * price <= FIRST * cycle * DEPTH * self._count
@@ -140,13 +140,14 @@ class Recheck:
         """
         assert outcome.potentials is not None, "a converged result has potentials"
         tol, check_all = instance.tol / self._margin, self._mode == "all"
-        finding = refute(instance, outcome.potentials, tol, ticket=outcome.ticket, check_all=check_all)
-        if finding is not None:
-            count = "all" if finding.checked == finding.total else f"{finding.checked} of"
+        refutation = refute(instance, outcome.potentials, tol, ticket=outcome.ticket, check_all=check_all)
+        if refutation is not None:
+            side, checked, total, least = refutation
+            count = "all" if checked == total else f"{checked} of"
             raise ContractError(
                 f"backend {self._backend!r}: problem {outcome.ticket} was reported as CONVERGED with residual "
                 f"{outcome.residual.worst:.3g}, but recomputed from its own arrays in float64 the residual of {count} "
-                f"{finding.total} {finding.side} is {finding.least:.3g}, above tol = {tol:.3g}. The result is "
+                f"{total} {side} is {least:.3g}, above tol = {tol:.3g}. The result is "
                 "withheld; the backend or the machine is at fault. Solve again with another backend, for example "
                 'backend="reference"'
             )
@@ -165,14 +166,14 @@ def _fraction(outcome: Outcome) -> float:
 def price_of(instance: Instance[Any]) -> float:
     """Predict the seconds for the first rows and columns of a problem."""
     (rows, cols, dim), where = _shape(instance), _where(instance)
-    own = not instance.is_dense and instance.cost.kind.distances is None
+    has_own_cost = not instance.is_dense and instance.cost.kind.distances is None
     sampled = _first_count(rows, cols, dim)
-    return OVERHEAD[where] + CALLERS_OWN * own + ENTRY[where] * sampled * (rows + cols) * (dim + 8)
+    return OVERHEAD[where] + CALLERS_OWN * has_own_cost + ENTRY[where] * sampled * (rows + cols) * (dim + 8)
 
 
 def refute(
     instance: Instance[Any], potentials: Potentials[Any], tol: float, *, ticket: int = 0, check_all: bool = False
-) -> Finding | None:
+) -> Refutation | None:
     """Return evidence that a residual of these potentials exceeds tol; None if there is none.
 
     Args:
@@ -199,7 +200,7 @@ def refute(
                 if not total <= tol:
                     least, checked = side.least(places, ratio)
                     if not least <= tol * (1 + 4 * UNIT):
-                        return Finding(side.name, checked, side.total, least)
+                        return Refutation(side.name, checked, side.total, least)
                 if estimate > SUSPICIOUS * tol and len(places) < side.total:
                     suspicious.append(side)
             sides, count = suspicious, count * MORE
@@ -217,20 +218,20 @@ def _first_count(rows: int, cols: int, dim: int) -> int:
 
 
 def _where(instance: Instance[Any]) -> str:
-    """Where to recompute: "device" if a problem's arrays lie on a CUDA device, unless the cost is the caller's own."""
-    own = not instance.is_dense and instance.cost.kind.distances is None
-    return "device" if not own and on_cuda(instance.like) else "host"
+    """Return "device" if a problem is recomputed on its CUDA device, else "host" (as with a caller's own cost)."""
+    has_own_cost = not instance.is_dense and instance.cost.kind.distances is None
+    return "device" if not has_own_cost and on_cuda(instance.like) else "host"
 
 
 class _State:
-    """A problem and its potentials in float64, where the problem's arrays lie.
+    """A problem and its potentials in float64, on the host or the device of the problem's arrays.
 
     Attributes:
         instance: The problem in normal form.
         where: "host" or "device".
         library: NumPy or torch.
-        points: x and y, directions for the cosine; None with a dense cost.
-        potentials: f and g; -inf for points without weight, which send nothing.
+        points: x and y, scaled to length one for the cosine; None with a dense cost.
+        potentials: f and g; -inf for points without weight, so that they have no mass.
         mass: a and b.
         weights: a and b on the host.
     """
@@ -280,8 +281,8 @@ class _Side:
         """Sample `count` indices in proportion to the weights, ascending; heavy points may occur more than once."""
         if count >= self.total:
             return np.flatnonzero(self._weights)
-        levels = self._weights.cumsum()
-        return levels.searchsorted(levels[-1] / count * (np.arange(count) + offset), side="right")
+        cumulative = self._weights.cumsum()
+        return cumulative.searchsorted(cumulative[-1] / count * (np.arange(count) + offset), side="right")
 
     def ratios(self, places: NDArray[np.intp]) -> Any:
         """Return the marginal ratio rho_i at each index."""
@@ -300,15 +301,15 @@ class _Side:
         sum, difference and quotient round once each, and `|f + g| <= |C| + eps |s|`. For s < 0, `|s| exp(s) <= 1 / e`.
         """
         xp, eps = self._state.library, self._state.instance.eps
-        top = self._over_blocks(places, lambda logs, *_: xp.amax(logs, 1), xp.maximum)
-        far = self._over_blocks(places, lambda _, cost, *__: xp.amax(abs(cost), 1), xp.maximum)
-        top, far = self._state.to_host([top, far])
-        nats = (self._rounding(far) + UNIT * far) / eps
+        logs = self._over_blocks(places, lambda logs, *_: xp.amax(logs, 1), xp.maximum)
+        costs = self._over_blocks(places, lambda _, cost, *__: xp.amax(abs(cost), 1), xp.maximum)
+        largest_log, largest_cost = self._state.to_host([logs, costs])
+        nats = (self._rounding(largest_cost) + UNIT * largest_cost) / eps
         size = sum(map(len, self._state.weights))
         # An error of x <= 1/4 in an exponent gives a relative error of at most 2 x; exponents of 800 overflow.
-        relative = 2 * nats + 8 * UNIT * np.clip(top, 1, 800) + (size + 32) * UNIT
+        relative = 2 * nats + 8 * UNIT * np.clip(largest_log, 1, 800) + (size + 32) * UNIT
         above, below = ratio * (1 - relative) - 1, 1 - ratio * (1 + relative)
-        # For larger rounding errors of the costs there is no bound.
+        # Rows whose costs have larger rounding errors have no bound, and count as zero.
         errors = np.where(nats <= 0.25, np.maximum(np.maximum(above, below) - (size + 8) * UNIT, 0), 0.0)
         first = _first(places)
         return float((self._weights[places] * first) @ errors) * (1 - size * UNIT), int(first.sum())
@@ -316,10 +317,10 @@ class _Side:
     def _over_blocks(
         self, places: NDArray[np.intp], measure: Callable[[Any, Any, Any], Any], join: Callable[[Any, Any], Any]
     ) -> Any:
-        """Apply a row-wise measure of `log (P_ij / (a_i b_j))`, C_ij and b_j to all rows given by their indices.
+        """Apply a row-wise measure of `log(P_ij / (a_i b_j))`, C_ij and b_j to rows, block by block.
 
         Args:
-            places: Points of this side.
+            places: Indices of points of this side.
             measure: From blocks (rows, columns), (rows, columns) and (columns,) to one number for each row.
             join: Joins measures of the same rows over different columns.
         """
@@ -327,18 +328,18 @@ class _Side:
         own, others, mass = state.potentials[self._axis], state.potentials[other], state.mass[other]
         points, size = state.points[self._axis], len(others)
         room = max(1, BLOCK[state.where] // (1 if points is None else max(1, points.shape[1])))
-        wide = min(size, room)
-        step, parts = max(1, room // wide), list[Any]()
-        for first in range(0, len(places), step):
-            rows, measured = places[first : first + step], None
-            mine = own[rows][:, None]
-            for begin in range(0, size, wide):
-                cols = slice(begin, begin + wide)
+        block_cols = min(size, room)
+        block_rows, blocks = max(1, room // block_cols), list[Any]()
+        for first in range(0, len(places), block_rows):
+            rows, measured = places[first : first + block_rows], None
+            row_potentials = own[rows][:, None]
+            for begin in range(0, size, block_cols):
+                cols = slice(begin, begin + block_cols)
                 cost = self._costs(rows, cols)
-                values = measure((mine + others[cols] - cost) / state.instance.eps, cost, mass[cols])
+                values = measure((row_potentials + others[cols] - cost) / state.instance.eps, cost, mass[cols])
                 measured = values if measured is None else join(measured, values)
-            parts.append(measured)
-        return parts[0] if len(parts) == 1 else state.library.concatenate(parts)
+            blocks.append(measured)
+        return blocks[0] if len(blocks) == 1 else state.library.concatenate(blocks)
 
     def _costs(self, rows: NDArray[np.intp], cols: slice) -> Any:
         """Return costs from some points of this side to some of the other."""
@@ -352,27 +353,27 @@ class _Side:
             pair = (other, own) if self._axis else (own, other)
             costs = evaluate(instance.cost.kind, *pair)
             return scale * (costs.T if self._axis else costs)
-        apart = own[:, None] - other
-        squares = state.library.einsum("ijk,ijk->ij", apart, apart)
+        differences = own[:, None] - other
+        squares = state.library.einsum("ijk,ijk->ij", differences, differences)
         return scale * form.factor * (state.library.sqrt(squares) if form.root else squares)
 
-    def _rounding(self, far: Vector) -> Vector:
-        """A bound on the error of costs, given one on their size."""
+    def _rounding(self, largest_cost: Vector) -> Vector:
+        """Return a bound on the rounding error of the costs of each row, from the largest absolute cost of the row."""
         instance = self._state.instance
         if instance.is_dense:
-            return np.zeros_like(far)
+            return np.zeros_like(largest_cost)
         dim, form = instance.dim, instance.cost.kind.distances
         unit = (dim + 8) * UNIT
         if form is None:
             # The evaluated value counts as exact, but an evaluation in other blocks may round differently.
-            return 16 * unit * far
+            return 16 * unit * largest_cost
         factor = instance.cost.scale * form.factor
         if form.root:
-            return unit * far + factor * (math.sqrt(dim * SMALLEST) + (2 * unit if form.directions else 0.0))
+            return unit * largest_cost + factor * (math.sqrt(dim * SMALLEST) + (2 * unit if form.directions else 0.0))
         if form.directions:
             # Each direction has an error of `unit`, so a distance r = sqrt(C / c) has twice that, and c r^2 this one.
-            return 4 * unit * np.sqrt(factor * far) + unit * far + 4 * factor * unit**2
-        return unit * far + factor * dim * SMALLEST
+            return 4 * unit * np.sqrt(factor * largest_cost) + unit * largest_cost + 4 * factor * unit**2
+        return unit * largest_cost + factor * dim * SMALLEST
 
 
 def _first(places: NDArray[np.intp]) -> NDArray[np.bool_]:

@@ -34,7 +34,7 @@ def choose_restart(first: Ended) -> Potentials[Any] | str:
 
 
 def is_worthwhile(first: Ended, backend: Backend[Any]) -> bool:
-    """Whether a problem did not converge, and a rescue could end otherwise."""
+    """Return True if a problem did not converge and a rescue might."""
     instance, outcome = first
     if outcome.status not in RESCUABLE:
         return False
@@ -86,20 +86,20 @@ def explain(ended: Ended, margin: float, remarks: Sequence[str]) -> Outcome:
 
 
 def _find_reason(ended: Ended, margin: float) -> str:
-    """Return why a problem did not converge; empty if its status alone says it."""
+    """Return why a problem did not converge; empty if its status alone explains it."""
     instance, outcome = ended
-    rounds = outcome.residual.band >= instance.tol
+    rounding_exceeds_tol = outcome.residual.band >= instance.tol
     failed = outcome.status is Status.NONFINITE
     from_start = isinstance(instance.init, Potentials)
-    if from_start and (failed or rounds) and choose_restart(ended) is not outcome.potentials:
+    if from_start and (failed or rounding_exceeds_tol) and choose_restart(ended) is not outcome.potentials:
         trouble = "a number left the range of floating point" if failed else "rounding exceeds tol"
-        return f"{trouble} in the run from its start: start from potentials of the size of the costs, or from none"
-    if failed or not rounds:
+        return f"{trouble} in the run from its start: pass potentials of the size of the costs, or no start"
+    if failed or not rounding_exceeds_tol:
         return ""
     stop = "tol" if margin == 1 else "margin * tol"
     return (
-        f"{stop} = {instance.tol:.3g} is below the rounding of this problem's residual "
-        f"({outcome.residual.band:.2g}), so nothing can verify it; raise tol or eps"
+        f"{stop} = {instance.tol:.3g} is below the rounding error of this problem's residual "
+        f"({outcome.residual.band:.2g}), so no check can confirm it; raise tol or eps"
     )
 
 

@@ -1,7 +1,7 @@
 """One run: its problems by ticket, its journal, its observers, and how each problem ended.
 
-A session decides nothing about when or where problems run. A local run (`run.solve`), fed by a list, an iterable or a
-feed, and a fleet (`fleet.dispatch`) drain one.
+A session does not decide when or where problems run. A local run (`run.solve`) drains it on this machine, a fleet
+(`fleet.dispatch`) on workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.errors import ConvergenceWarning, OptionsError, ProblemError, warn
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Outcome, Result, rejected
+from drainsinkhorn.model.result import Outcome, Result, make_rejection
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.journal import Journal
@@ -31,9 +31,9 @@ from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.validate import validate
 
 RESCUABLE = (Status.DEPTH_LIMIT, Status.NONFINITE)
-"""Statuses of problems that a second run may end otherwise."""
+"""Statuses of problems that a second run may change."""
 RECORDED = (Status.CONVERGED, *RESCUABLE)
-"""Statuses that a journal keeps: the same problem would end so again."""
+"""Statuses that a journal records, because the same problem would end with the same status again."""
 _END = object()
 """Sentinel: marks the end of the caller's iterable."""
 
@@ -42,7 +42,7 @@ class Session:
     """The state of one run.
 
     Args:
-        given: The problems; a Feed is claimed for this run.
+        source: The problems; a Feed is claimed for this run.
         count: Number of problems; None: unknown.
         backend: "auto", a name, or a Backend.
         options: The options of the run.
@@ -54,7 +54,7 @@ class Session:
         acceleration: Its name.
         ledger: The account of the run.
         observe: Passes an event to the ledger and to the caller's observer.
-        tell_caller: Passes an event to the caller's observer alone.
+        notify_caller: Passes an event to the caller's observer alone.
         feed: The feed that the problems come from; None if they come from elsewhere.
         problems: Problems read so far whose Result the caller does not have yet, by ticket.
         read: Number of problems read so far.
@@ -65,7 +65,7 @@ class Session:
 
     def __init__(
         self,
-        given: Iterable[Problem[Any]],
+        source: Iterable[Problem[Any]],
         count: int | None,
         backend: str | Backend[Any],
         options: Options,
@@ -74,21 +74,21 @@ class Session:
     ) -> None:
         self.options, self.count = options, count
         self.ledger = Ledger()
-        self.feed = given.claim() if isinstance(given, Tap) else None
+        self.feed = source.claim() if isinstance(source, Tap) else None
         # The caller's floating-point settings, for the caller's own code. A run ignores floating-point errors and
         # checks values for NaN and inf instead.
         self._float_settings = np.geterr()
-        self.tell_caller = observe if observe is ignore else Watch(self._under_callers_settings(observe))
-        self.observe = self.ledger if observe is ignore else fan_out(self.ledger, self.tell_caller)
-        picked = pick_backend(backend, given, self.observe)
+        self.notify_caller = observe if observe is ignore else Watch(self._under_callers_settings(observe))
+        self.observe = self.ledger if observe is ignore else fan_out(self.ledger, self.notify_caller)
+        picked = pick_backend(backend, source, self.observe)
         self.acceleration = pick_acceleration(options, picked)
         self.backend = picked.using(self.acceleration)
         self.problems: dict[int, Problem[Any]] = {}
         self.read, self.exhausted = 0, False
         self.error: Exception | None = None
         self.counts = Counter[Status]()
-        # A list has no code of the caller's own.
-        self._source, self._is_plain = iter(given), isinstance(given, list)
+        # Iterating over a list runs no code of the caller.
+        self._source, self._is_plain = iter(source), isinstance(source, list)
         # Instances of finished problems are made again where a consumer needs them; their arrays were checked before.
         self._make_instance = partial(
             validate, tol=options.tol, margin=options.audit.margin, init=options.init, finite=True
@@ -97,9 +97,9 @@ class Session:
         if self._journal is not None:
             self.observe(self._journal.resumed)
 
-    def take_all(self, given: list[Problem[Any]]) -> None:
+    def take_all(self, problems: list[Problem[Any]]) -> None:
         """Note that all problems were read and validated together."""
-        self.problems, self.read, self.exhausted = dict(enumerate(given)), len(given), True
+        self.problems, self.read, self.exhausted = dict(enumerate(problems)), len(problems), True
 
     def read_problem(self) -> tuple[int, Problem[Any]] | None:
         """Return the next problem and its ticket, or None at the end.
@@ -138,20 +138,20 @@ class Session:
         """Return the outcome of a problem that is not valid; raises ProblemError if the options are strict."""
         if self.options.strict:
             raise ProblemError(f"problem {ticket}: {error}") from None
-        return rejected(ticket, str(error))
+        return make_rejection(ticket, str(error))
 
     def plan_for(self, instance: Instance[Any]) -> Plan:
-        """Return how to run a line of problems like this one; observers are told each choice once."""
+        """Return how to run a line of problems like this one. A choice is reported to observers once."""
         hints, feed = self.backend.hints(instance), self.feed
-        # Successors come as their predecessors leave.
+        # The number of problems in a line of chains is unknown, because successors come as predecessors leave.
         count = self.count if instance.chain is None else None
         plan = self.options.plan(count, hints.width)
-        # Callers of a feed wait for each answer, and not past its deadline.
+        # Callers of a feed wait for each result, so audits must not be rare.
         every = plan.mode.spacing(plan.audit, hints, polled=feed is not None)
         chosen = Chosen("mode", plan.mode.name, plan.reason)
         if chosen not in self.ledger.choices:
             self.observe(chosen)
-        # The tol of an instance has the margin as a factor, so that backends judge rounding against what must be met.
+        # The tol of an instance contains the margin, so backends compare rounding errors with the limit that decides.
         expired = () if feed is None else feed.expired
         return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired)
 
@@ -161,16 +161,16 @@ class Session:
         return self._journal is not None
 
     @property
-    def tells_each(self) -> bool:
-        """True if `finish` has something to do for every problem: there is a journal, or an observer."""
-        return self._journal is not None or self.tell_caller is not ignore
+    def reports_each_problem(self) -> bool:
+        """True if `finish` must be called for every problem, because there is a journal or an observer."""
+        return self._journal is not None or self.notify_caller is not ignore
 
     def finish(self, outcome: Outcome, *, recalled: bool = False) -> None:
-        """Record in the journal how a problem ended, unless it came from there, and tell the caller's observer."""
+        """Record in the journal how a problem ended, unless it was recalled, and notify the caller's observer."""
         if self._journal is not None and not recalled and outcome.status in RECORDED:
             self._journal.enter(self.problems[outcome.ticket], outcome)
-        if self.tell_caller is not ignore:
-            self.tell_caller(Finished(outcome.ticket, outcome.status))
+        if self.notify_caller is not ignore:
+            self.notify_caller(Finished(outcome.ticket, outcome.status))
 
     def result(self, outcome: Outcome) -> Result[Any]:
         """Return the Result of a problem that has ended and is not forgotten."""
@@ -212,8 +212,8 @@ class Session:
 
     def warn(self, counts: Mapping[Status, int], solution: Solution[Any] | None = None) -> None:
         """Issue one warning if the observer raised, and one if problems did not converge."""
-        if isinstance(self.tell_caller, Watch):
-            self.tell_caller.warn(solution)
+        if isinstance(self.notify_caller, Watch):
+            self.notify_caller.warn(solution)
         if self.options.warn:
             _warn_of_counts(counts, solution)
 
@@ -226,18 +226,18 @@ class Session:
         """Wrap an observer so that it is called under the caller's settings for floating-point errors."""
         settings = self._float_settings
 
-        def tell(event: Event) -> None:
+        def notify(event: Event) -> None:
             with np.errstate(**settings):
                 observe(event)
 
-        return tell
+        return notify
 
 
-def pick_backend(backend: str | Backend[Any], given: Iterable[Problem[Any]], observe: Observer) -> Backend[Any]:
-    """Return the backend that was asked for. For "auto" the observer is told the choice and its reason."""
+def pick_backend(backend: str | Backend[Any], source: Iterable[Problem[Any]], observe: Observer) -> Backend[Any]:
+    """Return the backend, loaded by name if it is one. For "auto" the observer receives the choice and its reason."""
     if backend == "auto":
         # Reading an iterator here would take its first problem before a lane is free.
-        picked, reason = choose(given[0] if isinstance(given, list) and given else None)
+        picked, reason = choose(source[0] if isinstance(source, list) and source else None)
         observe(Chosen("backend", picked.name, reason))
         return picked
     if isinstance(backend, str):
@@ -248,7 +248,7 @@ def pick_backend(backend: str | Backend[Any], given: Iterable[Problem[Any]], obs
 
 
 def pick_acceleration(options: Options, backend: Backend[Any]) -> str:
-    """Return the acceleration that was asked for, or the best that the backend offers."""
+    """Return the name of the acceleration: that of the options or, for "auto", the best that the backend offers."""
     wanted, offered = options.accelerate, backend.accelerations
     if wanted == "auto":
         return offered[0]

@@ -19,8 +19,8 @@ class Solution(Sequence[Result[A]], Generic[A]):
 
     Args:
         outcomes: One row for each problem, in any order.
-        make_result: Makes the Result of an outcome. It is called when a Result is first accessed, by every thread that
-            finds none.
+        make_result: Makes the Result of an outcome. It is called when a Result is first accessed, possibly by several
+            threads at once.
         ledger: The account of the run.
 
     Attributes:
@@ -118,5 +118,5 @@ class Solution(Sequence[Result[A]], Generic[A]):
 
 
 def _restore(outcomes: Outcomes, results: list[Result[A]], ledger: Ledger) -> Solution[A]:
-    """Return a solution whose results were made in another process or at another time."""
+    """Return a solution from results that were made before, for example in another process."""
     return Solution(outcomes, lambda outcome: results[outcome.ticket], ledger)

@@ -25,7 +25,7 @@ from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.depth import predicted_depth
 from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run import rescue
-from drainsinkhorn.run.extend import carried_start
+from drainsinkhorn.run.extend import start_from_predecessor
 from drainsinkhorn.run.queue import Ended, Policy, Queue
 from drainsinkhorn.run.recheck import Recheck
 from drainsinkhorn.run.session import RESCUABLE, Session
@@ -60,16 +60,16 @@ def solve(
     Args:
         x: Problems, or points: see `problems` for what stacked, shared and ragged inputs look like.
         y: Target points, if x holds source points.
-        eps: Entropic strength, a number or one per problem.
-        a: Source weights.
-        b: Target weights.
+        eps: Strength of the entropic term, in units of the cost: a number or one per problem.
+        a: Source weights; None: uniform.
+        b: Target weights; None: uniform.
         init: Where to start: "auto", "gaussian" or "zero" for every problem without a start of its own, or potentials.
         cost: A name, a Cost, a PointCost, a Formula, a CostFn of OTT, or dense matrices.
         chain: Keys: problems of one chain run in order, each from its predecessor's potentials.
         tol: Bound on the larger L1 marginal residual: a number, or one per problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
-        observe: Called with every event of the run; of a rescue, only with its begin and its finished problems. If it
+        observe: Called with every event of the run; of a rescue, only with its start and its finished problems. If it
             raises, it is not called again; the run continues, and an ObserverWarning names the exception at the end.
         journal: Path of a file in which finished problems are recorded, so that a killed run can be resumed.
         **settings: Fields of Options: mode, width, max_depth, audit, certify, accelerate, rescue, strict, lookahead,
@@ -94,18 +94,18 @@ def solve(
     """
     if not isinstance(options, Options):
         raise OptionsError(f"options must be an Options, got {options!r}")
-    each = isinstance(tol, (list, tuple)) or getattr(tol, "ndim", 0) > 0
+    has_many_tols = isinstance(tol, (list, tuple)) or getattr(tol, "ndim", 0) > 0
     start, init = (init, None) if isinstance(init, str) else ("auto", init)
-    options = options.changed(None if each else tol, settings, start)
-    columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if each else None, "chain": chain}
+    options = options.with_settings(None if has_many_tols else tol, settings, start)
+    columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if has_many_tols else None, "chain": chain}
     waiting = as_problems(x, y, cost=cost, **columns)
     waiting = waiting if isinstance(waiting, list) else list(waiting)
     from_arrays = y is not None or x is None
     if from_arrays and waiting:
         check_arguments(eps=None, tol=None, cost=waiting[0].cost, init=options.init, x=None, y=None, a=None, b=None)
-    alike = from_arrays and not any(isinstance(column, (list, tuple)) for column in (x, y, cost))
+    same_shape = from_arrays and not any(isinstance(column, (list, tuple)) for column in (x, y, cost))
     session = Session(waiting, len(waiting), backend, options, observe, journal)
-    run, outcomes = LocalRun(session, waiting, alike=alike), Outcomes()
+    run, outcomes = LocalRun(session, waiting, same_shape=same_shape), Outcomes()
     with np.errstate(all="ignore"):
         try:
             for ended in run.drain():
@@ -131,15 +131,15 @@ class LocalRun:
     Args:
         session: The session.
         problems: Its problems.
-        alike: Whether the problems were made from arrays of one shape. Then a problem that the backend cannot take
-            raises: it can take none of them.
+        same_shape: True if the problems were made from arrays of one shape. If the backend does not support one of
+            them, it supports none, and ProblemError is raised.
     """
 
-    def __init__(self, session: Session, problems: Iterable[Problem[Any]], *, alike: bool = False) -> None:
+    def __init__(self, session: Session, problems: Iterable[Problem[Any]], *, same_shape: bool = False) -> None:
         self.session = session
-        self._backend, self._alike = session.backend, alike
+        self._backend, self._same_shape = session.backend, same_shape
         options = session.options
-        # Until the first line has its own.
+        # Used until the first line has a plan of its own.
         self._plan = options.plan(session.count)
         self._recheck = Recheck(options.recheck, options.audit.margin, self._backend.name, session.count)
         # Problems that ended without a run, whether the journal recalled them, and the instance if they are rechecked.
@@ -220,34 +220,34 @@ class LocalRun:
         if outcome is not None:
             self._take_recalled(problem, outcome)
             return None
-        options, unfit = self.session.options, False
+        options, is_valid = self.session.options, False
         try:
             instance = make_instance(problem, options.tol, options.audit.margin, options.init, finite=self._finite)
-            unfit = True
+            is_valid = True
             signature = self.signature(instance)
         except ProblemError as error:
-            reason = self.session.reject(ticket, error)
-            if self._alike and unfit:
+            rejection = self.session.reject(ticket, error)
+            if self._same_shape and is_valid:
                 raise
-            self._without_run.append((reason, False, None))
+            self._without_run.append((rejection, False, None))
             return None
         except MemoryError as error:
-            short = f"there is not enough memory to check this problem ({error}); free memory, or use fewer points"
-            self._without_run.append((self.session.reject(ticket, ProblemError(short)), False, None))
+            reason = f"there is not enough memory to check this problem ({error}); free memory, or use fewer points"
+            self._without_run.append((self.session.reject(ticket, ProblemError(reason)), False, None))
             return None
         if instance.init == "zero" and problem.init is not None and not isinstance(problem.init, str):
             self._unused_starts.add(ticket)
         return instance, signature
 
     def signature(self, instance: Instance[Any]) -> Hashable:
-        """Ask the backend for the signature."""
+        """Return the backend's signature of an instance."""
         return self._backend.signature(instance)
 
     def carry_start(self, ended: Ended, admission: Admission) -> Instance[Any]:
-        """Start a problem where its predecessor in the chain ended, if that start is of use."""
+        """Return an instance that starts where its predecessor in the chain ended, if that start is usable."""
         ticket, instance = admission
         try:
-            start = carried_start(ended, instance, self._backend)
+            start = start_from_predecessor(ended, instance, self._backend)
         except MemoryError:
             start, self._remarks[ticket] = None, [COLD_LINK]
         if start is None:
@@ -255,7 +255,7 @@ class LocalRun:
         return replace(instance, init=usable_start(start, instance.eps, instance.tol, instance.a, instance.b))
 
     def _take_recalled(self, problem: Problem[Any], outcome: Outcome) -> None:
-        """Take a problem's outcome from the journal; its successor in a chain starts from there."""
+        """Take over an outcome that the journal recalled; the successor in the chain starts from it."""
         rechecked = self.session.options.recheck == "all" and outcome.status is Status.CONVERGED
         instance = self.session.validate(problem) if rechecked or problem.chain is not None else None
         if instance is not None:
@@ -265,7 +265,7 @@ class LocalRun:
     # Lanes that have retired
 
     def _observe(self, event: Event) -> None:
-        """Keep retired lanes until they are yielded, and tell the session's observers."""
+        """Keep retired lanes until they are yielded, and pass the event to the session's observers."""
         if type(event) is Retired:
             self._unclaimed.append(event)
         self.session.observe(event)
@@ -297,12 +297,12 @@ class LocalRun:
         return rescue.explain(ended, self.session.options.audit.margin, remarks + self._remarks.get(ticket, []))
 
     def _yield(self, instances: Sequence[Instance[Any]], outcomes: Outcomes) -> Iterator[Outcomes]:
-        """Recheck and record problems that have ended, and yield them; if one is refuted, only those before it."""
+        """Recheck, record and yield problems that have ended. If one is refuted, raise after those before it."""
         if self._remarks or self._unused_starts or any(status in RESCUABLE for status in outcomes.statuses):
             details = [self._explain(ended).detail for ended in map(Ended, instances, outcomes)]
             outcomes = replace(outcomes, details=details)
         due = set(self._recheck.select(instances, outcomes))
-        if self.session.tells_each:
+        if self.session.reports_each_problem:
             for place in range(len(outcomes)):
                 if place in due:
                     self._check(instances[place], outcomes[place])
@@ -316,7 +316,7 @@ class LocalRun:
                     yield outcomes[:place]
                     raise
             yield outcomes
-        # A problem for which there was no memory retires without an event.
+        # A lane that was rejected for lack of memory retires without an event, so the list may be empty.
         del self._unclaimed[:1]
         if self._remarks or self._unused_starts:
             self._unused_starts.difference_update(outcomes.tickets)
@@ -324,7 +324,7 @@ class LocalRun:
                 self._remarks.pop(ticket, None)
 
     def _check(self, instance: Instance[Any], outcome: Outcome) -> None:
-        """Recheck a converged result. One that is refuted is not among the finished results."""
+        """Recheck a converged result. If it is refuted, `results` leaves it out."""
         try:
             self._recheck.check(instance, outcome)
         except ContractError:
@@ -346,7 +346,7 @@ class LocalRun:
         if not self._failed:
             return
         session, precise = self.session, self._backend.precise()
-        session.tell_caller(Rescuing(list(self._failed)))
+        session.notify_caller(Rescuing(list(self._failed)))
         session.ledger.rescue = ledger = session.ledger.rescue or Ledger()
         again = [
             Admission(ticket, replace(first.instance, init=rescue.choose_restart(first)))
@@ -394,7 +394,7 @@ class LocalRun:
         results = self.results(claimed)
         return OutOfMemory(
             f"memory ran out outside of any lane ({str(error) or type(error).__name__}); the {len(results)} results "
-            "that were finished and not handed out are in .results; free memory, and run the others again",
+            "that were finished and not yet returned are in .results; free memory, and run the others again",
             results,
             self.session.ledger,
         )

@@ -1,4 +1,4 @@
-"""From arrays to problems and instances. What many problems share is checked once.
+"""Makes problems and instances from arrays. Arguments that many problems share are checked once.
 
 Every problem becomes an instance in `build_instances`: a stack of plain arrays through `validate_stack`, any other
 problem through `run.validate`, which checks it alone and names what is wrong with it.
@@ -27,7 +27,7 @@ from drainsinkhorn.numerics.weights import uniform
 from drainsinkhorn.run.feed import Tap
 
 Column = tuple[Any, int | None]
-"""An argument, and how many problems it has an entry for; None if all problems share it."""
+"""An argument, and the number of problems for which it has an entry; None if all problems share it."""
 EPS_HINT = "it is in units of the cost, for example 0.05 times the median cost"
 TOL_HINT = "it bounds the L1 residual, for example 1e-3"
 DENSE = Cost(COSTS["sqeuclidean"])
@@ -98,8 +98,8 @@ def _width(columns: dict[str, Column]) -> int:
     """The number of problems; ProblemError if columns do not agree on it."""
     counts = {name: count for name, (_, count) in columns.items() if count is not None}
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{name} for {count}" for name, count in counts.items())
-        raise ProblemError(f"inputs do not agree on the number of problems: {said}")
+        listing = ", ".join(f"{name} for {count}" for name, count in counts.items())
+        raise ProblemError(f"inputs do not agree on the number of problems: {listing}")
     return next(iter(counts.values()), 1)
 
 
@@ -160,7 +160,7 @@ def check_arguments(*, eps: Any, tol: Any, cost: Any, init: str | None, **arrays
 
 
 def positive_number(name: str, value: Any, hint: str) -> float:
-    """The value as a float; ProblemError, which ends with the hint, unless it is a positive finite number."""
+    """Return a positive finite number as a float; anything else raises ProblemError, whose text ends with the hint."""
     if type(value) is not float and is_array(value) and value.ndim == 0:
         value = value.item()
     if type(value) is float and 0 < value < math.inf:
@@ -178,9 +178,9 @@ def describe(value: Any) -> str:
     return f"{text if len(text) < 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def known_cost(given: Any) -> Cost | Any:
-    """The cost between points with a PointCost as its kind and a float as its scale; a matrix as it is."""
-    cost = as_cost(given)
+def known_cost(value: Any) -> Cost | Any:
+    """Return a cost between points with a PointCost as its kind and a float as its scale; a matrix as it is."""
+    cost = as_cost(value)
     if not isinstance(cost, Cost):
         return cost
     cost = resolve_cost(cost)
@@ -202,7 +202,7 @@ def start_by_name(init: str, cost: Cost | Any) -> str:
 def require_same_space(x: Any, y: Any) -> None:
     """Raise ProblemError unless the points of both sides have equally many coordinates."""
     if x.shape[-1] != y.shape[-1]:
-        raise ProblemError(f"x lives in dimension {x.shape[-1]} and y in {y.shape[-1]}; both need the same")
+        raise ProblemError(f"x has dimension {x.shape[-1]} and y has {y.shape[-1]}; both need the same")
 
 
 def build_instances(
@@ -215,11 +215,11 @@ def build_instances(
     cost: Cost | Any,
     init: Potentials[Any] | str,
 ) -> list[Instance[Any]]:
-    """Problems in normal form: the only place where instances are made of problems, which must be valid.
+    """Return valid problems in normal form. No other function makes instances from problems.
 
     Args:
         problems: Problems that differ in their points, eps and chain.
-        strengths: The eps of each.
+        strengths: The eps of each problem.
         tol: The residual at which a lane may leave.
         a: Source weights of each problem, of mass 1 in float64.
         b: Target weights.
@@ -258,7 +258,7 @@ def as_array(value: Any) -> Any:
 
 
 class ProblemStack(list[Problem[Any]]):
-    """Problems made from whole arrays, which it remembers, so that all problems can be validated at once.
+    """Problems made from whole arrays, with these arrays, so that all problems can be validated at once.
 
     Attributes:
         columns: Arguments of `problems` by name.
@@ -279,34 +279,35 @@ class ProblemStack(list[Problem[Any]]):
 
 
 @np.errstate(all="ignore")
-def validate_stack(given: Any, tol: float, margin: float, init: str) -> list[Instance[Any]] | None:
-    """All problems of a stack in normal form, if its arrays are found to be valid as a whole; else None.
+def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[Instance[Any]] | None:
+    """Return all problems of a stack in normal form, if its arrays are valid as a whole; else None.
 
     Only plain cases are handled: points of floats, a named cost that is defined for all points, uniform weights. In all
     other cases, and if a check fails, problems are validated one by one, so that messages name what is wrong.
     """
-    if not isinstance(given, ProblemStack) or not given.is_unchanged:
+    if not isinstance(problems, ProblemStack) or not problems.is_unchanged:
         return None
-    x, y = given.columns["x"][0], given.columns["y"][0]
-    own = any(given.columns[name][0] is not None for name in ("a", "b", "tol", "chain"))
-    if own or not (_is_plain(x) and _is_plain(y)) or x.shape[-1] != y.shape[-1]:
+    columns = problems.columns
+    x, y = columns["x"][0], columns["y"][0]
+    is_special = any(columns[name][0] is not None for name in ("a", "b", "tol", "chain"))
+    if is_special or not (_is_plain(x) and _is_plain(y)) or x.shape[-1] != y.shape[-1]:
         return None
     try:
-        cost = known_cost(given.columns["cost"][0])
-        start = start_by_name(given.init or init, cost)
+        cost = known_cost(columns["cost"][0])
+        start = start_by_name(problems.init or init, cost)
     except ProblemError:
         return None
-    # A class of the caller's own may refuse points of which it has no costs.
+    # A PointCost of the caller may reject some points, so each problem is validated alone.
     if not isinstance(cost, Cost) or not isinstance(cost.kind, DistanceCost) or cost.kind.form.directions:
         return None
-    strengths = np.asarray(given.columns["eps"][0])
+    strengths = np.asarray(columns["eps"][0])
     if strengths.dtype.kind not in "fiu" or not (np.isfinite(strengths) & (strengths > 0)).all():
         return None
     if not (_is_finite(x) and _is_finite(y)):
         return None
-    each = np.broadcast_to(strengths.astype(np.float64), (len(given),)).tolist()
+    eps_values = np.broadcast_to(strengths.astype(np.float64), (len(problems),)).tolist()
     a, b = (uniform(points.shape[-2]) for points in (x, y))
-    return build_instances(given, each, tol=margin * tol, a=a, b=b, cost=cost, init=start)
+    return build_instances(problems, eps_values, tol=margin * tol, a=a, b=b, cost=cost, init=start)
 
 
 def _is_finite(points: Any) -> bool:
@@ -329,7 +330,7 @@ def _is_plain(points: Any) -> bool:
 
 
 def _column(name: str, value: Any, ndim: int) -> Column:
-    """The value and how many problems it is for; None if it is shared."""
+    """Return a value as a Column; ProblemError if its shape fits neither one problem nor a stack."""
     if isinstance(value, (list, tuple)):
         return (value, len(value)) if _is_list_of_arrays(value, ndim) else (_column_of_lists(name, value, ndim))
     if not is_array(value):
@@ -352,7 +353,7 @@ def _is_list_of_arrays(values: Sequence[Any], ndim: int) -> bool:
 
 
 def _column_of_lists(name: str, value: Any, ndim: int) -> Column:
-    """Nested Python lists of numbers: read as an array where they are regular, as a list of problems otherwise."""
+    """Return nested lists of numbers as a column: an array if they are regular, else one entry per problem."""
     try:
         array = np.asarray(value)
     except ValueError:
@@ -361,7 +362,7 @@ def _column_of_lists(name: str, value: Any, ndim: int) -> Column:
 
 
 def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
-    """Return the problems that a caller gave as such, or make them from the caller's arrays."""
+    """Return the caller's problems, or make problems from the caller's arrays."""
     resolved = as_cost(cost)
     if not isinstance(resolved, Cost) or y is not None:
         if columns["eps"] is None:

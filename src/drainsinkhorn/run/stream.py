@@ -1,4 +1,4 @@
-"""`stream`: results of problems as they drain."""
+"""`stream`: yields results as problems end."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def stream(
     journal: str | os.PathLike[str] | None = None,
     **settings: Unpack[Settings],
 ) -> Stream:
-    """Solve problems as they come and yield results as they drain, not in order; `result.ticket` tells which.
+    """Solve problems as they come and yield results as they end, in any order; `result.ticket` identifies the problem.
 
-    Problems are read as lanes fall vacant, at most `lookahead` ahead. If the iterable raises, the problems read before
-    are finished first, and then the exception is raised. Do not write to a problem's arrays before you have its result.
+    Problems are read as lanes become vacant, at most `lookahead` ahead. If the iterable raises, the problems read so
+    far are finished first, and then the exception is raised. Do not write to a problem's arrays before you have
+    its result.
 
     Args:
         problems: Any iterable of Problem; it may be endless. A Feed can be pushed to while the stream runs.
@@ -52,13 +53,13 @@ def stream(
         >>> sorted(result.ticket for result in stream(Problem(x=c, y=c + 1, eps=1.0) for c in clouds))
         [0, 1, 2, 3, 4]
     """
-    options = options.changed(tol, settings, init)
+    options = options.with_settings(tol, settings, init)
     waiting = as_problems(problems, None)
     return Stream(LocalRun(Session(waiting, None, backend, options, observe, journal), waiting))
 
 
 class Stream(Iterator[Result[Any]]):
-    """Results as they drain.
+    """An iterator over results, as problems end.
 
     Attributes:
         ledger: The account of the run so far.
@@ -72,8 +73,8 @@ class Stream(Iterator[Result[Any]]):
         self._outcomes, self._place = Outcomes(), 0
         self._warned = False
         if self._feed is not None:
-            # Callers that wait for an answer must not wait for a stream that is garbage.
-            weakref.finalize(self, self._feed.fail, FeedClosed("nobody reads the stream any more"))
+            # If the stream is garbage collected, the futures of the feed must raise instead of waiting for ever.
+            weakref.finalize(self, self._feed.fail, FeedClosed("the stream is no longer read"))
 
     def __next__(self) -> Result[Any]:
         try:

@@ -1,6 +1,6 @@
-"""Validation of one problem: it is checked here once and becomes an Instance, which inner code trusts.
+"""Validation of one problem: it is checked here once and becomes an Instance, which is not checked again.
 
-A message says what is wrong with the value shown, and what to do.
+A message shows the value, says what is wrong with it, and what to do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOGETHER = 2**24
 def validate(
     problem: Any, tol: float, margin: float = 1.0, init: str = "auto", *, finite: bool = False
 ) -> Instance[Any]:
-    """The problem in normal form, whatever NumPy's settings for floating-point errors are; see `make_instance`."""
+    """Return the problem in normal form under any settings of NumPy for floating-point errors; see `make_instance`."""
     return make_instance(problem, tol, margin, init, finite=finite)
 
 
@@ -63,7 +63,7 @@ def make_instance(problem: Any, tol: float, margin: float, init: str, *, finite:
         return _make_instance(problem, tol, margin, init, finite)
     except ProblemError:
         raise
-    except Exception as error:  # One odd object must not harm the batch.
+    except Exception as error:  # One problem that cannot be read must not end the whole batch.
         raise ProblemError(f"the problem cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -86,9 +86,9 @@ def _make_instance(problem: Any, tol: float, margin: float, init: Any, finite: b
 
 
 def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
-    """A real, finite array of `ndim` dimensions, as NumPy."""
+    """Return a real, finite array of `ndim` dimensions as a NumPy array; else raise ProblemError."""
     if isinstance(value, np.ma.MaskedArray):
-        raise ProblemError(f"{name} is a masked array; fill or drop what is masked first")
+        raise ProblemError(f"{name} is a masked array; fill or drop masked entries first")
     if value is None or isinstance(value, (str, bytes)):
         raise ProblemError(f"{name} must be a numeric array of shape {shape}, got {describe(value)}")
     try:
@@ -97,9 +97,7 @@ def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
         raise ProblemError(f"{name} must be a numeric array of shape {shape}, but {error}") from None
     if array.dtype.kind not in "fiub":
         is_complex = array.dtype.kind == "c"
-        entries = (
-            "complex numbers; pass the real part" if is_complex else "what are not numbers; convert them to floats"
-        )
+        entries = "complex numbers; pass the real part" if is_complex else "no numbers; convert the entries to floats"
         raise ProblemError(f"{name} has dtype {array.dtype}, which holds {entries}")
     if array.ndim != ndim:
         hint = f"; write {name}[:, None] for points on a line" if (array.ndim, ndim) == (1, 2) else ""
@@ -108,7 +106,7 @@ def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
         raise ProblemError(f"{name} is empty (shape {array.shape}); a problem needs at least one point on each side")
     if array.dtype.kind == "f" and not _all_finite(array):
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        raise ProblemError(f"{name}{list(place)} is {array[place]}; remove or replace what is not finite")
+        raise ProblemError(f"{name}{list(place)} is {array[place]}; remove or replace entries that are not finite")
     return array
 
 
@@ -127,9 +125,9 @@ def _on_device(value: Any) -> bool:
 
 
 def finite_on_device(problems: Sequence[Any]) -> bool:
-    """True if some arrays of these problems lie on a device, and all of those are finite.
+    """Return True if some arrays of these problems lie on a device, and all of those are finite.
 
-    The host reads one number for every TOGETHER entries of a dtype.
+    The host reads back one number for every TOGETHER entries of a dtype.
     """
     values = [value for p in problems if isinstance(p, Problem) for value in (p.x, p.y, p.cost) if _on_device(value)]
     if not values:
@@ -137,7 +135,7 @@ def finite_on_device(problems: Sequence[Any]) -> bool:
     torch = sys.modules["torch"]
     try:
         with torch.no_grad():
-            largest = [torch.linalg.vector_norm(_side_by_side(block), math.inf) for block in _blocks(values)]
+            largest = [torch.linalg.vector_norm(_concatenate(block), math.inf) for block in _blocks(values)]
     except torch.OutOfMemoryError:
         # There is no memory for a copy: problems are checked one by one.
         return False
@@ -159,8 +157,8 @@ def _blocks(values: Sequence[Any]) -> list[list[Any]]:
     return blocks
 
 
-def _side_by_side(block: list[Any]) -> Any:
-    """All entries in one tensor. A copy costs the device less than a call for each matrix costs the host."""
+def _concatenate(block: list[Any]) -> Any:
+    """Return all entries in one tensor. A copy costs the device less than a call for each matrix costs the host."""
     if len(block) == 1:
         return block[0]
     width = block[0].shape[1]
@@ -179,7 +177,7 @@ def _fine_on_device(*values: Any, finite: bool) -> bool:
 
 
 def _points(name: str, value: Any, shape: str, finite: bool) -> Any:
-    """Points or costs that float64 holds exactly."""
+    """Return points or costs; raise ProblemError unless float64 represents them exactly."""
     if _fine_on_device(value, finite=finite):
         return value
     array = _numbers(name, value, 2, shape)
@@ -216,7 +214,7 @@ def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, 
     cost.kind.check("x", x)
     cost.kind.check("y", y)
     if "matrix" in cost.kind.forms:
-        # A class of the caller's own, tried on a few points: in a pack its errors would end the run of all problems.
+        # A PointCost of the caller is tried on a few points, because its errors in a pack would end the whole run.
         evaluate(cost.kind, *(to_numpy(points[:3]).astype(np.float64) for points in (x, y[:2])))
     return x.shape[0], y.shape[0]
 
@@ -262,7 +260,7 @@ def _mass_rounding(weights: Any, mass: float, size: int) -> float:
 
 
 def _init(init: Any, cost: Any, n: int, m: int) -> Potentials[Any] | str:
-    """The start in normal form: Potentials, or what `start_by_name` returns."""
+    """Return the start in normal form: Potentials, or the name that `start_by_name` returns."""
     if isinstance(init, str):
         return start_by_name(init, cost)
     if not isinstance(init, (tuple, list)) or len(init) != 2:
