@@ -17,7 +17,6 @@ import triton
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.triton import TritonBackend, tiles
-from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.run.validate import validate
 
@@ -45,14 +44,7 @@ def leg(solution: ds.Solution[Any]) -> float:
     assert isinstance(pack, TritonPack)
     # At the start sums leave float32, and rows are done again.
     pack.advance(2, [-1.0] * pack.width)
-    both = ((0, k.KEPT), (1, k.APPLIED))
-    return (
-        sum(
-            microseconds(lambda s=s, r=r: pack._leg(pack._everyone.live, pack._lanes, s, r), pack.width)
-            for s, r in both
-        )
-        / 2
-    )
+    return sum(microseconds(lambda side=side: pack.run_leg(side), pack.width) for side in (0, 1)) / 2
 
 
 def error(solution: ds.Solution[Any], values: Any) -> float:
@@ -74,7 +66,7 @@ def measure(n: int, d: int, width: int) -> None:
     row: dict[str, Any] = {"n": n, "d": d, "W": width, "leg_us": round(one_leg, 1)}
     plans = TritonBackend().couple([r.instance for r in solution], [r.potentials for r in solution])
     plans.log_ratios()
-    row["float64_lanes"] = sum(len(s.lanes) for s in plans._sides[0] if s.exact)
+    row["float64_lanes"] = sum(len(s.lanes) for s in plans._sides[0] if s.float64)
     for channels in (1, 16, 64):
         values = torch.randn(width, n, channels, device="cuda")
         row[f"error_{channels}"] = float(f"{error(solution, values[0]):.2g}")
@@ -107,11 +99,11 @@ CANDIDATES = [
 def tune(n: int, d: int, width: int) -> None:
     solution = solved(n, d, width)
     plans = TritonBackend().couple([r.instance for r in solution], [r.potentials for r in solution])
-    how = plans._stacks[0].how
-    assert how is not None
+    form = plans._stacks[0].form
+    assert form is not None
     values, rows = torch.randn(width, n, 16, device="cuda"), []
     for tile in CANDIDATES:
-        tiles.CONSUMER_TILES[how.kind, how.dp] = dict(zip(TILE, tile, strict=True))  # type: ignore[assignment]
+        tiles.CONSUMER_TILES[form.kind, form.dp] = dict(zip(TILE, tile, strict=True))  # type: ignore[assignment]
         try:
             rows.append((microseconds(lambda: plans.apply(values), width), tile))
         except Exception as problem:  # noqa: BLE001  a tile that does not fit

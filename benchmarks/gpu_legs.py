@@ -20,8 +20,8 @@ import triton
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.triton import TritonBackend
-from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.backends.triton.tiles import STORED
 from drainsinkhorn.run.validate import validate
 
 SHAPES = [
@@ -53,10 +53,10 @@ def floor_us(n: int) -> float:
     return n * n / (device.multi_processor_count * EX2_PER_CLOCK * max(clock, 1.98e9)) * 1e6
 
 
-def time_leg(pack: TritonPack, side: int, role: Any) -> float:
+def time_leg(pack: TritonPack, side: int) -> float:
     """Microseconds per lane."""
-    run = lambda: pack._leg(pack._everyone.live, pack._lanes, side, role)  # noqa: E731
-    return 1000 * triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median") / pack.width
+    time = triton.testing.do_bench(lambda: pack.run_leg(side), warmup=20, rep=60, return_mode="median")
+    return 1000 * time / pack.width
 
 
 def share_of_copy(us: float, pairs: int, width: int) -> float:
@@ -75,8 +75,8 @@ def main() -> None:
     backend = TritonBackend(acceleration="momentum")
     for n, d, width in (SHAPES[i] for i in args.shapes):
         problems = clouds(n, d, width)
-        how = backend._how(problems[0])
-        tiles = [(how.bm, how.bn, how.warps, how.stages)]
+        form = backend.policy.representation(problems[0])
+        tiles = [(form.bm, form.bn, form.warps, form.stages)]
         if args.tune:
             tiles += [
                 t
@@ -88,12 +88,11 @@ def main() -> None:
             try:
                 pack = TritonPack(
                     problems,
-                    replace(how, bm=bm, bn=bn, warps=warps, stages=stages),
+                    replace(form, bm=bm, bn=bn, warps=warps, stages=stages),
                     torch.device("cuda"),
-                    momentum=True,
-                    precision="auto",
+                    policy=backend.policy,
                 )
-                times = time_leg(pack, 0, k.KEPT), time_leg(pack, 1, k.APPLIED)
+                times = time_leg(pack, 0), time_leg(pack, 1)
             except Exception as error:  # noqa: BLE001  a tile that does not fit
                 print(n, d, (bm, bn, warps, stages), type(error).__name__, str(error)[:80], flush=True)
                 continue
@@ -101,7 +100,7 @@ def main() -> None:
         rows.sort()
         for mean, row, col, t in rows[: 4 if args.tune else 1]:
             over = {"floor_us": round(floor_us(n), 2), "over_floor": round(mean / floor_us(n), 2)}
-            if how.kind == k.STORED.value:
+            if form.kind == STORED:
                 over["of_copy"] = round(share_of_copy(mean, n * n, width), 2)
             found = {"n": n, "d": d, "W": width, "tile": t, "row_us": round(row, 2), "col_us": round(col, 2), **over}
             print(json.dumps(found), flush=True)

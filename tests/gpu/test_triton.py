@@ -11,10 +11,9 @@ from tests.conftest import needs
 from tests.device import CUDA, DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends import triton as backend_module
-from drainsinkhorn.backends.triton import TritonBackend, tiles
-from drainsinkhorn.backends.triton import pack as pack_module
-from drainsinkhorn.backends.triton.arena import Arena
+from drainsinkhorn.backends.triton import TritonBackend, cycles, precision, tiles
+from drainsinkhorn.backends.triton.buffers import Arena
+from drainsinkhorn.backends.triton.precision import Arithmetic
 from drainsinkhorn.run import validate as validation
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import PROMISES, Bench, marginal_errors
@@ -40,7 +39,7 @@ def on_device(array: Any) -> Any:
 def test_promise(promise: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "float64":
         # As large lanes are run.
-        monkeypatch.setattr(pack_module, "SMALL", 0)
+        monkeypatch.setattr(cycles, "SMALL", 0)
     if not CUDA and promise in SLOW and backend != "momentum":
         pytest.skip("slow in the interpreter; run for another backend there, and for all on a CUDA device")
     for shape in [(13, 17, 3), (1, 1, 1), (1, 9, 20), (200, 5, 8), (700, 1501, 3)] if CUDA else [(7, 19, 3)]:
@@ -151,14 +150,14 @@ def test_programs_that_share_columns_agree_with_one_that_does_not(monkeypatch: p
     alone = ds.solve(batch, backend="triton", max_depth=2, rescue=False)
     small = {key: {**tile, "bn": 16, "least": 1} for key, tile in tiles.TILES.items()}
     monkeypatch.setattr(tiles, "TILES", small)
-    backend_module._made.cache_clear()
+    precision._represent.cache_clear()
     try:
-        how = TritonBackend()._how(validate(batch[0], 1e-3))
-        assert max(how.shares((20, 40))) > 1
+        form = TritonBackend().policy.representation(validate(batch[0], 1e-3))
+        assert max(form.shares((20, 40))) > 1
         shared = ds.solve([batch[0], *batch], backend="triton", max_depth=2, rescue=False)
         one = ds.solve(batch[:1], backend="triton", max_depth=2, rescue=False)[0]
     finally:
-        backend_module._made.cache_clear()
+        precision._represent.cache_clear()
     for mine, other in zip(list(shared)[1:], alone, strict=True):
         assert torch.allclose(mine.potentials.f, other.potentials.f, rtol=1e-5, atol=1e-5)
     assert torch.equal(one.potentials.f, shared[0].potentials.f)
@@ -205,7 +204,7 @@ def test_tiles_are_measured_on_the_device_at_hand() -> None:
     from drainsinkhorn.backends.triton import tuning
 
     found = tuning.clouds(300, 3, 2)
-    assert all(0 < time < 1e5 for time in tuning.measure(TritonBackend()._how(found[0]), found))
+    assert all(0 < time < 1e5 for time in tuning.measure(TritonBackend().policy.representation(found[0]), found))
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
@@ -240,17 +239,17 @@ def test_without_a_device_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -
         ds.solve(np.zeros((2, 1)), np.zeros((2, 1)), eps=1.0, backend="triton")
 
 
-def test_lanes_climb_to_the_arithmetic_that_is_honest_for_them() -> None:
+def test_lanes_climb_to_the_arithmetic_that_is_accurate_enough_for_them() -> None:
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(24, 5)), rng.normal(size=(19, 5))
     near = ds.Problem(x=on_device(x), y=on_device(y), eps=1.0, tol=1e-3)
-    # Scores of 2^17 bits do not fit the halves that carry potentials; tol 0.4 is wide enough for float32, and soon met.
+    # Scores of 2^17 bits do not fit the float16 parts of potentials; tol 0.4 is wide enough for float32, and soon met.
     far = ds.Problem(x=on_device(100 * x), y=on_device(100 * y), eps=1.0, tol=0.4)
     tight = ds.Problem(x=on_device(x), y=on_device(y), eps=1.0, tol=1e-9)
     problems = [near, far, tight]
     backend = TritonBackend(acceleration="momentum")
     pack = backend.pack([validate(problem, 1e-3) for problem in problems])
-    assert [(lane.folded, lane.wide) for lane in pack._lanes] == [(True, False), (False, False), (False, True)]
+    assert [lane.arithmetic for lane in pack._lanes] == list(Arithmetic)
     together = ds.solve(problems, backend=backend, rescue=False)
     for problem, result in zip(problems, together, strict=True):
         row, col = marginal_errors(validate(problem, 1e-3), result.potentials)
@@ -350,7 +349,7 @@ def test_columns_past_the_end_make_no_row_be_done_again(dim: int) -> None:
     # Far apart: potentials of rows are above 2^7 bits, beyond what float32 holds as a power.
     x, y = rng.normal(size=(40, dim)).astype(np.float32), (rng.normal(size=(70, dim)) + 20).astype(np.float32)
     pack = TritonBackend().pack([validate(ds.Problem(x=x, y=y, eps=2.0, init="zero"), 1e-3)])
-    assert pack._lanes[0].folded
+    assert pack._lanes[0].arithmetic is Arithmetic.AUGMENTED
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pack.advance(2, [-np.inf])

@@ -14,7 +14,7 @@ from tests.gpu.consumed import ACCURACY, close, cloud_result, coupled, on_device
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
 from drainsinkhorn.backends.triton import TritonBackend
-from drainsinkhorn.backends.triton import couplings as module
+from drainsinkhorn.backends.triton import stacks as module
 from drainsinkhorn.run.couple import couple
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
@@ -46,7 +46,7 @@ def point_plans(results: Any) -> Any:
 
 
 def test_both_precisions_are_seen(results: Any, plans: Any) -> None:
-    kinds = {stack.exact for stack in plans._stacks}
+    kinds = {stack.float64 for stack in plans._stacks}
     assert kinds == {True, False}
     assert sorted(lane for stack in plans._stacks for lane in stack.lanes) == list(range(len(results)))
     assert len(coupled([*results, *results])._stacks) < 2 * len(plans._stacks), "lanes of like size share a launch"
@@ -131,13 +131,13 @@ def test_rows_out_of_range_are_done_again(results: Any) -> None:
 def test_a_coarse_probe_sends_lanes_to_float64(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ACCURACY", -1.0)
     plans = coupled(results[:3])
-    assert not all(stack.exact for stack in plans._stacks)
+    assert not all(stack.float64 for stack in plans._stacks)
     for side in ("row", "col"):
         values = [on_device(np.ones(len(r.potentials[side == "row"]))) for r in results[:3]]
         for out, result, value in zip(plans.apply(values, side), results[:3], values, strict=True):
             plan = plan_of(result) if side == "row" else plan_of(result).T
             close(out, plan @ array(value))
-    assert all(stack.exact for stacks in plans._sides.values() for stack in stacks)
+    assert all(stack.float64 for stacks in plans._sides.values() for stack in stacks)
     assert list(plans._sides) == [0, 1], "what one side needs says nothing of the other"
 
 
@@ -165,7 +165,7 @@ def test_float32_is_enough_for_ordinary_clouds() -> None:
     plans = coupled(some)
     for side in ("row", "col"):
         plans.log_ratios(side)
-    assert [stack.exact for stacks in plans._sides.values() for stack in stacks] == [False, False]
+    assert [stack.float64 for stacks in plans._sides.values() for stack in stacks] == [False, False]
 
 
 def test_potentials_that_float16_cannot_hold_are_consumed_in_float64() -> None:
@@ -176,7 +176,7 @@ def test_potentials_that_float16_cannot_hold_are_consumed_in_float64() -> None:
     plans = coupled([replace(result, emitted=ds.Potentials(f + shift, g - shift))])
     values = np.random.default_rng(1).normal(size=len(g))
     close(plans.apply([on_device(values)])[0], plan_of(result) @ values)
-    assert [stack.exact for stack in plans._sides[0]] == [True]
+    assert [stack.float64 for stack in plans._sides[0]] == [True]
 
 
 def test_small_masses_keep_their_means() -> None:

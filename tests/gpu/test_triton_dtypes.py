@@ -60,8 +60,8 @@ def test_lanes_go_on_after_a_repack_without_memory(where: str, monkeypatch: pyte
     for pack in packs:
         # Launches are made ready for the buffers there are.
         pack.advance(4, [-math.inf])
-    before = {name: arena.mark() for name, arena in packs[0]._arenas.items()}
-    owner, name = (module, "load_group") if where == "loading" else (module.TritonPack, "_rounding")
+    before = packs[0]._buffers.mark()
+    owner, name = (module, "load_group") if where == "loading" else (module.TritonPack, "_first_errors")
     found = getattr(owner, name)
 
     def late(*args: Any, **settings: Any) -> Any:
@@ -72,7 +72,7 @@ def test_lanes_go_on_after_a_repack_without_memory(where: str, monkeypatch: pyte
         patch.setattr(owner, name, late)
         with pytest.raises(MemoryError):
             packs[0].repack([0], [second])
-    assert {name: arena.mark() for name, arena in packs[0]._arenas.items()} == before
+    assert packs[0]._buffers.mark() == before
     assert packs[0].advance(4, [-math.inf]) == packs[1].advance(4, [-math.inf])
     packs[0].repack([0], [second])
     assert packs[0].verify([0]) == packs[1].verify([0])

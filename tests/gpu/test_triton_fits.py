@@ -16,8 +16,8 @@ SHARED = 227 * 1024
 BEGIN = """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
-    from drainsinkhorn.backends import triton as backend
-    from drainsinkhorn.backends.triton import coupling_kernels, leg_kernels, matrices, stacking_kernels, tiles
+    from drainsinkhorn.backends.triton import matrices, precision, tiles
+    from drainsinkhorn.backends.triton.kernels import layout as layout_kernels, leg, plan
 
     def compiled(kernel, types, constants, options):
         types = types | {name: "constexpr" for name in constants}
@@ -28,14 +28,14 @@ BEGIN = """
 """
 
 MEANS = """
-    kernel = coupling_kernels.average
+    kernel = plan.average
     for dp, chunks, channels in ((16, 1, 16), (32, 1, 16), (64, 1, 64), (64, 8, 16), (64, 8, 64)):
         tile = tiles.consumer_tile(tiles.PRODUCT, dp, channels)
-        constants = {"KIND": tiles.PRODUCT, "DP": dp, "CHUNKS": chunks, "FOLD": dp < 64, "SIDE": 0, "CP": channels,
+        constants = {"KIND": tiles.PRODUCT, "DP": dp, "CHUNKS": chunks, "INSIDE": dp < 64, "SIDE": 0, "CP": channels,
                      "WEIGHTED": True, "BM": tile["bm"], "BN": tile["bn"]}
         types = {name: "*fp32" for name in kernel.arg_names}
         types |= {name: "*fp16" for name in ("points", "other_points", "values")} | {"mass": "*fp64"}
-        types |= {name: "*i32" for name in ("sizes", "doubt")}
+        types |= {name: "*i32" for name in ("sizes", "inaccurate")}
         types |= {name: "i32" for name in ("dim", "pad", "other_pad", "channels")}
         types |= {name: "i64" for name in ("stride", "other_stride")}
         options = {"num_warps": tile["warps"], "num_stages": tile["stages"]}
@@ -43,13 +43,13 @@ MEANS = """
 """
 
 MATRICES = """
-    stored = {"KIND": tiles.STORED, "DP": 16, "CHUNKS": 1, "FOLD": False}
+    stored = {"KIND": tiles.STORED, "DP": 16, "CHUNKS": 1, "INSIDE": False}
 
     def consumer(kernel, channels, constants, others):
         tile = tiles.consumer_tile(tiles.STORED, 16, channels)
         constants = stored | constants | {"BM": tile["bm"], "BN": tile["bn"]}
         types = {name: "*fp32" for name in kernel.arg_names}
-        types |= {name: "*i32" for name in ("sizes", "doubt", "found", "listed", "last") if name in types}
+        types |= {name: "*i32" for name in ("sizes", "inaccurate", "found", "listed", "last") if name in types}
         names = ("dim", "pad", "other_pad", "stride", "other_stride", "channels", "count")
         types |= {name: "i32" for name in names if name in types} | others
         print(compiled(kernel, types, constants, {"num_warps": tile["warps"], "num_stages": tile["stages"]}))
@@ -57,16 +57,16 @@ MATRICES = """
     for side in (0, 1):
         for channels in (16, 64):
             constants = {"SIDE": side, "CP": channels, "WEIGHTED": side == 0}
-            consumer(coupling_kernels.average, channels, constants, {"values": "*fp16", "mass": "*fp64"})
-        consumer(coupling_kernels.total, 0, {"SIDE": side, "COSTS": True}, {})
-        consumer(coupling_kernels.match, 0, {"SIDE": side}, {})
-    consumer(coupling_kernels.draw, 0, {}, {"numbers": "*fp64"})
+            consumer(plan.average, channels, constants, {"values": "*fp16", "mass": "*fp64"})
+        consumer(plan.total, 0, {"SIDE": side, "COSTS": True}, {})
+        consumer(plan.match, 0, {"SIDE": side}, {})
+    consumer(plan.draw, 0, {}, {"numbers": "*fp64"})
     for kernel, rows, block, single in (
-        (stacking_kernels.spread, matrices.SPREAD_ROWS, matrices.SPREAD_BLOCK, ("cloud", "middle")),
-        (stacking_kernels.fill, matrices.FILL_ROWS, matrices.FILL_BLOCK, ("matrix",)),
+        (layout_kernels.centre_points, matrices.CENTRE_ROWS, matrices.CENTRE_BLOCK, ("cloud", "middle")),
+        (layout_kernels.fill_exponents, matrices.FILL_ROWS, matrices.FILL_BLOCK, ("matrix",)),
     ):
         types = {name: "*fp64" for name in kernel.arg_names} | {name: "*fp32" for name in single}
-        types |= {name: "*i32" for name in ("sizes", "doubt") if name in types}
+        types |= {name: "*i32" for name in ("sizes", "inaccurate") if name in types}
         names = ("cloud_stride", "first", "dim", "pad", "other_pad")
         types |= {name: "i32" for name in names if name in types}
         constants = {"ROOTED": False, "ROWS": rows, "BLOCK": block} | ({"SIDE": 0} if "SIDE" in types else {})
@@ -74,20 +74,20 @@ MATRICES = """
 """
 
 LEGS = """
-    kernel, types = leg_kernels.leg, {"half": "*fp16", "single": "*fp32", "vectors": "*fp32"}
-    types |= {name: "*i64" for name in ("table", "live")} | {name: "*i32" for name in ("counts", "halted")}
-    types |= {name: "*fp64" for name in ("state", "wide", "errors", "stops")}
+    kernel, types = leg.leg, {"points16": "*fp16", "points32": "*fp32", "vectors32": "*fp32"}
+    types |= {name: "*i64" for name in ("table", "lanes")} | {name: "*i32" for name in ("counters", "halted")}
+    types |= {name: "*fp64" for name in ("state", "vectors64", "errors", "stops")}
     kinds = [(tiles.DIRECT, 3, 1, False, 16), (tiles.ROOT, 16, 1, True, 0), (tiles.STORED, 16, 1, False, 0)]
     kinds += [(tiles.PRODUCT, dp, 1, False, dp) for dp in (16, 32, 64)]
     kinds += [(tiles.PRODUCT, 64, 8, False, 0)]
-    for kind, dp, chunks, rooted, slot in kinds:
-        how = backend._made(kind, dp, chunks, False, rooted, slot, dp == 64)
-        for folded in {False, slot > 0}:
-            constants = how.scores(folded) | {"SLOT": slot, "PACKED": int(how.packed)}
-            constants |= {"FOLD": folded, "LEADS": how.leads, "LOCK": False, "WIDE_BM": 16, "BLOCK": 256}
-            for goes_on in (False, True):
-                constants |= {"SIDE": 1 - goes_on, "ROLE": 1 - goes_on, "GOES_ON": goes_on, "MOMENTUM": goes_on}
-                print(compiled(kernel, types, constants, how.program))
+    for kind, dp, chunks, rooted, places in kinds:
+        form = precision._represent(kind, dp, chunks, False, rooted, places, dp == 64)
+        for inside in {False, places > 0}:
+            constants = form.constants(inside) | {"PLACES": places, "NORMS": form.norms}
+            constants |= {"INSIDE": inside, "HIGH_PARTS": form.high_parts, "LOCKSTEP": False, "BM64": 16, "BLOCK": 256}
+            for fused in (False, True):
+                constants |= {"SIDE": 1 - fused, "ROLE": 1 - fused, "FUSED": fused, "MOMENTUM": fused}
+                print(compiled(kernel, types, constants, form.program))
 """
 
 STARTS = """
@@ -103,7 +103,7 @@ STARTS = """
     for dim in (15, 20, 50, 500, 2000):
         x, y = (torch.empty((1, size, dim), dtype=torch.float64) for size in (300, 200))
         a, b, middles, factors = x[:, :, 0], y[:, :, 0], x[:, :3], x[:, 0, 0]
-        layout.gaussian(x, y, a, b, middles, factors, b, always=True)
+        layout.gaussian_starts(x, y, a, b, middles, factors, b, always=True)
 """
 
 

@@ -11,9 +11,9 @@ import pytest
 from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.triton import TritonBackend, _compile, launching, tiles
+from drainsinkhorn.backends.triton import TritonBackend, compile_kernels, launching, tiles
 from drainsinkhorn.backends.triton import pack as module
-from drainsinkhorn.backends.triton.arena import Arena, aligned
+from drainsinkhorn.backends.triton.buffers import Buffers, aligned
 from drainsinkhorn.backends.triton.layout import clouds, together
 from drainsinkhorn.backends.triton.loading import Views, _fill_masses
 from drainsinkhorn.numerics.weights import uniform
@@ -86,29 +86,30 @@ def test_numbers_arrive_as_they_were_sent() -> None:
     assert np.array_equal(found.again(there + 2.0).read(), np.full((3, 5), 2.0))
 
 
-def test_fields_are_views_of_their_arenas() -> None:
-    arenas = {"wide": Arena(torch, torch.float64, DEVICE)}
-    start, size = arenas["wide"].take(64), 70
-    start = arenas["wide"].take(2 * aligned(size))
-    views = Views(arenas, 2)
-    views.place("MASS0", "wide", start, size)
-    views["MASS0"][1, 69] = 3.0
-    assert list(views) == ["MASS0"]
-    assert views["MASS0"].shape == (2, size)
-    assert "NORM0" not in views
-    assert float(arenas["wide"].buffer[start + aligned(size) + 69]) == 3.0
-    assert float(arenas["wide"].buffer.sum()) == 3.0
+def test_vectors_are_views_of_their_buffers() -> None:
+    buffers = Buffers(DEVICE)
+    start, size = buffers.take("vectors64", 64), 70
+    start = buffers.take("vectors64", 2 * aligned(size))
+    views = Views(buffers, 2)
+    views.place("MASS", 0, "vectors64", start, size)
+    views["MASS", 0][1, 69] = 3.0
+    assert "MASS" in views
+    assert views["MASS", 0].shape == (2, size)
+    assert "NORM" not in views
+    assert float(buffers["vectors64"][start + aligned(size) + 69]) == 3.0
+    assert float(buffers["vectors64"].sum()) == 3.0
 
 
 def masses(a: list[Any], b: list[Any]) -> list[Any]:
     """Weights of both sides of some lanes, as they are written."""
-    arena = Arena(torch, torch.float64, DEVICE)
-    views = Views({"wide": arena}, len(a))
-    for name, weights in (("MASS0", a), ("MASS1", b)):
-        views.place(name, "wide", arena.take(len(a) * aligned(len(weights[0]))), len(weights[0]))
+    buffers = Buffers(DEVICE)
+    views = Views(buffers, len(a))
+    for side, weights in enumerate((a, b)):
+        start = buffers.take("vectors64", len(a) * aligned(len(weights[0])))
+        views.place("MASS", side, "vectors64", start, len(weights[0]))
     instances = [ds.Instance(eps=1.0, tol=1e-3, a=p, b=q, cost=ds.Cost()) for p, q in zip(a, b, strict=True)]
     _fill_masses(instances, views, DEVICE)
-    return [views["MASS0"].cpu().numpy(), views["MASS1"].cpu().numpy()]
+    return [views["MASS", side].cpu().numpy() for side in (0, 1)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 41])
@@ -154,14 +155,14 @@ def test_stops_are_told_only_where_they_change() -> None:
     problem = validate(ds.Problem(x=x, y=y, eps=0.5), 1e-3)
     pack = TritonBackend().pack([problem] * 3)
     pack.advance(1, [-1.0, -2.0, -3.0])
-    told = pack._stops
+    told = pack._table._stops
     pack.advance(1, [-1.0, -2.0, -3.0])
-    assert pack._stops is told
+    assert pack._table._stops is told
     pack.repack([2, 0])
     pack.advance(1, [-3.0, -1.0])
-    assert pack._stops is told
+    assert pack._table._stops is told
     pack.advance(1, [-3.0, -4.0])
-    assert pack._limits.cpu().tolist() == [-4.0, -2.0, -3.0]
+    assert pack._table.limits.cpu().tolist() == [-4.0, -2.0, -3.0]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,7 @@ def test_what_is_compiled_beforehand_is_what_runs(monkeypatch: pytest.MonkeyPatc
             return verb(pack, *args, **settings)
 
         monkeypatch.setattr(module.TritonPack, name, noted)
-    how = TritonBackend()._how(validate(ds.Problem(x=np.ones((3, 2)), y=np.zeros((3, 2)), eps=1.0), 1e-3))
-    _compile.__wrapped__(how, True, torch.device(DEVICE), "auto")
+    backend = TritonBackend(acceleration="momentum")
+    form = backend.policy.representation(validate(ds.Problem(x=np.ones((3, 2)), y=np.zeros((3, 2)), eps=1.0), 1e-3))
+    compile_kernels.__wrapped__(form, backend.policy, torch.device(DEVICE))
     assert ran == {"advance", "advancelockstep", "verify", "verifyexact", "screen"}

@@ -17,7 +17,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends import support
 from drainsinkhorn.backends.reference import ReferenceBackend
 from drainsinkhorn.backends.triton import TritonBackend, launching
-from drainsinkhorn.backends.triton.layout import framed, gaussian
+from drainsinkhorn.backends.triton.layout import centre_clouds, gaussian_starts
 from drainsinkhorn.numerics.starts import FLOOR, FULL_DIM, between, start
 from drainsinkhorn.run.validate import validate
 
@@ -40,7 +40,7 @@ def made(x: np.ndarray, y: np.ndarray, eps: float, a: np.ndarray | None = None) 
     x, y, b = torch.tensor(x, device=DEVICE), torch.tensor(y, device=DEVICE), torch.full((lanes, m), 1 / m, **kind)
     factors = torch.full((lanes,), 1 / (eps * math.log(2)), **kind)
     starts = torch.zeros((lanes, m), **kind)
-    gaussian(x, y, a, b, framed(x, y, factors)[0], factors, starts, always=True)
+    gaussian_starts(x, y, a, b, centre_clouds(x, y, factors)[0], factors, starts, always=True)
     return starts.cpu().numpy() * math.log(2)
 
 
@@ -109,7 +109,7 @@ def test_launches_are_made_ready_only_for_tensors_that_begin_well() -> None:
 def test_frames_hold_both_clouds() -> None:
     x, y = clouds(6, 2, 700, 90, 70)
     scales = torch.tensor([1.0, 0.5], dtype=torch.float64, device=DEVICE)
-    middles, far = framed(torch.tensor(x, device=DEVICE), torch.tensor(y, device=DEVICE).float(), scales)
+    middles, far = centre_clouds(torch.tensor(x, device=DEVICE), torch.tensor(y, device=DEVICE).float(), scales)
     y = y.astype(np.float32).astype(np.float64)
     low, high = np.minimum(x.min(1), y.min(1)), np.maximum(x.max(1), y.max(1))
     assert np.array_equal(middles[:, 0].cpu().numpy(), low / 2 + high / 2)

@@ -90,7 +90,7 @@ def test_means_ratios_and_matches(results: list[ds.Result[Any]], plans: Any, sid
         there = np.take_along_axis(plan, best[k].cpu().numpy()[:, None], axis=1)[:, 0]
         assert there == pytest.approx(plan.max(1), rel=ACCURACY)
     stacks = [stack for some in (plans._stacks, *plans._sides.values()) for stack in some]
-    assert all(stack.matrices is not None and not stack.exact for stack in stacks)
+    assert all(stack.matrices is not None and not stack.float64 for stack in stacks)
     assert len(plans._stacks) < len(results), "lanes of like size share a stack"
 
 
@@ -141,8 +141,8 @@ def test_stacks_too_large_to_keep_are_the_same_to_the_bit(
     for verb in ("apply", "sample"):
         given = told(some, verb, "row")
         assert equal(tuple(getattr(kept, verb)(*given)), tuple(getattr(anew, verb)(*given)))
-    assert all(stack.matrices.made is None for stack in anew._stacks)
-    assert all(stack.matrices.made is not None for stack in kept._stacks)
+    assert all(stack.matrices.kept is None for stack in anew._stacks)
+    assert all(stack.matrices.kept is not None for stack in kept._stacks)
 
 
 @pytest.mark.parametrize("times", [0, 1])
@@ -162,7 +162,7 @@ def test_no_memory_for_a_matrix_loses_nothing(
     plans = coupled(some)
     for ours, theirs in zip(plans.sample(*given), truth, strict=True):
         assert float((torch.stack(ours) == torch.stack(theirs)).all(0).double().mean()) > 0.95
-    assert all(stack.exact is (times == 0) for stack in plans._sides[0])
+    assert all(stack.float64 is (times == 0) for stack in plans._sides[0])
     values, _ = told(some, "apply", "row")
     for out, result, value in zip(plans.apply(values), some, values, strict=True):
         close(out, plan_of(result) @ array(value), 1e-2)
@@ -178,7 +178,7 @@ def test_constants_may_move_between_potentials() -> None:
     close(plans.apply([on_device(values)])[0], plan_of(result) @ values)
     transport = (plan_of(result) * cost_of(result.problem)).sum()
     assert plans.transport_cost()[0].transport == pytest.approx(transport, rel=1e-6)
-    assert [stack.exact for stack in plans._sides[0]] == [False]
+    assert [stack.float64 for stack in plans._sides[0]] == [False]
 
 
 def test_lanes_in_doubt_are_consumed_in_float64_and_others_are_not() -> None:
@@ -192,7 +192,7 @@ def test_lanes_in_doubt_are_consumed_in_float64_and_others_are_not() -> None:
     values = [on_device(np.random.default_rng(1).normal(size=33)) for _ in some]
     for out, result, value in zip(plans.apply(values), some, values, strict=True):
         close(out, plan_of(result) @ array(value), 1e-2)
-    assert {lane: stack.exact for stack in plans._sides[0] for lane in stack.lanes} == {0: False, 1: True, 2: True}
+    assert {lane: stack.float64 for stack in plans._sides[0] for lane in stack.lanes} == {0: False, 1: True, 2: True}
     some[0].potentials.f[5] = torch.nan
     with pytest.raises(ds.ProblemError, match="not finite"):
         coupled(some[:1]).sample(3, [0])

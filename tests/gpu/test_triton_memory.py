@@ -12,7 +12,10 @@ from tests.device import DEVICE, torch
 import drainsinkhorn as ds
 from drainsinkhorn.backends.triton import TritonBackend, couplings
 from drainsinkhorn.backends.triton import pack as module
-from drainsinkhorn.backends.triton.arena import Arena
+from drainsinkhorn.backends.triton.buffers import Arena
+from drainsinkhorn.backends.triton.cycles import Cycles
+from drainsinkhorn.backends.triton.lanes import LaneTable
+from drainsinkhorn.backends.triton.launcher import Launcher
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
 
@@ -21,10 +24,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 PLACES: dict[str, tuple[Any, str]] = {
     "pack": (module, "load_group"),
-    "repack": (module.TritonPack, "_line_up"),
-    "advance": (module.TritonPack, "_run_cycles"),
-    "screen": (module.TritonPack, "_screen_of"),
-    "verify": (module.TritonPack, "_sample"),
+    "repack": (module.TritonPack, "_set_lanes"),
+    "advance": (Cycles, "run"),
+    "screen": (module.TritonPack, "_prepare_screen"),
+    "verify": (Launcher, "sample"),
     "emit": (module, "emit_lanes"),
 }
 """Where torch runs out, by verb."""
@@ -41,7 +44,7 @@ def striking(found: Callable[..., Any], calls: set[int], seen: list[int]) -> Cal
 
     def strike(*args: Any, **keywords: Any) -> Any:
         seen.append(len(seen) + 1)
-        outcome = None if found.__name__ == "_line_up" and seen[-1] in calls else found(*args, **keywords)
+        outcome = None if found.__name__ == "_set_lanes" and seen[-1] in calls else found(*args, **keywords)
         if seen[-1] in calls:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate too much. GPU 0 has ...")
         return outcome
@@ -98,19 +101,19 @@ def test_a_repack_that_cannot_line_lanes_up_changes_nothing(admits: bool, monkey
     packs = [TritonBackend(acceleration="momentum").pack(problems[:3]) for _ in range(2)]
     for pack in packs:
         pack.advance(3, [-np.inf] * 3)
-    before = {name: arena.mark() for name, arena in packs[0]._arenas.items()}
-    seats = module.TritonPack._seats
+    before = packs[0]._buffers.mark()
+    select = LaneTable.select
 
     def late(self: Any, lanes: Any) -> Any:
         if len(lanes) == (3 if admits else 2):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate too much.")
-        return seats(self, lanes)
+        return select(self, lanes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.TritonPack, "_seats", late)
+        patch.setattr(LaneTable, "select", late)
         with pytest.raises(MemoryError):
             packs[0].repack([2, 1], problems[3:] if admits else ())
-    assert {name: arena.mark() for name, arena in packs[0]._arenas.items()} == before
+    assert packs[0]._buffers.mark() == before
     assert packs[0].advance(3, [-np.inf] * 3) == packs[1].advance(3, [-np.inf] * 3)
     assert packs[0].verify([0, 1, 2]) == packs[1].verify([0, 1, 2])
     for pack in packs:

@@ -1,4 +1,4 @@
-"""The decisions of `Momentum`, of the CPU's `decide` and of Triton's `_decided` are equal on equal numbers.
+"""The decisions of `Momentum`, of the CPU's `decide` and of Triton's `decide` are equal on equal numbers.
 
 Column residuals are finite here: Triton lets one that is not make the row residual NaN, and the lane is then held.
 """
@@ -15,11 +15,12 @@ from tests.device import DEVICE, torch
 
 from drainsinkhorn.backends.cpu.lane_table import new_lanes
 from drainsinkhorn.backends.cpu.update_kernels import decide
-from drainsinkhorn.backends.triton import kernels as t
+from drainsinkhorn.backends.triton.kernels import columns as t
+from drainsinkhorn.backends.triton.kernels import update as kernels
 from drainsinkhorn.numerics.update import GROWTH, MAX_BACKOFF, OFFSET, PLAIN, STEP, Momentum, Stride
 
 # Imported there after tests.device, which decides whether Triton interprets.
-triton, tl = t.triton, t.tl
+triton, tl = kernels.triton, kernels.tl
 FIELDS, NUMBERS = t.FIELDS.value, t.NUMBERS.value
 # Where the one partial sum of each measured number is stored.
 ROW_SUM, COL_SUM, ALONG_SUM, SUMS = range(4)
@@ -65,7 +66,7 @@ def decide_lanes(table, state, wide, stops, out, FIELDS: tl.constexpr, NUMBERS: 
     lane = tl.program_id(0)
     numbers = state + lane * NUMBERS
     stop, stopped = tl.load(stops + lane), tl.load(numbers + t.FROZEN) > 0
-    _, _, step, beta, _, after = t._decided(
+    _, _, step, beta, _, after = kernels.decide(
         table + lane * FIELDS, numbers, wide + lane * SUMS, stop, stopped, 1, True, 16, 16, 16
     )
     tl.store(numbers + tl.arange(0, NUMBERS), after)
@@ -78,8 +79,12 @@ class TritonLanes:
 
     def __init__(self, lanes: int) -> None:
         table = torch.zeros((lanes, FIELDS), dtype=torch.int64)
-        table[:, t.SIZES.value : t.SIZES.value + 2] = 1
-        table[:, t.ERRORS.value], table[:, t.ERRORS.value + 1], table[:, t.ALONG.value] = ROW_SUM, COL_SUM, ALONG_SUM
+        table[:, t.SIZE.value : t.SIZE.value + 2] = 1
+        table[:, t.ERRORS.value], table[:, t.ERRORS.value + 1], table[:, t.ALIGNMENT.value] = (
+            ROW_SUM,
+            COL_SUM,
+            ALONG_SUM,
+        )
         state = torch.zeros((lanes, NUMBERS), dtype=torch.float64)
         state[:, t.BEST.value] = math.inf
         self.table, self.state = table.to(DEVICE), state.to(DEVICE)

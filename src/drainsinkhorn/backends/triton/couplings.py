@@ -1,8 +1,8 @@
-"""Finished plans on the device: lanes of like size stacked and consumed by one launch.
+"""Finished plans on the device: lanes of similar size are stacked and consumed by one launch.
 
-Precision follows the caller: problems in float32 are consumed in float32 from split scores, if some rows show that this
-is right to ACCURACY, and in float64 elsewhere. The device is asked once for each verb (draws: once more), when all is
-under way; lanes in doubt are then done again in float64, now and from then on.
+Precision follows the caller: problems in float32 are consumed in float32 from split scores, if probed rows show that
+errors are below ACCURACY, and in float64 otherwise. The host reads back once for each verb (draws: twice), when all is
+launched; inaccurate lanes are then consumed again in float64, now and from then on.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,10 @@ from drainsinkhorn.backends.consumer_arguments import (
     checked_values,
     uniforms,
 )
-from drainsinkhorn.backends.triton.arena import ALIGN
+from drainsinkhorn.backends.triton.buffers import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
+from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
 from drainsinkhorn.backends.triton.tiles import STORED
@@ -42,8 +42,6 @@ from drainsinkhorn.numerics.costs import require_slope, slope, slope_of_distance
 from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.transforms import plan_costs
 
-ACCURACY, PROBES = 1e-5, 32
-"""Largest error of probed rows of a lane that is consumed in float32, and how many rows are probed."""
 LN2 = math.log(2.0)
 
 
@@ -54,95 +52,80 @@ class TritonCouplings:
         self,
         instances: Sequence[Instance[Any]],
         potentials: Sequence[Potentials[Any]],
-        how: Callable[[Any], Any],
+        represent: Callable[[Any], Representation],
         device: Any,
     ) -> None:
         self._instances, self._potentials, self._device = list(instances), list(potentials), device
         self._stacks: list[Stack] = []
-        groups = [(lanes, kind, self._exact(lanes, kind)) for lanes, kind in self._alike(how)]
-        pairs = [0 if exact or kind.kind != STORED else self._pairs(lanes) for lanes, kind, exact in groups]
+        groups = [(lanes, form, self._is_float64(lanes, form)) for lanes, form in self._alike(represent)]
+        pairs = [0 if float64 or form.kind != STORED else self._pairs(lanes) for lanes, form, float64 in groups]
         keep = sum(each * len(lanes) for each, (lanes, *_) in zip(pairs, groups, strict=True)) <= KEPT_PAIRS
-        for each, (alike, kind, exact) in zip(pairs, groups, strict=True):
+        for each, (alike, form, float64) in zip(pairs, groups, strict=True):
             step = max(1, PART_PAIRS // each) if each else len(alike)
             for first in range(0, len(alike), step):
                 lanes = alike[first : first + step]
-                some = [self._instances[i] for i in lanes], [self._potentials[i] for i in lanes]
-                uniform = all(self._instances[i].uniform for i in lanes)
-                self._stacks.append(stack_lanes(lanes, *some, kind, device, uniform=uniform, exact=exact, keep=keep))
-        # What is known of the precision that lanes need, by side.
+                part = [self._instances[i] for i in lanes], [self._potentials[i] for i in lanes]
+                uniform = all(instance.uniform for instance in part[0])
+                stack = stack_lanes(lanes, *part, form, device, uniform=uniform, float64=float64, keep=keep)
+                self._stacks.append(stack)
+        # Stacks by the precision that their lanes need, for sides that have been probed.
         self._sides: dict[int, list[Stack]] = {}
 
-    def _alike(self, how: Callable[[Any], Any]) -> list[tuple[list[int], Any]]:
-        """Lanes that are stacked: one kind of scores, one dimension, sizes within a factor of two."""
-        found: dict[Any, tuple[list[int], Any]] = {}
+    def _alike(self, represent: Callable[[Any], Representation]) -> list[tuple[list[int], Any]]:
+        """Lanes that are stacked, of one representation, one dimension and sizes within a factor of two."""
+        groups: dict[Any, tuple[list[int], Any]] = {}
         for lane, instance in enumerate(self._instances):
             n, m = instance.shape
             if not instance.is_dense:
-                kind = how(instance)
+                form = represent(instance)
                 size = tuple(max(ALIGN.bit_length(), side.bit_length()) for side in (n, m))
-                key = (kind, instance.cost.kind, instance.x.shape[1], size, is_single(instance.x))
+                key = (form, instance.cost.kind, instance.x.shape[1], size, is_single(instance.x))
             else:
-                # The caller's own matrix is read where it lies.
-                kind, key = None, lane
-            found.setdefault(key, ([], kind))[0].append(lane)
-        return list(found.values())
+                # The caller's own matrix is not copied.
+                form, key = None, lane
+            groups.setdefault(key, ([], form))[0].append(lane)
+        return list(groups.values())
 
-    def _exact(self, lanes: Sequence[int], kind: Any) -> bool:
-        """True for what is always consumed in float64: the caller's own matrices, and points in float64."""
-        return kind is None or not all(is_single(self._instances[lane].like) for lane in lanes)
+    def _is_float64(self, lanes: Sequence[int], form: Representation | None) -> bool:
+        """Whether lanes are always consumed in float64: the caller's own matrices, and points in float64."""
+        return form is None or not all(is_single(self._instances[lane].like) for lane in lanes)
 
     def _pairs(self, lanes: Sequence[int]) -> int:
-        """Pairs that each of these lanes takes, if they are stacked."""
+        """The number of pairs, padding included, of each of these lanes in a stack."""
         return math.prod(padded([self._instances[lane].shape for lane in lanes]))
-
-    def _probe(self, stack: Stack, side: int) -> Any:
-        """Lanes whose ratios, or means of random signs, are off in some rows: in the mean, or thrice that in one; (L,).
-
-        A row alone may be off by more than the mean, if few rows carry what is costly.
-        """
-        size = stack.sizes[:, side : side + 1]
-        rows = torch.arange(PROBES, device=self._device, dtype=torch.int64)[None, :] * size // PROBES
-        signs = _signs(stack.pads[1 - side], self._device)
-        sums, means = stack.signed(side, rows.int(), signs)
-        logs, truth, _ = stack.exact_averages(side, signs[None, :, None].expand(len(stack.lanes), -1, -1), rows.int())
-        fine, own = stack.fine(side).gather(1, rows), stack.potential(side).gather(1, rows)
-        ratio = torch.exp2(logs + own)
-        off = (sums * torch.exp2(fine) - ratio).abs() + ratio * (means - truth[:, :, 0]).abs()
-        # Written so that what is no number is off.
-        return (~(torch.maximum(off.mean(1), off.amax(1) / 3) <= ACCURACY)).int()
 
     def _each(
         self,
         side: int,
         verb: Callable[[Stack], tuple[Any, Any]],
-        exact_verb: Callable[[Stack], Any],
+        float64_verb: Callable[[Stack], Any],
         meanwhile: Callable[[], None] | None = None,
     ) -> list[tuple[Stack, Any]]:
-        """Outcomes of stacks, those in doubt from float64. `verb` returns its outcome and doubts, both by lane.
+        """Outcomes of stacks, in float64 for inaccurate lanes. `verb` returns outcomes and which lanes are inaccurate.
 
-        The host does `meanwhile` before it waits for the device.
+        The host calls `meanwhile` before it waits for the device.
         """
-        stacks, found, doubts = self._sides.get(side, self._stacks), [], []
+        stacks, outcomes, marks = self._sides.get(side, self._stacks), [], []
         for stack in stacks:
-            if stack.exact:
-                found.append((stack, exact_verb(stack)))
+            if stack.float64:
+                outcomes.append((stack, float64_verb(stack)))
                 continue
             try:
-                outcome, doubt = verb(stack)
+                outcome, inaccurate = verb(stack)
             except torch.OutOfMemoryError:
                 if stack.matrices is None:
                     raise
-                streamed = stack.part(range(len(stack.lanes)), exact=True)
-                found.append((streamed, exact_verb(streamed)))
+                streamed = stack.part(range(len(stack.lanes)), float64=True)
+                outcomes.append((streamed, float64_verb(streamed)))
                 continue
-            # A lane is probed once for each side, while the device is busy with it anyway; stored exponents are right.
-            known = side in self._sides or stack.matrices is not None
-            doubts.append(doubt if known else doubt + self._probe(stack, side))
-            found.append((stack, outcome))
+            # A lane is probed once for each side; cached exponents are accurate unless they are marked.
+            is_known = side in self._sides or stack.matrices is not None
+            marks.append(inaccurate if is_known else inaccurate + stack.probe(side))
+            outcomes.append((stack, outcome))
         if meanwhile is not None:
             meanwhile()
-        wrong = iter(torch.cat(doubts).tolist() if doubts else [])
-        parts = [part for stack, outcome in found for part in _parted(stack, outcome, wrong, exact_verb)]
+        marked = iter(torch.cat(marks).tolist() if marks else [])
+        parts = [part for stack, outcome in outcomes for part in _repeat_marked(stack, outcome, marked, float64_verb)]
         self._sides[side] = [stack for stack, _ in parts]
         return parts
 
@@ -159,8 +142,8 @@ class TritonCouplings:
             array if array.dtype.kind == "i" else array.astype(np.result_type(to_numpy(f).dtype, np.float32)), like
         )
 
-    def _handed(self, lanes: Sequence[int], places: Any) -> list[Any]:
-        """Places (L, count) lane by lane as `_return` does; for torch they are moved once, and views of one tensor."""
+    def _return_places(self, lanes: Sequence[int], places: Any) -> list[Any]:
+        """Return places (L, count) lane by lane; torch tensors are moved once, and are views of one tensor."""
         likes = [self._instances[lane].like for lane in lanes]
         devices = {like.device if library(like) == "torch" else None for like in likes}
         if len(devices) == 1 and None not in devices:
@@ -168,31 +151,31 @@ class TritonCouplings:
         return [self._return(lane, one) for lane, one in zip(lanes, places.cpu(), strict=True)]
 
     def _collect(self, outcomes: list[tuple[Stack, Any]], side: int) -> list[Any]:
-        """Rows of each lane, without padding, in the order of the problems."""
-        found: list[Any] = [None] * len(self._instances)
+        """Outcomes of the rows of each lane, without padding, in the order of the problems."""
+        rows: list[Any] = [None] * len(self._instances)
         for stack, outcome in outcomes:
             for k, lane in enumerate(stack.lanes):
-                found[lane] = outcome[k, : self._instances[lane].shape[side]]
-        return found
+                rows[lane] = outcome[k, : self._instances[lane].shape[side]]
+        return rows
 
     @memory_errors()
     def log_ratios(self, side: str = "row") -> list[Any]:
         """Log marginal ratios."""
         s = _index(side)
-        found = self._collect(self._ratios(s), s)
-        return [self._return(lane, logs * LN2) for lane, logs in enumerate(found)]
+        ratios = self._collect(self._ratios(s), s)
+        return [self._return(lane, logs * LN2) for lane, logs in enumerate(ratios)]
 
     def _ratios(self, side: int, meanwhile: Callable[[], None] | None = None) -> list[tuple[Stack, Any]]:
         """Log2 of marginal ratios in float64."""
 
-        def narrow(stack: Stack) -> tuple[Any, Any]:
-            sums, _, doubt = stack.totals(side)
-            return sums.double().log2() + stack.fine(side), doubt
+        def in_float32(stack: Stack) -> tuple[Any, Any]:
+            sums, _, inaccurate = stack.totals(side)
+            return sums.double().log2() + stack.rest(side), inaccurate
 
-        def exact(stack: Stack) -> Any:
-            return stack.exact_averages(side, None)[0] + stack.potential(side)
+        def in_float64(stack: Stack) -> Any:
+            return stack.float64_averages(side, None)[0] + stack.potential(side)
 
-        return self._each(side, narrow, exact, meanwhile)
+        return self._each(side, in_float32, in_float64, meanwhile)
 
     def _means(self, values: Sequence[Any], side: int, *, weighted: bool) -> list[Any]:
         """Means of values, times the mass of the row if `weighted`; float64, flat channels."""
@@ -201,39 +184,40 @@ class TritonCouplings:
         others = [instance.shape[1 - side] for instance in self._instances]
         flat = [checked_values(v, size).reshape(size, -1) for v, size in zip(values, others, strict=True)]
 
-        def laid_out(stack: Stack) -> Any:
+        def stacked_values(stack: Stack) -> Any:
             return stacked([flat[lane] for lane in stack.lanes], self._device)
 
-        def narrow(stack: Stack) -> tuple[Any, Any]:
-            return stack.averages(side, laid_out(stack), weighted=weighted)
+        def in_float32(stack: Stack) -> tuple[Any, Any]:
+            return stack.averages(side, stacked_values(stack), weighted=weighted)
 
-        def exact(stack: Stack) -> Any:
-            logs, means, _ = stack.exact_averages(side, laid_out(stack))
+        def in_float64(stack: Stack) -> Any:
+            logs, means, _ = stack.float64_averages(side, stacked_values(stack))
             return _times(stack.masses(side, logs), means) if weighted else means
 
-        found = self._collect(self._each(side, narrow, exact), side)
-        return [out[:, : v.shape[1]] for out, v in zip(found, flat, strict=True)]
+        means = self._collect(self._each(side, in_float32, in_float64), side)
+        return [mean[:, : v.shape[1]] for mean, v in zip(means, flat, strict=True)]
 
-    def _shaped(self, found: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    def _return_shaped(self, means: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """Return means with the channels of the values."""
         shapes = [tuple(getattr(v, "shape", (len(v),)))[1:] for v in values]
         return [
             self._return(lane, out.reshape(len(out), *shape))
-            for lane, (out, shape) in enumerate(zip(found, shapes, strict=True))
+            for lane, (out, shape) in enumerate(zip(means, shapes, strict=True))
         ]
 
     @memory_errors()
     def apply(self, values: Sequence[Any], side: str = "row") -> list[Any]:
-        """Mass times means."""
-        return self._shaped(self._means(values, _index(side), weighted=True), values)
+        """Return products of plans with values."""
+        return self._return_shaped(self._means(values, _index(side), weighted=True), values)
 
     @memory_errors()
     def average(self, values: Sequence[Any], side: str = "row") -> list[Any]:
-        """Means."""
-        return self._shaped(self._means(values, _index(side), weighted=False), values)
+        """Return means of values over conditional distributions."""
+        return self._return_shaped(self._means(values, _index(side), weighted=False), values)
 
     @memory_errors()
     def barycentric_map(self, side: str = "row") -> list[Any]:
-        """Means of the other cloud."""
+        """Return means of the other cloud over conditional distributions."""
         return self.average(self._clouds(1 - _index(side)), side)
 
     def _clouds(self, side: int) -> list[Any]:
@@ -244,71 +228,72 @@ class TritonCouplings:
 
     @memory_errors()
     def top_match(self, side: str = "row") -> list[Any]:
-        """Places of the largest entries of rows."""
+        """Return columns of the largest entries of rows."""
         s = _index(side)
-        found = self._collect(self._each(s, lambda stack: stack.match(s), lambda stack: stack.exact_match(s)), s)
-        return [self._return(lane, places.long()) for lane, places in enumerate(found)]
+        matches = self._collect(self._each(s, lambda stack: stack.match(s), lambda stack: stack.float64_match(s)), s)
+        return [self._return(lane, places.long()) for lane, places in enumerate(matches)]
 
     @memory_errors()
     def sample(self, count: int, seeds: Sequence[Any]) -> list[tuple[Any, Any]]:
-        """Rows by their mass, then columns by the law of the row, both by inverting cumulative sums."""
+        """Draw rows by their mass, then columns from their conditional distributions, by inverting sums."""
         count = checked_count(count)
         numbers = torch.empty((2, len(seeds), count), dtype=torch.float64, pin_memory=self._device.type == "cuda")
-        sent: list[Any] = []
+        uploaded: list[Any] = []
 
-        def choose() -> None:
+        def draw_numbers() -> None:
             for lane, seed in enumerate(seeds):
                 numbers.numpy()[:, lane] = uniforms(seed, count)
-            sent.append(numbers.to(self._device, non_blocking=True))
+            uploaded.append(numbers.to(self._device, non_blocking=True))
 
-        found: list[Any] = [None] * len(self._instances)
-        for stack, logs in self._ratios(0, choose):
-            first, second = _of_lanes(stack, sent[0])
+        samples: list[Any] = [None] * len(self._instances)
+        for stack, logs in self._ratios(0, draw_numbers):
+            first, second = _select_lanes(stack, uploaded[0])
             inside = torch.arange(stack.pads[0], device=self._device)[None, :] < stack.sizes[:, :1]
             mass = torch.where(inside & (stack.mass(0) > 0), stack.mass(0) * torch.exp2(logs), 0.0)
-            # Sums in float32 that are not finite are in doubt, so that there are none.
-            if stack.exact and not bool(mass.isfinite().all()):
+            # Lanes whose float32 sums are not finite are inaccurate, so there are none in float32.
+            if stack.float64 and not bool(mass.isfinite().all()):
                 raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
             rows = _invert(mass, first)
-            pairs = torch.stack([rows, _drawn(stack, rows, second, logs)]).long()
-            for lane, i, j in zip(stack.lanes, *(self._handed(stack.lanes, some) for some in pairs), strict=True):
-                found[lane] = i, j
-        return found
+            pairs = torch.stack([rows, stack.draw(rows, second, logs)]).long()
+            drawn = (self._return_places(stack.lanes, places) for places in pairs)
+            for lane, i, j in zip(stack.lanes, *drawn, strict=True):
+                samples[lane] = i, j
+        return samples
 
     @memory_errors()
     def partners(self, rows: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
-        """Columns by the laws of given rows."""
-        given = [checked_rows(some, instance.shape[0]) for some, instance in zip(rows, self._instances, strict=True)]
-        numbers = [uniforms(seed, len(some))[1] for seed, some in zip(seeds, given, strict=True)]
-        found: list[Any] = [None] * len(given)
+        """Draw columns from the conditional distributions of given rows."""
+        checked = [checked_rows(some, instance.shape[0]) for some, instance in zip(rows, self._instances, strict=True)]
+        numbers = [uniforms(seed, len(some))[1] for seed, some in zip(seeds, checked, strict=True)]
+        partners: list[Any] = [None] * len(checked)
         for stack, logs in self._ratios(0):
-            # In float64, which holds every place.
+            # As float64, which holds every place.
             places, chosen = (
                 stacked([np.asarray(some[lane], dtype=np.float64) for lane in stack.lanes], self._device)
-                for some in (given, numbers)
+                for some in (checked, numbers)
             )
-            cols = _drawn(stack, places.int().contiguous(), chosen.contiguous(), logs)
+            cols = stack.draw(places.int().contiguous(), chosen.contiguous(), logs)
             for k, lane in enumerate(stack.lanes):
-                found[lane] = self._return(lane, cols[k, : len(given[lane])].long())
-        return found
+                partners[lane] = self._return(lane, cols[k, : len(checked[lane])].long())
+        return partners
 
     @memory_errors()
     def transport_cost(self) -> list[TransportCost]:
-        """In one sweep over the rows."""
+        """Return costs of plans, from one pass over the rows."""
 
-        def narrow(stack: Stack) -> tuple[Any, Any]:
-            sums, (entropies, prices), doubt = stack.totals(0, costs=True)
-            fine = stack.fine(0)
-            parts = torch.stack([sums.double(), prices.double(), entropies.double() + fine * sums], dim=2)
-            return _times(stack.mass(0) * torch.exp2(fine), parts), doubt
+        def in_float32(stack: Stack) -> tuple[Any, Any]:
+            sums, (entropies, prices), inaccurate = stack.totals(0, costs=True)
+            rest = stack.rest(0)
+            parts = torch.stack([sums.double(), prices.double(), entropies.double() + rest * sums], dim=2)
+            return _times(stack.mass(0) * torch.exp2(rest), parts), inaccurate
 
-        def exact(stack: Stack) -> Any:
-            logs, _, (exponents, prices) = stack.exact_averages(0, None)
+        def in_float64(stack: Stack) -> Any:
+            logs, _, (exponents, prices) = stack.float64_averages(0, None)
             mass = stack.masses(0, logs)
             parts = torch.stack([torch.ones_like(mass), prices, exponents + stack.potential(0)], dim=2)
             return _times(mass, parts)
 
-        rows = self._collect(self._each(0, narrow, exact), 0)
+        rows = self._collect(self._each(0, in_float32, in_float64), 0)
         potentials = [self._collect([(s, s.potential(side)) for s in self._stacks], side) for side in (0, 1)]
         masses = [self._collect([(s, s.mass(side)) for s in self._stacks], side) for side in (0, 1)]
         sums = [
@@ -322,7 +307,7 @@ class TritonCouplings:
 
     @memory_errors()
     def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
-        """Through the means of the other cloud; the euclidean cost, whose terms may be large, in float64."""
+        """Return gradients in the points from means of the other cloud; of the euclidean cost, in float64."""
         s = _index(side)
         points = [self._on(cloud) for cloud in self._clouds(s)]
         for instance in self._instances:
@@ -336,83 +321,63 @@ class TritonCouplings:
         means = self._means(values, s, weighted=False)
         logs = self._collect(self._ratios(s), s)
         masses = self._collect([(stack, stack.mass(s)) for stack in self._stacks], s)
-        near = [(stack, self._inverse(stack, values, s)) for stack in self._stacks if stack.rooted]
-        over = self._collect(near, s)
-        found: list[Any] = []
+        inverse = [(stack, self._inverse(stack, values, s)) for stack in self._stacks if stack.rooted]
+        over_distances = self._collect(inverse, s)
+        slopes: list[Any] = []
         for lane, instance in enumerate(self._instances):
             mass = torch.where(masses[lane] > 0, masses[lane] * torch.exp2(logs[lane]), 0.0)
             if forms[lane].root:
                 # Scaled costs are in bits.
-                value = slope_of_distances(instance.cost, instance.eps * LN2, points[lane], mass, over[lane])
+                value = slope_of_distances(instance.cost, instance.eps * LN2, points[lane], mass, over_distances[lane])
             else:
                 value = slope(instance.cost, points[lane], mass, means[lane])
-            found.append(self._return(lane, value))
-        return found
+            slopes.append(self._return(lane, value))
+        return slopes
 
     def _inverse(self, stack: Stack, values: Sequence[Any], side: int) -> Any:
-        laid_out = stacked([values[lane] for lane in stack.lanes], self._device)
-        return stack.exact_averages(side, laid_out, inverse=True)[1]
+        """Means of values over distances, in float64."""
+        stacked_values = stacked([values[lane] for lane in stack.lanes], self._device)
+        return stack.float64_averages(side, stacked_values, inverse=True)[1]
 
     def _on(self, points: Any) -> Any:
         return stacked([points], self._device)[0].double()
 
     @memory_errors()
     def plan(self, max_pairs: int) -> list[Any]:
-        """Exponents coordinate by coordinate, in float64."""
+        """Return dense plans, from exponents coordinate by coordinate in float64."""
         check_pairs(self._instances, max_pairs)
-        return [self._return(lane, self._dense(lane)) for lane in range(len(self._instances))]
-
-    def _dense(self, lane: int) -> Any:
-        stack = next(stack for stack in self._stacks if lane in stack.lanes)
-        k, (n, m) = stack.lanes.index(lane), self._instances[lane].shape
-        f, g = stack.potential(0)[k, :n], stack.potential(1)[k, :m]
-        plan = torch.exp2(f[:, None] + g[None, :] - stack.scores(k, n, m))
-        a, b = stack.mass(0)[k, :n], stack.mass(1)[k, :m]
-        return torch.where((a[:, None] > 0) & (b > 0), a[:, None] * b * plan, 0.0)
+        plans: list[Any] = [None] * len(self._instances)
+        for stack in self._stacks:
+            for k, lane in enumerate(stack.lanes):
+                plans[lane] = self._return(lane, stack.plan(k, *self._instances[lane].shape))
+        return plans
 
 
-def _of_lanes(stack: Stack, tensor: Any) -> Any:
-    """What (k, lanes, ...) has for the lanes of a stack."""
+def _select_lanes(stack: Stack, tensor: Any) -> Any:
+    """Return the part of (k, lanes, ...) for the lanes of a stack."""
     if stack.lanes == list(range(tensor.shape[1])):
         return tensor
     return tensor[:, torch.tensor(stack.lanes, device=tensor.device)]
 
 
-def _drawn(stack: Stack, rows: Any, numbers: Any, logs: Any) -> Any:
-    """Columns for listed rows; in float64 if stored exponents find no memory."""
-    if not stack.exact:
-        try:
-            return stack.draw(rows, numbers)
-        except torch.OutOfMemoryError:
-            if stack.matrices is None:
-                raise
-    return stack.exact_draw(rows, numbers, logs)
-
-
 def _times(mass: Any, rows: Any) -> Any:
-    """Rows times their masses; zero without mass, however far away the point lies."""
+    """Return rows times their masses; zero for points without mass, however far away they are."""
     return torch.where(mass[:, :, None] > 0, mass[:, :, None] * rows, 0.0)
 
 
-def _parted(
-    stack: Stack, outcome: Any, wrong: Iterator[int], exact_verb: Callable[[Stack], Any]
+def _repeat_marked(
+    stack: Stack, outcome: Any, marked: Iterator[int], float64_verb: Callable[[Stack], Any]
 ) -> list[tuple[Stack, Any]]:
-    """The lanes of a float32 stack that are right, and the others from float64."""
-    if stack.exact:
+    """Return the accurate lanes of a float32 stack with their outcomes, and the marked ones with those of float64."""
+    if stack.float64:
         return [(stack, outcome)]
-    doubts = [next(wrong) for _ in stack.lanes]
-    if not any(doubts):
+    marks = [bool(next(marked)) for _ in stack.lanes]
+    if not any(marks):
         return [(stack, outcome)]
-    right, rest = ([k for k, doubt in enumerate(doubts) if bool(doubt) is odd] for odd in (False, True))
-    again = stack.part(rest, exact=True)
-    return [*([(stack.part(right, exact=False), outcome[right])] if right else []), (again, exact_verb(again))]
-
-
-@lru_cache(maxsize=8)
-def _signs(size: int, device: Any) -> Any:
-    """Random signs, the same every time."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 2, (size,), generator=generator).double().mul(2).sub(1).float().to(device)
+    accurate, rest = ([k for k, mark in enumerate(marks) if mark is flag] for flag in (False, True))
+    again = stack.part(rest, float64=True)
+    kept = [(stack.part(accurate, float64=False), outcome[accurate])] if accurate else []
+    return [*kept, (again, float64_verb(again))]
 
 
 def _index(side: str) -> int:
@@ -420,7 +385,7 @@ def _index(side: str) -> int:
 
 
 def _invert(mass: Any, numbers: Any) -> Any:
-    """Places at which cumulative sums of rows of `mass` pass numbers in [0, 1) times their totals."""
+    """Return places at which cumulative sums of rows of `mass` pass numbers in [0, 1) times their totals."""
     totals = torch.cumsum(mass, dim=1)
     last = mass.shape[1] - 1 - (mass > 0).int().flip(1).argmax(1, keepdim=True)
     places = torch.searchsorted(totals, numbers * totals[:, -1:], right=True)

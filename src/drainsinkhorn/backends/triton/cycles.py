@@ -1,4 +1,4 @@
-"""Cycles of a pack: what is launched for which lanes, and when it is asked whether they still move."""
+"""Cycles of a pack: which launches run for which lanes, and when the host polls whether lanes still move."""
 
 # pyright: basic
 
@@ -6,162 +6,160 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
-from drainsinkhorn.backends.triton import kernels as k
-from drainsinkhorn.backends.triton.lane import Lane
-from drainsinkhorn.backends.triton.launches import Launches
+import torch
+
+from drainsinkhorn.backends.triton.kernels import columns as c
+from drainsinkhorn.backends.triton.kernels.columns import Report
+from drainsinkhorn.backends.triton.lanes import LaneSet, LaneTable
+from drainsinkhorn.backends.triton.launcher import WARPS64, Launcher
 from drainsinkhorn.backends.triton.launching import Download, Launch, stream_of
 from drainsinkhorn.backends.triton.tiles import MULTIPROCESSORS
 from drainsinkhorn.core.protocol import Progress
 
-GLANCE, OFTEN = 8, 2
-"""Cycles after which it is asked whether lanes still move; the answer is waited for when so many more are launched.
-
-The second holds where lanes will soon rest and cycles in vain cost something: legs of so many WAVES or more.
-"""
+POLL, POLL_SOON = 8, 2
+"""Cycles between two polls; the second if a call soon ends and its legs are large. A poll is read at the next one."""
 WAVES = 2.0
-"""Programs of a leg, over those that fit on the device at once."""
+"""Programs of a leg, over those that the device runs at once, from which on cycles after the end would cost time."""
 IDLE = 0.9
-"""Waves of programs that lanes at rest may have before they are no longer launched."""
+"""Waves of programs that held lanes may have before nothing is launched for them any more."""
+SMALL = 2048
+"""Most rows of a lane whose legs on the rows are fused: the last program of a lane applies the leg."""
 
 
-class Crew(NamedTuple):
-    """Lanes for which cycles are launched: all, or those that still move.
-
-    Attributes:
-        lanes: They.
-        live: Their table.
-        ready: What is launched for them, made ready once.
-    """
-
-    lanes: list[Lane]
-    live: Any
-    ready: dict[tuple[Any, ...], list[Launch]]
-
-
-def _rest(seen: list[list[float]], free: Sequence[bool], lockstep: bool) -> bool:
-    """Whether a call has ended: no lane that is not frozen moves any more."""
-    held = (row[2] > 0 for row, moves in zip(seen, free, strict=True) if moves)
+def _has_ended(report: Report, frozen: Sequence[bool], lockstep: bool) -> bool:
+    """Whether a call has ended: all lanes that are not frozen are held; in lockstep, one of them is."""
+    held = (is_held > 0 for is_held, is_frozen in zip(report.held, frozen, strict=True) if not is_frozen)
     return any(held) if lockstep else all(held)
 
 
-def _ends(then: list[float], now: list[float], stop: float) -> bool:
-    """Whether a residual that falls as it did will have passed its stop two looks from now."""
-    (earlier, before, *_), (depth, stale, *_) = then, now
-    if not stale > stop:
-        # Under a stop of -inf nobody ever rests, whatever is no number.
+def will_pass(depth: float, stale: float, next_depth: float, next_stale: float, stop: float) -> bool:
+    """Whether a residual that falls at the rate of the last two polls will have passed its stop two polls from now."""
+    if not next_stale > stop:
+        # With a stop of -inf no lane is held, even at NaN.
         return stop > -math.inf
-    falls = depth > earlier and 0 < stale < before
-    return falls and stale * (stale / before) ** (2 * GLANCE / (depth - earlier)) <= stop
+    falls = next_depth > depth and 0 < next_stale < stale
+    return falls and next_stale * (next_stale / stale) ** (2 * POLL / (next_depth - depth)) <= stop
 
 
-def _progress(report: list[list[float]]) -> Progress:
-    """Return depths and stale residuals from rows of a report on all lanes."""
-    return Progress([int(row[0]) for row in report], [row[1] for row in report])
+def _progress(report: Report) -> Progress:
+    return Progress([int(depth) for depth in report.depth], report.stale)
 
 
-class Cycles(Launches):
-    """How a pack runs cycles."""
+class Cycles:
+    """Runs cycles of the lanes of a pack.
 
-    small: bool
-    _everyone: Crew
-    _crew: Crew
-    _stops: Any
-    _report: Any
-    _glances: list[Download]
+    Attributes:
+        fused: Legs on the rows apply themselves, all but the last of a call. Sums are the same to the bit as those of
+            `apply`, since as many threads compute them.
+        active: Lanes for which cycles are launched: all, or those that are not held.
+    """
 
-    def _run_cycles(self, cycles: int, *, lockstep: bool, held: bool) -> Progress:
-        """Launch cycles until all have run or all lanes are held (`held`: lanes may be), and return their progress.
+    def __init__(self, launcher: Launcher, table: LaneTable, lanes: LaneSet) -> None:
+        self._launcher, self._table, self._lanes = launcher, table, lanes
+        self._report = torch.empty((len(lanes), c.REPORT.value), dtype=torch.float64, device=launcher.device)
+        self._polls: list[Download] = []
+        self.active = lanes
+        form = launcher.representation
+        self.fused = lanes.largest(0)[0] <= SMALL and form.warps == WARPS64
+        self._capacity = form.resident * MULTIPROCESSORS
 
-        The device is always some cycles behind, so that it never waits for the host; those launched in vain do nothing.
+    def run(self, cycles: int, stops: Sequence[float], *, lockstep: bool) -> Progress:
+        """Launch cycles until all have run or all lanes are held, and return the progress of all lanes.
+
+        The device is always some cycles behind, so that it never waits for the host; cycles launched for held lanes do
+        nothing. In lockstep no lane is skipped: the first lane that passes its stop halts all.
         """
-        stream, free = stream_of(self.device), [not lane.frozen for lane in self._lanes]
+        stream, frozen = stream_of(self._launcher.device), [lane.frozen for lane in self._lanes.lanes]
+        may_be_held = max(stops) > -math.inf
         last: Download | None = None
-        seen: list[list[float]] = []
-        self._crew, ask = self._everyone, GLANCE
-        for cycle in range(cycles if any(free) else 0):
+        report: Report | None = None
+        self.active, next_poll = self._lanes, POLL
+        for cycle in range(0 if all(frozen) else cycles):
             for launch in self._cycle(first=cycle == 0, last=cycle == cycles - 1, lockstep=lockstep):
                 launch(stream)
-            if held and cycle + 1 == ask and cycle < cycles - 1:
-                before, last = last, self._glance(stream, decided=self._applied_by_legs(lockstep))
-                then, seen = seen, [] if before is None else before.read().tolist()
-                if seen and _rest(seen, free, lockstep):
-                    return _progress(seen)
-                if seen and not lockstep:
-                    self._leave([row[2] > 0 for row in seen])
-                ask += OFTEN if then and self._soon(then, seen, lockstep) else GLANCE
-        return _progress(self._glance(stream).read().tolist())
+            if may_be_held and cycle + 1 == next_poll and cycle < cycles - 1:
+                before, last = last, self._poll(stream, decided=self.fused and not lockstep)
+                earlier, report = report, None if before is None else Report(*before.read().T.tolist())
+                if report and _has_ended(report, frozen, lockstep):
+                    return _progress(report)
+                if report and not lockstep:
+                    self._skip_held(report)
+                is_soon = report and earlier and self._ends_soon(earlier, report, stops, frozen, lockstep)
+                next_poll += POLL_SOON if is_soon else POLL
+        return _progress(Report(*self._poll(stream).read().T.tolist()))
+
+    def warm_up(self, advance: Callable[[], object]) -> None:
+        """Call `advance` with fused legs and without, so that the kernels of both are compiled."""
+        chosen = self.fused
+        for fused in (True, False):
+            self.fused = fused
+            advance()
+        self.fused = chosen
+
+    def forget_launches(self) -> None:
+        """Forget prepared launches, because buffers may have been replaced."""
+        self._lanes.launches.clear()
+        self.active = self._lanes
 
     def _waves(self, lanes: int) -> float:
-        return lanes * self._most[0][1] / (self.how.resident * MULTIPROCESSORS)
+        return lanes * self._lanes.largest(0)[1] / self._capacity
 
-    def _soon(self, then: list[list[float]], now: list[list[float]], lockstep: bool) -> bool:
-        """Whether cycles in vain would cost something, and the call ends within two looks if lanes go on as before."""
-        if self._waves(len(self._crew.lanes)) < WAVES:
+    def _ends_soon(
+        self, earlier: Report, report: Report, stops: Sequence[float], frozen: Sequence[bool], lockstep: bool
+    ) -> bool:
+        """Whether cycles after the end would cost time, and the call will end within two polls at the present rate."""
+        if self._waves(len(self.active)) < WAVES:
             return False
-        ends = (
-            _ends(before, told, self._stops[lane.place])
-            for lane, before, told in zip(self._lanes, then, now, strict=True)
-            if not lane.frozen
-        )
-        return any(ends) if lockstep else all(ends)
-
-    def _applied_by_legs(self, lockstep: bool) -> bool:
-        """Whether legs on the rows apply themselves, all but the last of a call."""
-        return self.small and not lockstep
+        columns = zip(earlier.depth, earlier.stale, report.depth, report.stale, stops, frozen, strict=True)
+        passes = (will_pass(*numbers) for *numbers, is_frozen in columns if not is_frozen)
+        return any(passes) if lockstep else all(passes)
 
     def _cycle(self, *, first: bool, last: bool, lockstep: bool) -> list[Launch]:
-        """Apply, columns, rows. Of small lanes the rows of a cycle apply themselves, unless it is the last one."""
-        alone = self._applied_by_legs(lockstep)
-        applies = first or not alone
-        key = (first, applies, last or not alone, lockstep, self._parity)
+        """Apply, columns, rows. Fused legs on the rows apply themselves, but the last of a call."""
+        fused = self.fused and not lockstep
+        applies = first or not fused
+        key = ("cycle", first, applies, last or not fused, lockstep, self._table.parity)
         if applies:
-            self._parity = 1 - self._parity
-        crew, parity = self._crew, self._parity
-        if key not in crew.ready:
-            legs = (1, k.APPLIED, parity, False, False), (0, k.KEPT, parity, lockstep, alone and not last)
-            found = self._once(crew, self._apply_of, first, 1 - parity) if applies else []
-            crew.ready[key] = [*found, *(launch for leg in legs for launch in self._once(crew, self._side_of, *leg))]
-        return crew.ready[key]
+            self._table.flip()
+        launches = self.active.launches
+        if key not in launches:
+            launches[key] = self._prepare(first, applies, lockstep, fused and not last)
+        return launches[key]
 
-    def _once(self, crew: Crew, made: Callable[..., list[Launch]], *how: Any) -> list[Launch]:
-        """What `made` makes ready for a crew, once."""
-        key = (made.__name__, *how)
-        if key not in crew.ready:
-            crew.ready[key] = made(crew.live, crew.lanes, *how)
-        return crew.ready[key]
+    def _prepare(self, first: bool, applies: bool, lockstep: bool, fused: bool) -> list[Launch]:
+        lanes, launcher, parity = self.active, self._launcher, self._table.parity
+        apply = (
+            lanes.prepared(("apply", first, parity), lambda: [launcher.apply(lanes, first=first)]) if applies else []
+        )
+        columns = lanes.prepared(("columns", parity), lambda: launcher.side(lanes, 1, c.APPLIED))
+        rows = lanes.prepared(
+            ("rows", parity, lockstep, fused),
+            lambda: launcher.side(lanes, 0, c.MEASURED, lockstep=lockstep, fused=fused),
+        )
+        return [*apply, *columns, *rows]
 
-    def _side_of(
-        self, live: Any, lanes: Sequence[Lane], side: int, role: Any, parity: int, lock: bool, goes_on: bool
-    ) -> list[Launch]:
-        """A leg of lanes, whatever their arithmetic."""
-        found = self._legs_of(live, lanes, side, role, parity, lock=lock, goes_on=goes_on)
-        if any(lane.wide for lane in lanes):
-            found.append(self._exact_of(live, lanes, side, role, parity, lock=lock, goes_on=goes_on))
-        return found
-
-    def _glance(self, stream: int, *, decided: bool = False) -> Download:
-        """What is known of all lanes when all that was launched has run. `decided`: the last leg has applied itself."""
-        for launch in self._once(self._everyone, self._report_of, self._parity, decided):
+    def _poll(self, stream: int, *, decided: bool = False) -> Download:
+        """Start to read a report on all lanes as they are after all launches. `decided`: the last leg was fused."""
+        key = ("report", self._table.parity, decided)
+        for launch in self._lanes.prepared(
+            key, lambda: [self._launcher.report(self._lanes, self._report, decided=decided)]
+        ):
             launch(stream)
-        # Two are under way at a time, at most.
-        if len(self._glances) < 2:
-            self._glances.append(Download(self._report))
+        # At most two are under way at a time.
+        if len(self._polls) < 2:
+            self._polls.append(Download(self._report))
         else:
-            self._glances.append(self._glances.pop(0).again(self._report))
-        return self._glances[-1]
+            self._polls.append(self._polls.pop(0).again(self._report))
+        return self._polls[-1]
 
-    def _report_of(self, live: Any, _: Sequence[Lane], parity: int, decided: bool) -> list[Launch]:
-        return self._look_of(live, self._report, parity, decided=decided)
+    def _skip_held(self, report: Report) -> None:
+        """Launch nothing more for held lanes, if their programs take the device as long as a wave of others.
 
-    def _leave(self, held: Sequence[bool]) -> None:
-        """Launch nothing more for lanes that rest, if their programs would take the device as long as others' do.
-
-        It is the look of some cycles ago that says so: since then `apply` has written both states of such a lane. Where
-        legs decide by themselves a lane has one, which nothing has touched.
+        The report is some cycles old: since then `apply` has written both states of a held lane. Lanes whose legs are
+        fused have one state, which nothing has changed.
         """
-        resting = {lane for lane, rests in zip(self._lanes, held, strict=True) if rests and not lane.frozen}
-        moving = [lane for lane in self._crew.lanes if lane not in resting]
-        if moving and self._waves(len(self._crew.lanes) - len(moving)) >= IDLE:
-            self._crew = Crew(moving, self._seats(moving), {})
+        held = {lane for lane, is_held in zip(self._lanes.lanes, report.held, strict=True) if is_held > 0}
+        moving = [lane for lane in self.active.lanes if lane not in held or lane.frozen]
+        if moving and self._waves(len(self.active) - len(moving)) >= IDLE:
+            self.active = self._table.select(moving)

@@ -1,9 +1,9 @@
-"""Launches that are made ready once.
+"""Launches that are prepared once, and copies between host and device.
 
-Triton's own way looks at every argument of every launch, which takes longer than a small kernel runs. Arguments are
-always of one kind here (tensors, integers on which kernels do not specialise), so the kernel, its constants and the
-dtype of its first argument tell which compiled form is meant. That form counts on tensors that begin at multiples of
-sixteen bytes; one that does not, a slice of a caller's perhaps, is launched by Triton itself.
+Triton inspects every argument of every launch, which takes longer than a small kernel runs. Here arguments are tensors,
+or integers on which kernels do not specialise, so the kernel, its constants and the dtype of its first argument
+determine the compiled form. That form assumes tensors that begin at multiples of sixteen bytes. Triton itself launches
+kernels with other tensors, for example slices of the caller's.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
@@ -26,8 +26,8 @@ class _Form(NamedTuple):
     Attributes:
         run: Triton's launcher.
         function: The driver's handle.
-        metadata: What the launcher wants to be told.
-        constants: What it wants after the arguments.
+        metadata: Metadata that the launcher takes.
+        constants: Constants that it takes after the arguments.
     """
 
     run: Callable[..., None]
@@ -41,7 +41,7 @@ _forms: dict[Hashable, _Form | None] = {}
 
 
 def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> Launch:
-    """`kernel[grid](*args, **constants)` to be done as often as one likes; a kernel's constants have one order."""
+    """Return a function that calls `kernel[grid](*args, **constants)`; constants of a kernel always have one order."""
 
     def by_triton(_: int) -> None:
         kernel[grid](*args, **constants)
@@ -56,13 +56,13 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
     if form is None:
         return by_triton
     run, (x, y, z) = form.run, (*grid, 1, 1)[:3]
-    told = (form.function, form.metadata, None, None, None, *values, *form.constants)
+    arguments = (form.function, form.metadata, None, None, None, *values, *form.constants)
 
     def by_launcher(stream: int) -> None:
         try:
-            run(x, y, z, stream, *told)
+            run(x, y, z, stream, *arguments)
         except (TypeError, OverflowError):
-            # A Triton whose launchers take other arguments, or too large an integer: said before anything runs.
+            # Launchers of this Triton take other arguments, or an integer is too large; nothing has run yet.
             by_triton(stream)
 
     return by_launcher
@@ -75,7 +75,7 @@ def _form(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: 
 
 
 def _values(args: tuple[Any, ...]) -> list[int] | None:
-    """Integers, and where tensors begin; None if one of them does not begin well."""
+    """Return integers and addresses of tensors; None if an address is not a multiple of sixteen bytes."""
     values: list[int] = []
     for arg in args:
         value = arg if type(arg) is int else arg.data_ptr()
@@ -86,7 +86,7 @@ def _values(args: tuple[Any, ...]) -> list[int] | None:
 
 
 def stream_of(device: Any) -> int:
-    """The stream in which torch works on a device."""
+    """Return the current stream of torch on a device."""
     if device.type == "cpu":
         return 0
     active: Any = driver.active
@@ -94,20 +94,20 @@ def stream_of(device: Any) -> int:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """`kernel[grid](*args, **constants)`, once."""
+    """Call `kernel[grid](*args, **constants)` once."""
     prepared(kernel, grid, *args, **constants)(stream_of(args[0].device))
 
 
 def upload(values: Any, dtype: Any, device: Any) -> Any:
-    """Numbers of the host on the device, without waiting for what the device has to do before it gets them.
+    """Return numbers of the host as a tensor on the device, without waiting for earlier work of the device.
 
-    Memory that is not pinned has been read when the copy returns, so it may be forgotten at once.
+    Memory that is not pinned has been read when the copy returns, so it may be freed at once.
     """
     return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 class Download:
-    """Numbers of the device on their way to the host, which waits for them when it reads them."""
+    """A copy from the device to the host that is under way; reading it waits until it is complete."""
 
     def __init__(self, values: Any) -> None:
         self._there = torch.cuda.Event() if values.device.type == "cuda" else None
@@ -115,14 +115,14 @@ class Download:
         self.again(values)
 
     def again(self, values: Any) -> Download:
-        """Other numbers, of the same shape, in place of these, which nobody will read any more."""
+        """Copy other numbers of the same shape in place of these."""
         self._values.copy_(values, non_blocking=True)
         if self._there is not None:
             self._there.record(torch.cuda.current_stream(values.device))
         return self
 
     def read(self) -> Any:
-        """A NumPy array."""
+        """Return the numbers as a NumPy array."""
         if self._there is not None:
             self._there.synchronize()
         return self._values.numpy()

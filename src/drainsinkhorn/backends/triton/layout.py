@@ -1,38 +1,43 @@
-"""Clouds on their way into a pack: a stack of them is framed, started and placed by a few launches."""
+"""Points of lanes on the device: stacked, centred and scaled, with Gaussian starts, or as cached scores.
+
+Each step is a few launches for all lanes of a stack, (lanes, size, dim).
+"""
 
 # pyright: basic, reportOptionalMemberAccess=false, reportCallIssue=false, reportArgumentType=false
 # Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.triton import kernels as k
-from drainsinkhorn.backends.triton import layout_kernels as lay
+from drainsinkhorn.backends.triton.kernels import layout as kernels
+from drainsinkhorn.backends.triton.kernels import starts as start_kernels
 from drainsinkhorn.backends.triton.launching import launch
+from drainsinkhorn.backends.triton.representation import Representation
+from drainsinkhorn.backends.triton.tiles import STORED
 from drainsinkhorn.numerics.arrays import library, to_numpy
 from drainsinkhorn.numerics.starts import FULL_DIM
 
 CHUNK, CHUNKS = 128, 128
-"""Rows of a cloud that one program looks at, at least, and programs that share a cloud, at most."""
-BOX_ROWS, BOX_BLOCK, ADDED, JUDGED = 16, 64, 256, 1024
-"""Rows and coordinates of a tile of a cloud, sums that a program adds up, starts that it looks at together."""
-DEPTH, SUMMED = 16, 8192
-"""Columns of a matrix that a product takes at once, and coordinates of a tile of a cloud whose squares are summed."""
+"""Least rows of a cloud for one program, and most programs for one cloud."""
+BOX_ROWS, BOX_BLOCK, SUM_BLOCK, START_BLOCK = 16, 64, 256, 1024
+"""Rows and coordinates of a tile of a cloud, sums that a program adds up, and starts that it reads at once."""
+DEPTH, MOMENT_TILE = 16, 8192
+"""Columns of a matrix that a product takes at once, and elements of a tile of a cloud whose squares are summed."""
 MOST_LANES = 2**16 - 1
-"""Lanes of a launch: CUDA's grids have no more programs along their second number."""
+"""Most lanes of a launch: the second dimension of a CUDA grid has no more programs."""
 TOGETHER_PAIRS, PRODUCT_TILE = 2**21, 64
-"""Pairs of a lane up to which one launch makes the products of all lanes, and rows and columns of a program of it."""
-STORED_ROWS, STORED_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
-"""Rows of a program that fills stored matrices, columns it takes at once, and products kept at once."""
+"""Most pairs of a lane whose products one launch computes for all lanes, and rows and columns of a program of it."""
+CACHE_ROWS, CACHE_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
+"""Rows of a program that caches scores, columns it takes at once, and products that are kept at once."""
 
 
 def on_device(value: Any, device: Any) -> Any:
-    """Any array as a torch tensor on the device, copied only if it has to be."""
+    """Return an array as a torch tensor on the device, copied only if it has to be."""
     kind = library(value)
     if kind == "jax" and device.type == "cuda":
         return torch.from_dlpack(value).to(device)
@@ -40,20 +45,20 @@ def on_device(value: Any, device: Any) -> Any:
         value = np.ascontiguousarray(_native(to_numpy(value)))
         # To NumPy an array is contiguous whatever the stride of an axis of length 1; torch rejects negative strides.
         # Torch also warns of read-only arrays, although nothing here writes to them.
-        taken = value.flags.writeable and min(value.strides, default=0) >= 0
-        value = torch.from_numpy(value if taken else value.copy())
+        is_accepted = value.flags.writeable and min(value.strides, default=0) >= 0
+        value = torch.from_numpy(value if is_accepted else value.copy())
     return value.detach().to(device)
 
 
 def _native(array: Any) -> Any:
-    """In a dtype that torch knows: it has neither long doubles nor the other order of bytes. The door lets both in."""
+    """Return an array in a dtype that torch has: neither a long double nor in another order of bytes."""
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def together(first: Any, second: Any) -> Any:
-    """Two stacks as one of twice the lanes, where the second lies behind the first and a launch takes both; or None."""
+    """Return two stacks as one, if the second follows the first in memory and one launch takes both; else None."""
     distance = len(first) * first.stride(0) * first.element_size()
     alike = first.shape == second.shape and first.stride() == second.stride() and first.dtype == second.dtype
     if not alike or second.data_ptr() - first.data_ptr() != distance or 2 * len(first) > MOST_LANES:
@@ -64,10 +69,10 @@ def together(first: Any, second: Any) -> Any:
 
 
 def clouds(xs: Sequence[Any], ys: Sequence[Any], device: Any) -> tuple[Any, Any]:
-    """Both clouds of lanes as stacks, one behind the other where they are of one kind."""
+    """Return both clouds of lanes as stacks; the second follows the first in memory if shapes and dtypes are equal."""
     kinds = {(tuple(value.shape), value.dtype) for value in (*xs, *ys)}
     shared = len(xs) > 1 and (xs[0] is xs[1] or ys[0] is ys[1])
-    # What begins in the middle of such a stack begins well.
+    # The second stack must begin at a multiple of 16 bytes.
     if len(kinds) > 1 or shared or len(xs) * len(xs[0]) % 4:
         return stack(xs, device), stack(ys, device)
     both = stack([*xs, *ys], device)
@@ -75,28 +80,28 @@ def clouds(xs: Sequence[Any], ys: Sequence[Any], device: Any) -> tuple[Any, Any]
 
 
 def stack(values: Sequence[Any], device: Any) -> Any:
-    """Arrays of one shape as one tensor of float32 or float64; one that all share is there once."""
+    """Return arrays of one shape as one tensor of float32 or float64; an array that all share is stored once."""
     first = values[0]
     if all(value is first for value in values):
-        found = on_device(first, device)[None].contiguous().expand(len(values), *first.shape)
+        stacked = on_device(first, device)[None].contiguous().expand(len(values), *first.shape)
     elif all(library(value) == "numpy" for value in values):
-        # NumPy would stack arrays that lie column by column as such a stack; kernels want row after row.
+        # NumPy stacks arrays in column-major order in that order; kernels need rows.
         stacked = np.ascontiguousarray(np.stack([to_numpy(value) for value in values]))
-        found = torch.from_numpy(_native(stacked)).to(device)
+        stacked = torch.from_numpy(_native(stacked)).to(device)
     else:
-        # One by one: torch would stack integers and float32 as float32, which does not hold them all.
-        found = torch.stack([_floats(on_device(value, device)) for value in values])
-    return _floats(found)
+        # Converted one by one: torch would stack integers and float32 as float32, which does not hold all integers.
+        stacked = torch.stack([_as_float(on_device(value, device)) for value in values])
+    return _as_float(stacked)
 
 
-def _floats(found: Any) -> Any:
-    return found if found.dtype in (torch.float32, torch.float64) else found.double()
+def _as_float(values: Any) -> Any:
+    return values if values.dtype in (torch.float32, torch.float64) else values.double()
 
 
 def unit_rows(x: Any) -> Any:
-    """Rows scaled to length one; first by their largest entry, so that squares neither overflow nor vanish."""
+    """Return rows scaled to length one; first by their largest entry, so that squares neither overflow nor vanish."""
     x = x.double() / x.abs().amax(2, keepdim=True)
-    # Coordinate by coordinate: torch may add up a stack in another order than one cloud.
+    # Coordinate by coordinate: torch may sum a stack in another order than one cloud.
     norm = x[:, :, 0].square()
     for coordinate in range(1, x.shape[2]):
         norm = norm + x[:, :, coordinate].square()
@@ -104,159 +109,159 @@ def unit_rows(x: Any) -> Any:
 
 
 def _chunks(size: int) -> tuple[int, int]:
-    """Rows of a chunk, and chunks: functions of the cloud alone, since sums are made chunk by chunk."""
+    """Return rows of a chunk, and chunks: functions of the cloud alone, since sums are computed by chunks."""
     rows = max(CHUNK, -(-size // CHUNKS))
     return rows, -(-size // rows)
 
 
-def framed(x: Any, y: Any, scales: Any) -> tuple[Any, Any]:
-    """Middles of the boxes around both clouds and around each, (lanes, 3, dim); scaled diagonals of the first."""
+def centre_clouds(x: Any, y: Any, scales: Any) -> tuple[Any, Any]:
+    """Return middles of the boxes around both clouds and each, (lanes, 3, dim), and scaled diagonals of the first."""
     lanes, _, dim = x.shape
     boxes, counts, both = [], [], together(x, y)
     for points in (x, y) if both is None else (both,):
         rows, chunks = _chunks(points.shape[1])
-        found = torch.empty((len(points), chunks, 2, dim), dtype=torch.float64, device=x.device)
+        part = torch.empty((len(points), chunks, 2, dim), dtype=torch.float64, device=x.device)
         launch(
-            lay.bounds, (chunks, len(points), -(-dim // BOX_BLOCK)),
-            points, found, points.shape[1], dim, rows, points.stride(0), ROWS=BOX_ROWS, BLOCK=BOX_BLOCK,
+            start_kernels.chunk_boxes, (chunks, len(points), -(-dim // BOX_BLOCK)),
+            points, part, points.shape[1], dim, rows, points.stride(0), ROWS=BOX_ROWS, BLOCK=BOX_BLOCK,
         )  # fmt: skip
-        boxes += found.split(lanes)
+        boxes += part.split(lanes)
         counts += [chunks] * (len(points) // lanes)
     middles = torch.empty((lanes, 3, dim), dtype=torch.float64, device=x.device)
-    far = torch.empty(lanes, dtype=torch.float64, device=x.device)
-    launch(lay.frame, (lanes,), *boxes, scales, middles, far, *counts, dim, BLOCK=BOX_BLOCK)
-    return middles, far
+    diagonals = torch.empty(lanes, dtype=torch.float64, device=x.device)
+    launch(start_kernels.centres, (lanes,), *boxes, scales, middles, diagonals, *counts, dim, BLOCK=BOX_BLOCK)
+    return middles, diagonals
 
 
-def gaussian(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts: Any, *, always: bool) -> None:
-    """Write Gaussian starts of g in bits; zero where they are not finite and, unless `always`, where not worth it."""
+def gaussian_starts(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts: Any, *, always: bool) -> None:
+    """Write Gaussian starts of g in bits; zero if they are not finite and, unless `always`, if not worthwhile."""
     lanes, size, dim = y.shape
     full, device = dim <= FULL_DIM, y.device
     padded = max(16, 1 << (dim - 1).bit_length())
     count = (padded + 1 if full else 2) * padded
-    # Tiles such that nothing has to leave registers.
-    tile, warps = (min(32, 1024 // padded), max(4, padded // 8)) if full else (min(16, max(1, SUMMED // padded)), 16)
+    # Tiles that fit into registers.
+    tile, warps = (
+        (min(32, 1024 // padded), max(4, padded // 8)) if full else (min(16, max(1, MOMENT_TILE // padded)), 16)
+    )
     sums, both, masses = [], together(x, y), together(a, b)
     sides = ((x, a), (y, b)) if both is None or masses is None else ((both, masses),)
     for side, (points, weights) in enumerate(sides):
         rows, chunks = _chunks(points.shape[1])
         parts = torch.empty((len(points), chunks, count), dtype=torch.float64, device=device)
         launch(
-            lay.moments, (chunks, len(points)),
+            start_kernels.chunk_moments, (chunks, len(points)),
             points, weights, middles, parts, side, lanes, points.shape[1], dim, rows, points.stride(0),
             weights.stride(0), DP=padded, FULL=full, ROWS=tile, num_warps=warps,
         )  # fmt: skip
-        found = torch.empty((len(points), count), dtype=torch.float64, device=device)
-        launch(lay.added, (-(-count // ADDED), len(points)), parts, found, chunks, count, ROWS=8, BLOCK=ADDED)
-        sums += found.split(lanes)
+        total = torch.empty((len(points), count), dtype=torch.float64, device=device)
+        grid = (-(-count // SUM_BLOCK), len(points))
+        launch(start_kernels.sum_chunks, grid, parts, total, chunks, count, ROWS=8, BLOCK=SUM_BLOCK)
+        sums += total.split(lanes)
     mean, slope = (torch.empty((lanes, dim), dtype=torch.float64, device=device) for _ in range(2))
     matrix = torch.empty((lanes, dim, dim) if full else (lanes, dim), dtype=torch.float64, device=device)
     scratch = torch.empty((lanes, 4 * padded * padded if full else 1), dtype=torch.float64, device=device)
     launch(
-        lay.transports, (lanes,),
+        start_kernels.gaussian_maps, (lanes,),
         *sums, middles, factors, scratch, mean, matrix, slope, dim, DP=padded, FULL=full, DEPTH=DEPTH,
         num_warps=padded // 8 if full else 4,
     )  # fmt: skip
     rows = max(32, 1024 // padded) if full else 4
     launch(
-        lay.quadratic, (-(-size // rows), lanes),
+        start_kernels.gaussian_potentials, (-(-size // rows), lanes),
         y, mean, matrix, slope, starts, size, dim, y.stride(0), starts.stride(0),
         FULL=full, ROWS=rows, DP=padded if full else 256, num_stages=1,
     )  # fmt: skip
-    launch(lay.judged, (lanes,), starts, b, size, starts.stride(0), b.stride(0), ALWAYS=always, BLOCK=JUDGED)
+    launch(
+        start_kernels.keep_worthwhile, (lanes,),
+        starts, b, size, starts.stride(0), b.stride(0), ALWAYS=always, BLOCK=START_BLOCK,
+    )  # fmt: skip
 
 
-def placed(
-    x: Any, y: Any, middles: Any, scales: Any, how: Any, views: Mapping[str, Any]
+def pack_points(
+    x: Any, y: Any, middles: Any, scales: Any, form: Representation, views: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Write clouds where legs read them; of stored scores the scaled clouds and their squared norms are returned."""
+    """Write clouds as legs read them. For cached scores, return the scaled clouds and their squared norms."""
     both = together(x, y)
-    found, norms = list[Any](), list[Any]()
+    scaled, squares = list[Any](), list[Any]()
     for side, points in enumerate((x, y) if both is None else (both,)):
-        # Fields of one side, or of both.
-        out, squares = _placed(points, side, len(x), middles, scales, how, views, str(side) if both is None else "")
-        if how.kind == k.STORED.value:
-            found += out.view(points.shape).split(len(x))
-            norms += squares.split(len(x))
-    return found, norms
+        which = side if both is None else None
+        count, size, dim = points.shape
+        points64 = views["POINTS64", which]
+        # A kernel needs pointers to vectors that it does not write for this kind of scores, too.
+        points16 = views["POINTS16", which] if "POINTS16" in views else points64
+        if form.kind == STORED:
+            out, norms = points64.new_empty(count, size * dim), points64.new_empty(count, size)
+            scaled += out.view(points.shape).split(len(x))
+            squares += norms.split(len(x))
+        else:
+            out, norms = views["POINTS32", which] if "POINTS32" in views else points64, views["NORM", which]
+        rows, block = (32, 16) if dim <= 16 else (16, 64)
+        launch(
+            kernels.pack_points, (-(-size // rows), count),
+            points, middles, scales, points64, out, points16, norms, side, len(x), size, dim, points.stride(0),
+            points64.stride(0), out.stride(0), points16.stride(0), norms.stride(0),
+            KIND=form.kind, PLACES=form.places, WIDTH=form.dp, ROWS=rows, BLOCK=block,
+        )  # fmt: skip
+    return scaled, squares
 
 
-def _placed(
-    points: Any, side: int, lanes: int, middles: Any, scales: Any, how: Any, views: Mapping[str, Any], which: str
-) -> tuple[Any, Any]:
-    """Write clouds of so many lanes, of this side and perhaps of the next, to their fields, which have this suffix."""
-    count, size, dim = points.shape
-    exact = views[f"EXACT{which}"]
-    # What a kind of scores does not have is not written; a kernel wants a pointer all the same.
-    half = views.get(f"SPLIT{which}", exact)
-    if how.kind == k.STORED.value:
-        out, norms = exact.new_empty(count, size * dim), exact.new_empty(count, size)
-    else:
-        out, norms = views.get(f"COORDS{which}", exact), views[f"NORM{which}"]
-    rows, block = (32, 16) if dim <= 16 else (16, 64)
-    launch(
-        lay.place, (-(-size // rows), count),
-        points, middles, scales, exact, out, half, norms, side, lanes, size, dim, points.stride(0), exact.stride(0),
-        out.stride(0), half.stride(0), norms.stride(0),
-        KIND=how.kind, SLOT=how.slot, WIDTH=how.dp, ROWS=rows, BLOCK=block,
-    )  # fmt: skip
-    return out, norms
+def extents(largest: Any, dim: int, views: Any, *, rooted: bool) -> Any:
+    """Return (5, lanes): rounding bound of float64 legs, largest norms of rows and of columns, largest starts of both.
 
-
-def extents(far: Any, dim: int, views: Mapping[str, Any], *, rooted: bool) -> Any:
-    """(5, lanes): rounding of what float64 measures, largest norms of rows and of columns, and largest starts of both.
-
-    The first also goes to where lanes read it. What bounds the scores of a lane is `far`; its square, unless `rooted`.
+    The first is also written to FLOAT64_BAND. Scaled costs of a lane are bounded by `largest` or, unless `rooted`, by
+    its square.
     """
-    fields = [views[name] for name in ("NOISE0", "NORM0", "NORM1", "POTENTIAL0", "POTENTIAL1")]
-    found = torch.empty((5, len(far)), dtype=torch.float64, device=far.device)
-    sizes, strides = [field.shape[1] for field in fields[3:]], [field.stride(0) for field in fields]
+    pairs = ("FLOAT64_BAND", 0), ("NORM", 0), ("NORM", 1), ("POTENTIAL", 0), ("POTENTIAL", 1)
+    vectors = [views[pair] for pair in pairs]
+    out = torch.empty((5, len(largest)), dtype=torch.float64, device=largest.device)
+    sizes, strides = [vector.shape[1] for vector in vectors[3:]], [vector.stride(0) for vector in vectors]
     launch(
-        lay.extents, (len(far),),
-        far, *fields, found, dim, *sizes, *strides, ROOTED=rooted, BLOCK=JUDGED, num_warps=8,
+        kernels.extents, (len(largest),),
+        largest, *vectors, out, dim, *sizes, *strides, ROOTED=rooted, BLOCK=START_BLOCK, num_warps=8,
     )  # fmt: skip
-    return found
+    return out
 
 
-def absorbed(scores: Any, views: Mapping[str, Any], lanes: slice, norms: tuple[Any, Any] | None = None) -> None:
-    """Absorb the scores of some lanes, or the products from which they are made with norms, into their matrices."""
-    count, n, m = scores.shape
-    start, mass, base, matrix = (views[key][lanes] for key in ("POTENTIAL1", "MASS1", "NORM0", "MATRIX0"))
-    own, other = (scores, scores) if norms is None else norms
+def cache_scores(costs: Any, views: Any, lanes: slice, norms: tuple[Any, Any] | None = None) -> None:
+    """Write the cached matrices of `lanes` from their scaled costs, or from inner products if `norms` are given."""
+    count, n, m = costs.shape
+    pairs = ("POTENTIAL", 1), ("MASS", 1), ("NORM", 0), ("MATRIX", 0)
+    start, mass, base, matrix = (views[pair][lanes] for pair in pairs)
+    own, other = (costs, costs) if norms is None else norms
     launch(
-        lay.absorb, (-(-n // STORED_ROWS), count),
-        scores, own, other, start, mass, base, matrix, n, m, start.stride(0), mass.stride(0), base.stride(0),
-        matrix.stride(0), PRODUCTS=norms is not None, ROWS=STORED_ROWS, BLOCK=STORED_BLOCK,
+        kernels.cache_scores, (-(-n // CACHE_ROWS), count),
+        costs, own, other, start, mass, base, matrix, n, m, start.stride(0), mass.stride(0), base.stride(0),
+        matrix.stride(0), PRODUCTS=norms is not None, ROWS=CACHE_ROWS, BLOCK=CACHE_BLOCK,
     )  # fmt: skip
 
 
 def products(x: Any, y: Any, out: Any, *, rooted: bool) -> None:
-    """Products of the points of two clouds of every lane, (lanes, n, m); distances, if `rooted`.
+    """Write inner products of the points of two clouds of every lane, (lanes, n, m); distances, if `rooted`.
 
-    A library's product of a whole stack may be rounded otherwise than that of one lane. So small lanes have a kernel of
-    their own, and large ones, of which each fills the device, a call each.
+    The product of a whole stack by a library may be rounded differently than that of one lane. So small lanes have a
+    kernel of ours, and large ones, of which each fills the device, a call of the library each.
     """
     (lanes, n, dim), m = x.shape, y.shape[1]
     if not rooted and n * m <= TOGETHER_PAIRS:
         launch(
-            lay.products, (-(-n // PRODUCT_TILE) * -(-m // PRODUCT_TILE), lanes),
+            kernels.inner_products, (-(-n // PRODUCT_TILE) * -(-m // PRODUCT_TILE), lanes),
             x, y, out, n, m, dim, x.stride(0), y.stride(0), out.stride(0),
             ROWS=PRODUCT_TILE, COLS=PRODUCT_TILE, DEPTH=DEPTH, num_warps=4, num_stages=3,
         )  # fmt: skip
         return
-    for own, other, found in zip(x, y, out, strict=True):
+    for own, other, product in zip(x, y, out, strict=True):
         if rooted:
-            found[:] = torch.cdist(own, other, compute_mode="donot_use_mm_for_euclid_dist")
+            product[:] = torch.cdist(own, other, compute_mode="donot_use_mm_for_euclid_dist")
         else:
-            torch.mm(own, other.T, out=found)
+            torch.mm(own, other.T, out=product)
 
 
-def stored(x: Any, y: Any, norms: tuple[Any, Any], views: Mapping[str, Any], *, rooted: bool) -> None:
-    """Matrices of clouds."""
+def cache_products(x: Any, y: Any, norms: tuple[Any, Any], views: Any, *, rooted: bool) -> None:
+    """Write the cached matrices of clouds, whose points are centred and scaled."""
     lanes, n, m = len(x), x.shape[1], y.shape[1]
     step = max(1, SCRATCH_PAIRS // (n * m))
     for first in range(0, lanes, step):
         part = slice(first, min(lanes, first + step))
         scratch = torch.empty((part.stop - first, n, m), dtype=torch.float64, device=x.device)
         products(x[part], y[part], scratch, rooted=rooted)
-        absorbed(scratch, views, part, None if rooted else (norms[0][part], norms[1][part]))
+        cache_scores(scratch, views, part, None if rooted else (norms[0][part], norms[1][part]))

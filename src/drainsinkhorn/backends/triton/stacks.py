@@ -1,4 +1,4 @@
-"""Lanes of like size, stacked and padded on the device, and the launches that consume them."""
+"""Finished plans of similar size, stacked and padded on the device, and the launches that consume them."""
 
 # pyright: basic, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -8,29 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from drainsinkhorn.backends.triton import coupling_kernels as c
-from drainsinkhorn.backends.triton import kernels as k
-from drainsinkhorn.backends.triton import stacking_kernels as s
-from drainsinkhorn.backends.triton.loading import How
+from drainsinkhorn.backends.triton.kernels import columns as c
+from drainsinkhorn.backends.triton.kernels import plan as kernels
+from drainsinkhorn.backends.triton.kernels.layout import split_values
 from drainsinkhorn.backends.triton.matrices import Matrices
-from drainsinkhorn.backends.triton.tiles import ConsumerTile, consumer_tile, options
+from drainsinkhorn.backends.triton.representation import Representation
+from drainsinkhorn.backends.triton.tiles import PRODUCT, consumer_tile, options
 
-EXACT_BM, EXACT_BN, EXACT_CP, EXACT_WARPS = 16, 32, 4, 4
+BM64, BN64, CP64, WARPS64 = 16, 32, 4, 4
+"""Rows, columns, channels and warps of a tile in float64."""
 LISTED_BN = 256
 """Columns of a tile of one listed row."""
-LISTED_STAGES = 4
-"""Stages of a probe, where they fit: there are few programs, and memory is far."""
+PROBE_STAGES = 4
+"""Stages of a probe."""
+ACCURACY, PROBES = 1e-5, 32
+"""Largest error of probed rows of a lane that is consumed in float32, and how many rows are probed."""
 SPLIT_ROWS = 128
 """Rows of values that one program splits."""
 
 
-def folded(how: How) -> bool:
-    """Products take the other side's potentials; of the widest points they would not be faster for it."""
-    return how.kind == k.PRODUCT.value and 0 < how.slot < k.ROOMY.value
+def is_inside(form: Representation) -> bool:
+    """Return whether potentials of the other side are inside the product; with the widest points that saves no time."""
+    return form.kind == PRODUCT and 0 < form.places < c.ROOMY.value
 
 
 @dataclass(frozen=True)
@@ -39,161 +43,153 @@ class Stack:
 
     Attributes:
         lanes: Their places among the problems.
-        how: How scores are computed; None for a dense cost.
-        exact: Consumed in float64.
+        form: How scores are computed; None for a dense cost.
+        float64: Consumed in float64.
         rooted: The cost is the root of a squared distance.
         sizes: True sizes, (L, 2).
         pads: Padded sizes.
         clouds: Points as the caller has them, (L, size, dim), or the caller's matrix twice.
         factors: From squared distances, distances, or entries of the matrix, to bits; (L,).
-        doubt: Not zero for lanes that float16 cannot hold, (L,).
-        points: Coordinates as float32 kernels want them, (L, ...); float16 pairs or float32.
-        vectors: What float32 kernels want of a side, (VECTORS, L, pad); see `stacking_kernels`.
-        wide: Potentials in bits and masses, float64, (2, L, pad).
-        matrices: Stored exponents in place of points; None where there are none.
+        inaccurate: Not zero for lanes that float16 cannot hold, (L,).
+        points: Coordinates as float32 kernels read them, (L, ...); float16 parts or float32.
+        vectors32: Vectors of a side that float32 kernels read, (VECTORS, L, pad); see `kernels.columns`.
+        vectors64: Potentials in bits and masses, (2, L, pad).
+        matrices: Cached exponents in place of points, or None.
     """
 
     lanes: list[int]
-    how: How | None
-    exact: bool
+    form: Representation | None
+    float64: bool
     rooted: bool
     sizes: Any
     pads: tuple[int, int]
     clouds: tuple[Any, Any]
     factors: Any
-    doubt: Any
+    inaccurate: Any
     points: tuple[Any, Any]
-    vectors: tuple[Any, Any]
-    wide: tuple[Any, Any]
+    vectors32: tuple[Any, Any]
+    vectors64: tuple[Any, Any]
     matrices: Matrices | None = None
 
     @property
     def dense(self) -> bool:
-        """The cost is a matrix."""
-        return self.how is None
+        """True if the cost is a matrix."""
+        return self.form is None
 
     def potential(self, side: int) -> Any:
-        """In bits, (L, pad)."""
-        return self.wide[side][0]
+        """Potentials in bits, (L, pad)."""
+        return self.vectors64[side][0]
 
     def mass(self, side: int) -> Any:
         """Weights, (L, pad)."""
-        return self.wide[side][1]
+        return self.vectors64[side][1]
 
-    def fine(self, side: int) -> Any:
-        """What is to be added to log2 of float32 sums, (L, pad), in float64."""
-        return self.vectors[side][s.FINE.value].double()
+    def rest(self, side: int) -> Any:
+        """Rests of potentials, which are added to log2 of float32 sums, (L, pad), in float64."""
+        return self.vectors32[side][c.LEVEL_REST.value].double()
 
-    def part(self, some: Sequence[int], *, exact: bool) -> Stack:
-        """Some of the lanes."""
+    def part(self, some: Sequence[int], *, float64: bool) -> Stack:
+        """Return a stack of some of the lanes."""
         if len(some) == len(self.lanes):
-            return replace(self, exact=exact, matrices=None if exact else self.matrices)
+            return replace(self, float64=float64, matrices=None if float64 else self.matrices)
         at = torch.tensor(list(some), device=self.sizes.device)
         first = {name: tuple(side[at] for side in getattr(self, name)) for name in ("clouds", "points")}
-        second = {name: tuple(side[:, at] for side in getattr(self, name)) for name in ("vectors", "wide")}
-        each = {name: getattr(self, name)[at] for name in ("sizes", "factors", "doubt")}
-        matrices = None if exact or self.matrices is None else self.matrices.part(some, at)
+        second = {name: tuple(side[:, at] for side in getattr(self, name)) for name in ("vectors32", "vectors64")}
+        each = {name: getattr(self, name)[at] for name in ("sizes", "factors", "inaccurate")}
+        matrices = None if float64 or self.matrices is None else self.matrices.part(some, at)
         lanes = [self.lanes[i] for i in some]
-        return replace(self, lanes=lanes, exact=exact, matrices=matrices, **first, **second, **each)
+        return replace(self, lanes=lanes, float64=float64, matrices=matrices, **first, **second, **each)
 
     def masses(self, side: int, logs: Any) -> Any:
-        """`a_i rho_i` from logs of `exact_averages`; zero where there is no weight."""
+        """Return `a_i rho_i` from logs of `float64_averages`; zero for points without weight."""
         mass = self.mass(side)
         return torch.where(mass > 0, mass * torch.exp2(logs + self.potential(side)), 0.0)
 
-    def _narrow(self, side: int) -> tuple[list[Any], dict[str, Any]]:
-        """What the float32 kernels are told first, and their kind. Doubts are complete only then."""
-        assert self.how is not None
-        own, other = self.vectors[side], self.vectors[1 - side]
+    def _launch32(
+        self, kernel: Any, side: int, count: int, *more: Any, marks: bool = True, channels: int = 0,
+        blocks: tuple[int, ...] = (), **constants: Any,
+    ) -> Any:  # fmt: skip
+        """Launch a float32 kernel for `count` rows of each lane, and return which lanes are inaccurate.
+
+        `more` are its arguments after those that all have. If it `marks` lanes, the first of them is where.
+        """
+        assert self.form is not None
+        form, own, other = self.form, self.vectors32[side], self.vectors32[1 - side]
         points, others = self.points[:: 1 - 2 * side] if self.matrices is None else [self.matrices.of(self)] * 2
-        arguments = [points, others, points.stride(0), others.stride(0), self.clouds[0].shape[2], self.sizes]
-        arguments += [own[s.LEVEL.value], other[s.OTHER_LEVEL.value], other[s.WEIGHT.value]]
-        arguments += [self.pads[side], self.pads[1 - side]]
-        how = self.how
-        return arguments, {"KIND": how.kind, "DP": how.dp, "CHUNKS": how.chunks, "FOLD": folded(how)}
+        # Computing matrices may mark lanes, so that marks are copied after it.
+        inaccurate = self.inaccurate.clone()
+        tile = consumer_tile(form.kind, form.dp, channels)
+        program = options(tile["warps"], tile["stages"], tile["registers"]) | constants
+        kernel[(-(-count // tile["bm"]), len(self.lanes), *blocks)](
+            points, others, points.stride(0), others.stride(0), self.clouds[0].shape[2], self.sizes,
+            own[c.LEVEL.value], other[c.OTHER_LEVEL.value], other[c.OTHER_WEIGHT.value], self.pads[side],
+            self.pads[1 - side], *((inaccurate,) if marks else ()), *more, KIND=form.kind, DP=form.dp,
+            CHUNKS=form.chunks, INSIDE=is_inside(form), BM=tile["bm"], BN=tile["bn"], **program,
+        )  # fmt: skip
+        return inaccurate
 
-    def _tile(self, channels: int) -> tuple[ConsumerTile, dict[str, Any]]:
-        """The tile, and how kernels are told of it."""
-        assert self.how is not None
-        tile = consumer_tile(self.how.kind, self.how.dp, channels)
-        told = {"BM": tile["bm"], "BN": tile["bn"]}
-        return tile, told | options(tile["warps"], tile["stages"], tile["registers"])
-
-    def _wide(self, side: int) -> tuple[list[Any], dict[str, Any]]:
-        """What the float64 kernels are told first, and their kind."""
+    def _launch64(self, kernel: Any, side: int, grid: tuple[int, ...], *more: Any, **constants: Any) -> None:
+        """Launch a float64 kernel; `more` are its arguments after those that all have."""
         cloud, others = self.clouds[:: 1 - 2 * side]
         strides = (cloud.stride()[1 + side], cloud.stride()[2 - side]) if self.dense else (0, 0)
         lanes = (0, 0) if self.dense else (cloud.stride(0), others.stride(0))
-        arguments = [cloud, others, *lanes, cloud.shape[2], self.factors, *strides, self.sizes]
-        arguments += [self.potential(1 - side), self.mass(1 - side), self.pads[side], self.pads[1 - side]]
-        return arguments, {"ROOTED": self.rooted, "DENSE": self.dense}
+        tile = {"BM": BM64, "BN": BN64} | constants
+        kernel[grid](
+            cloud, others, *lanes, cloud.shape[2], self.factors, *strides, self.sizes, self.potential(1 - side),
+            self.mass(1 - side), self.pads[side], self.pads[1 - side], *more, ROOTED=self.rooted, DENSE=self.dense,
+            num_warps=WARPS64, **tile,
+        )  # fmt: skip
 
     def averages(self, side: int, values: Any, *, weighted: bool) -> tuple[Any, Any]:
-        """Means of values (L, M, c), times masses of rows if `weighted`, (L, rows, c) in float32; and doubts."""
-        lanes, pad, channels, device = len(self.lanes), self.pads[side], values.shape[2], self.sizes.device
+        """Return means of values (L, M, c), (L, rows, c), times masses of rows if `weighted`; and inaccurate lanes."""
+        pad, channels = self.pads[side], values.shape[2]
         cp = 16 if channels <= 16 else 32 if channels <= 32 else 64
         blocks = -(-channels // cp)
-        scales, halves = self._split(1 - side, values, cp, blocks)
-        out = torch.empty((lanes, pad, channels), dtype=torch.float32, device=device)
-        arguments, kind = self._narrow(side)
-        doubt = self.doubt.clone()
-        tile, told = self._tile(cp)
-        c.average[(-(-pad // tile["bm"]), lanes, blocks)](
-            *arguments, doubt, self.vectors[side][s.FINE.value], self.mass(side), halves, scales, channels, out,
-            **kind, SIDE=side, CP=cp, WEIGHTED=weighted, **told,
+        scales, parts = self._split(1 - side, values, cp, blocks)
+        out = torch.empty((len(self.lanes), pad, channels), dtype=torch.float32, device=self.sizes.device)
+        inaccurate = self._launch32(
+            kernels.average, side, pad, self.vectors32[side][c.LEVEL_REST.value], self.mass(side), parts, scales,
+            channels, out, channels=cp, blocks=(blocks,), SIDE=side, CP=cp, WEIGHTED=weighted,
         )  # fmt: skip
-        return out, doubt
+        return out, inaccurate
 
     def _split(self, side: int, values: Any, cp: int, blocks: int) -> tuple[Any, Any]:
-        """The largest of each channel, (L, c), and what is left of values over a side as float16 pairs."""
+        """Return the largest value of each channel, (L, c), and values over it as float16 high and low parts."""
         lanes, pad, channels = len(self.lanes), self.pads[side], values.shape[2]
         largest = torch.linalg.vector_norm(values, torch.inf, dim=1)
-        halves = torch.empty((lanes, blocks, pad, 2, cp), dtype=torch.float16, device=values.device)
-        s.split_values[(pad // SPLIT_ROWS, lanes, blocks)](
-            values, values.stride(0), largest, self.vectors[side][s.WEIGHT.value], self.sizes, halves, channels, pad,
-            SIDE=side, CP=cp, ROWS=SPLIT_ROWS,
+        parts = torch.empty((lanes, blocks, pad, 2, cp), dtype=torch.float16, device=values.device)
+        split_values[(pad // SPLIT_ROWS, lanes, blocks)](
+            values, values.stride(0), largest, self.vectors32[side][c.OTHER_WEIGHT.value], self.sizes, parts, channels,
+            pad, SIDE=side, CP=cp, ROWS=SPLIT_ROWS,
         )  # fmt: skip
-        return largest.float(), halves
+        return largest.float(), parts
 
     def totals(self, side: int, *, costs: bool = False) -> tuple[Any, Any, Any]:
-        """Sums of terms, (L, rows); if `costs` of p log2(p / b) without l, and of p c, (2, L, rows); and doubts."""
-        arguments, kind = self._narrow(side)
-        doubt, lanes, pad = self.doubt.clone(), len(self.lanes), self.pads[side]
-        sums = torch.ones((lanes, pad), dtype=torch.float32, device=doubt.device)
+        """Return sums of terms, (L, rows); of p log2(p / b) without l and of p c, (2, L, rows); and inaccurate lanes.
+
+        The second is computed if `costs`.
+        """
+        lanes, pad = len(self.lanes), self.pads[side]
+        sums = torch.ones((lanes, pad), dtype=torch.float32, device=self.sizes.device)
         more, extra = sums, (sums, sums, sums)
         if costs:
-            more = torch.zeros((2, lanes, pad), dtype=torch.float32, device=doubt.device)
-            rest = self.vectors[1 - side][s.REST.value]
-            gross, toll = self.potential(side) - self.fine(side), self.potential(1 - side) - rest
-            # A constant that one side has more of than the other would cost both digits.
-            more_here = (self._highest(side, gross) - self._highest(1 - side, toll)) / 2
-            extra = (gross - more_here).float(), rest, (toll + more_here).float()
-        tile, told = self._tile(0)
-        c.total[(-(-pad // tile["bm"]), lanes)](
-            *arguments, doubt, sums, *extra, more, **kind, SIDE=side, COSTS=costs, **told
-        )
-        return sums, more, doubt
+            more = torch.zeros((2, lanes, pad), dtype=torch.float32, device=self.sizes.device)
+            rest = self.vectors32[1 - side][c.OTHER_REST.value]
+            row_offset, col_offset = self.potential(side) - self.rest(side), self.potential(1 - side) - rest
+            # Both offsets are made equally large, so that neither loses digits in float32.
+            shift = (self._highest(side, row_offset) - self._highest(1 - side, col_offset)) / 2
+            extra = (row_offset - shift).float(), rest, (col_offset + shift).float()
+        inaccurate = self._launch32(kernels.total, side, pad, sums, *extra, more, SIDE=side, COSTS=costs)
+        return sums, more, inaccurate
 
     def _highest(self, side: int, values: Any) -> Any:
-        """The largest of each lane where there is weight, (L, 1)."""
+        """Return the largest value of each lane among points with weight, (L, 1)."""
         return torch.where(self.mass(side) > 0, values, -torch.inf).amax(1, keepdim=True)
 
-    def signed(self, side: int, rows: Any, signs: Any) -> tuple[Any, Any]:
-        """Sums of terms of listed rows (L, count), and means of signs (M,) under their laws, in float32."""
-        count = rows.shape[1]
-        found = torch.zeros((2, *rows.shape), dtype=torch.float32, device=rows.device)
-        arguments, kind = self._narrow(side)
-        tile, told = self._tile(0)
-        told |= {"num_stages": LISTED_STAGES} if kind["CHUNKS"] == 1 else {}
-        c.probe[(-(-count // tile["bm"]), len(self.lanes))](
-            *arguments, rows, count, signs, found, **kind, SIDE=side, **told
-        )
-        return found[0], found[1] / found[0]
-
-    def exact_averages(
+    def float64_averages(
         self, side: int, values: Any, rows: Any = None, *, inverse: bool = False
     ) -> tuple[Any, Any, Any]:
-        """Log2 of sums without the own potential, means of values, and means of exponents and of scores, in float64.
+        """Return log2 of sums without the own potential, means of values, and means of exponents and of scaled costs.
 
         `rows` lists some rows of each lane, (L, count).
         """
@@ -204,62 +200,79 @@ class Stack:
         values, channels = values.double(), values.shape[2]
         logs, *means = torch.zeros((3, lanes, count), dtype=torch.float64, device=device)
         out = torch.zeros((lanes, count, channels), dtype=torch.float64, device=device)
-        arguments, kind = self._wide(side)
-        # Listed rows are few: one program for each, but where programs run one after another.
-        bm, bn = (EXACT_BM, EXACT_BN) if rows is None or device.type == "cpu" else (1, LISTED_BN)
-        c.exact_average[(-(-count // bm), lanes, -(-channels // EXACT_CP))](
-            *arguments, values, values.stride(0), channels, logs, *means, out, rows if rows is not None else self.sizes,
-            count, **kind, SIDE=side, CP=EXACT_CP, INVERSE=inverse, LISTED=rows is not None, BM=bm, BN=bn,
-            num_warps=EXACT_WARPS,
+        # Listed rows are few: one program for each, except in the interpreter.
+        bm, bn = (BM64, BN64) if rows is None or device.type == "cpu" else (1, LISTED_BN)
+        self._launch64(
+            kernels.float64_average, side, (-(-count // bm), lanes, -(-channels // CP64)),
+            values, values.stride(0), channels, logs, *means, out, rows if rows is not None else self.sizes, count,
+            SIDE=side, CP=CP64, INVERSE=inverse, LISTED=rows is not None, BM=bm, BN=bn,
         )  # fmt: skip
         return logs, out, means
 
+    def probe(self, side: int) -> Any:
+        """Return which lanes have mean errors of probed rows above ACCURACY, or above thrice that in one row, (L,).
+
+        Errors are those of marginal ratios, and of means of random signs. A single row may have a larger error than the
+        mean, if few rows carry most of the cost.
+        """
+        rows = torch.arange(PROBES, device=self.sizes.device, dtype=torch.int64)[None, :]
+        rows = rows * self.sizes[:, side : side + 1] // PROBES
+        listed, signs = rows.int(), _signs(self.pads[1 - side], self.sizes.device)
+        sums, signed = torch.zeros((2, *rows.shape), dtype=torch.float32, device=rows.device)
+        # Few programs wait for memory: more stages, if shared memory has room for them.
+        stages = {"num_stages": PROBE_STAGES} if self.form is not None and self.form.chunks == 1 else {}
+        self._launch32(kernels.probe, side, PROBES, listed, PROBES, signs, sums, marks=False, SIDE=side, **stages)
+        logs, truth, _ = self.float64_averages(side, signs[None, :, None].expand(len(self.lanes), -1, -1), listed)
+        rest, own = self.rest(side).gather(1, rows), self.potential(side).gather(1, rows)
+        ratio = torch.exp2(logs + own)
+        errors = (sums * torch.exp2(rest) - ratio).abs() + ratio * (signed / sums - truth[:, :, 0]).abs()
+        # Written so that NaN counts as an error.
+        return (~(torch.maximum(errors.mean(1), errors.amax(1) / 3) <= ACCURACY)).int()
+
     def match(self, side: int) -> tuple[Any, Any]:
-        """Places of the largest terms, and doubts."""
-        arguments, kind = self._narrow(side)
-        found = torch.zeros((len(self.lanes), self.pads[side]), dtype=torch.int32, device=self.sizes.device)
-        doubt = self.doubt.clone()
-        tile, told = self._tile(0)
-        c.match[(-(-self.pads[side] // tile["bm"]), len(self.lanes))](
-            *arguments, doubt, found, **kind, SIDE=side, **told
+        """Return columns of the largest terms, and inaccurate lanes."""
+        out = torch.zeros((len(self.lanes), self.pads[side]), dtype=torch.int32, device=self.sizes.device)
+        return out, self._launch32(kernels.match, side, self.pads[side], out, SIDE=side)
+
+    def float64_match(self, side: int) -> Any:
+        """Return columns of the largest entries, in float64."""
+        out = torch.zeros((len(self.lanes), self.pads[side]), dtype=torch.int32, device=self.sizes.device)
+        self._launch64(kernels.float64_match, side, (-(-self.pads[side] // BM64), len(self.lanes)), out, SIDE=side)
+        return out
+
+    def draw(self, rows: Any, numbers: Any, logs: Any) -> Any:
+        """Return drawn columns for listed rows; in float64 if there is no memory for cached exponents.
+
+        Args:
+            rows: Rows of each lane, (L, count).
+            numbers: Numbers in [0, 1), (L, count).
+            logs: Log2 of the marginal ratios of all rows, (L, pad).
+        """
+        count, out = rows.shape[1], torch.zeros_like(rows)
+        # The last column with weight of each lane.
+        last = (self.pads[1] - 1 - (self.mass(1) > 0).int().flip(1).argmax(1)).int()
+        if not self.float64:
+            try:
+                self._launch32(kernels.draw, 0, count, rows, count, numbers, last, out, marks=False)
+                return out
+            except torch.OutOfMemoryError:
+                if self.matrices is None:
+                    raise
+        logs = (logs - self.potential(0)).contiguous()
+        self._launch64(
+            kernels.float64_draw, 0, (-(-count // BM64), len(self.lanes)), logs, rows, count, numbers, last, out
         )
-        return found, doubt
+        return out
 
-    def exact_match(self, side: int) -> Any:
-        """Places of the largest entries."""
-        arguments, kind = self._wide(side)
-        found = torch.zeros((len(self.lanes), self.pads[side]), dtype=torch.int32, device=self.sizes.device)
-        c.exact_match[(-(-self.pads[side] // EXACT_BM), len(self.lanes))](
-            *arguments, found, **kind, SIDE=side, BM=EXACT_BM, BN=EXACT_BN, num_warps=EXACT_WARPS
-        )
-        return found
+    def plan(self, lane: int, n: int, m: int) -> Any:
+        """Return the dense plan of a lane, (n, m), float64."""
+        f, g = self.potential(0)[lane, :n], self.potential(1)[lane, :m]
+        plan = torch.exp2(f[:, None] + g[None, :] - self._scaled_costs(lane, n, m))
+        a, b = self.mass(0)[lane, :n], self.mass(1)[lane, :m]
+        return torch.where((a[:, None] > 0) & (b > 0), a[:, None] * b * plan, 0.0)
 
-    def _last(self) -> Any:
-        """The last column with weight of each lane."""
-        return (self.pads[1] - 1 - (self.mass(1) > 0).int().flip(1).argmax(1)).int()
-
-    def draw(self, rows: Any, numbers: Any) -> Any:
-        """Columns for listed rows."""
-        arguments, kind = self._narrow(0)
-        found = torch.zeros_like(rows)
-        tile, told = self._tile(0)
-        c.draw[(-(-rows.shape[1] // tile["bm"]), len(self.lanes))](
-            *arguments, rows, rows.shape[1], numbers, self._last(), found, **kind, **told
-        )
-        return found
-
-    def exact_draw(self, rows: Any, numbers: Any, logs: Any) -> Any:
-        """Columns for listed rows, whose log ratios are known."""
-        arguments, kind = self._wide(0)
-        found = torch.zeros_like(rows)
-        c.exact_draw[(-(-rows.shape[1] // EXACT_BM), len(self.lanes))](
-            *arguments, (logs - self.potential(0)).contiguous(), rows, rows.shape[1], numbers, self._last(), found,
-            **kind, BM=EXACT_BM, BN=EXACT_BN, num_warps=EXACT_WARPS,
-        )  # fmt: skip
-        return found
-
-    def scores(self, lane: int, n: int, m: int) -> Any:
-        """All scores of a lane in bits, (n, m), float64."""
+    def _scaled_costs(self, lane: int, n: int, m: int) -> Any:
+        """Return the scaled costs of a lane in bits, (n, m), float64."""
         if self.dense:
             return self.clouds[0][0].double() * self.factors[0]
         x, y = self.clouds[0][lane, :n].double(), self.clouds[1][lane, :m].double()
@@ -268,3 +281,10 @@ class Stack:
         for coordinate in range(x.shape[1]):
             total += ((x[:, coordinate, None] - y[None, :, coordinate]) * scale).square()
         return total.sqrt() if self.rooted else total
+
+
+@lru_cache(maxsize=8)
+def _signs(size: int, device: Any) -> Any:
+    """Return random signs, the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (size,), generator=generator).double().mul(2).sub(1).float().to(device)

@@ -1,6 +1,6 @@
-"""Tiles by kind of scores: data, measured once per kind of GPU. They never depend on the width of a pack.
+"""Tiles by kind of scores, measured once for each kind of GPU. Tiles never depend on the width of a pack.
 
-The table here was measured on an H200. `drain tune` measures the GPU at hand and keeps what it finds in a file that is
+The table here was measured on an H200. `drain tune` measures the GPU at hand and writes its tiles to a file that is
 read from then on.
 """
 
@@ -13,6 +13,8 @@ import re
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
+
+from drainsinkhorn.backends.triton.kernels import columns as c
 
 
 class Tile(TypedDict):
@@ -31,12 +33,12 @@ class Tile(TypedDict):
     resident: int
 
 
-DIRECT, ROOT, PRODUCT, STORED = range(4)
+DIRECT, ROOT, PRODUCT, STORED = (kind.value for kind in (c.DIRECT, c.ROOT, c.PRODUCT, c.STORED))
 KINDS = {DIRECT: "direct", ROOT: "root", PRODUCT: "product", STORED: "stored"}
 
 
 def made(bm: int, bn: int, warps: int, stages: int, least: int, registers: int, resident: int) -> Tile:
-    """A tile by its numbers."""
+    """Return a tile by its numbers."""
     return Tile(bm=bm, bn=bn, warps=warps, stages=stages, least=least, registers=registers, resident=resident)
 
 
@@ -59,9 +61,9 @@ FILLED, MOST_SHARES = 0.9, 16
 
 @lru_cache(maxsize=256)
 def splits(rows: int, cols: int, bm: int, bn: int, least: int, resident: int) -> int:
-    """Among how many programs the columns of a tile of rows are shared: a function of the problem alone.
+    """Return the number of programs that share the columns of a tile of rows: a function of the problem alone.
 
-    As few as leave no multiprocessor idle when a lane is alone; programs come in waves, of which the last may be small.
+    It is the least for which a lane alone fills the device; programs run in waves, of which the last may be small.
     """
     tiles, blocks = -(-rows // bm), -(-cols // bn)
     shares = range(1, max(1, min(MOST_SHARES, blocks // least)) + 1)
@@ -73,25 +75,25 @@ def splits(rows: int, cols: int, bm: int, bn: int, least: int, resident: int) ->
 
 
 def options(warps: int, stages: int, registers: int) -> dict[str, int]:
-    """What a launch is told of a tile's program."""
+    """Return options of a launch from those of a tile."""
     bound = {"maxnreg": registers} if registers else {}
     return {"num_warps": warps, "num_stages": stages, **bound}
 
 
 def tile(kind: int, dp: int, gpu: str = "") -> Tile:
-    """The tile for a kind of scores: what was measured on this GPU, or the table's."""
+    """Return the tile for a kind of scores: the one measured on this GPU, or that of the table."""
     return (tuned(gpu) if gpu else {}).get((kind, dp), TILES[kind, dp])
 
 
 def cache_file(gpu: str) -> Path:
-    """Where the tiles of a GPU are kept."""
+    """Return the file with the tiles of a GPU."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "drainsinkhorn"
     return folder / f"tiles-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
 
 
 @cache
 def tuned(gpu: str) -> dict[tuple[int, int], Tile]:
-    """What `drain tune` kept for a GPU; nothing if there is no such file, or it is not of this version."""
+    """Return the tiles that `drain tune` wrote for a GPU; none if the file is missing or of another version."""
     try:
         rows = json.loads(cache_file(gpu).read_text())["tiles"]
         return {(int(row["kind"]), int(row["dp"])): _checked(int(row["kind"]), row["tile"]) for row in rows}
@@ -100,7 +102,7 @@ def tuned(gpu: str) -> dict[tuple[int, int], Tile]:
 
 
 def keep(gpu: str, tiles: dict[tuple[int, int], Tile]) -> Path:
-    """Write tiles for a GPU."""
+    """Write the tiles of a GPU, and return the file."""
     path = cache_file(gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"kind": kind, "dp": dp, "tile": dict(found)} for (kind, dp), found in tiles.items()]

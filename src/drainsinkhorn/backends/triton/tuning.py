@@ -1,4 +1,4 @@
-"""Which tiles are fastest on the GPU at hand: every candidate is run on lanes of its kind, side by side and alone."""
+"""The fastest tiles on the GPU at hand: every candidate runs on several lanes of its kind, and on one alone."""
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
 # Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
@@ -14,9 +14,9 @@ import torch
 import triton
 
 from drainsinkhorn.backends.triton import TritonBackend
-from drainsinkhorn.backends.triton import kernels as k
-from drainsinkhorn.backends.triton.loading import How
 from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.backends.triton.precision import PrecisionPolicy
+from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED, Tile, made
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import BackendUnavailable
@@ -78,36 +78,34 @@ def trials(kinds: list[tuple[int, int]] | None = None) -> Iterator[Trial]:
     for kind, dp in kinds or list(SHAPES):
         n, d, width = SHAPES[kind, dp]
         instances = clouds(n, d, width)
-        how = TritonBackend()._how(instances[0])
+        form = TritonBackend().policy.representation(instances[0])
         for numbers in CANDIDATES[kind, dp]:
             tile = made(*numbers)
             try:
-                together, alone = measure(replace(how, **tile), instances)
+                together, alone = measure(replace(form, **tile), instances)
             except triton.runtime.errors.OutOfResources:
                 continue
             yield Trial(kind, dp, tile, together, alone)
 
 
-def measure(how: How, instances: list[Instance[Any]]) -> tuple[float, float]:
+def measure(form: Representation, instances: list[Instance[Any]]) -> tuple[float, float]:
     """Microseconds per lane and leg, the mean of both sides: all lanes, and one alone."""
-    pack = TritonPack(instances, how, torch.device("cuda"), momentum=False, precision="auto")
+    pack = TritonPack(instances, form, torch.device("cuda"), policy=PrecisionPolicy())
     pack.advance(2, [-1.0] * pack.width)
-    found = []
+    times = []
     for lanes in (range(pack.width), [0]):
         pack.repack(list(lanes))
-        found.append(sum(_leg(pack, side, role) for side, role in ((0, k.KEPT), (1, k.APPLIED))) / 2)
-    return found[0], found[1]
+        times.append(sum(_time_leg(pack, side) for side in (0, 1)) / 2)
+    return times[0], times[1]
 
 
-def _leg(pack: TritonPack, side: int, role: Any) -> float:
-    def run() -> None:
-        pack._leg(pack._everyone.live, pack._lanes, side, role)
-
-    return 1000 * float(triton.testing.do_bench(run, warmup=10, rep=30, return_mode="median")) / pack.width
+def _time_leg(pack: TritonPack, side: int) -> float:
+    time = triton.testing.do_bench(lambda: pack.run_leg(side), warmup=10, rep=30, return_mode="median")
+    return 1000 * float(time) / pack.width
 
 
 def clouds(n: int, d: int, width: int) -> list[Any]:
-    """Admitted problems on the device."""
+    """Return validated problems on the device."""
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(width, n, d)).astype(np.float32) for _ in range(2))
     cost, weights = Cost(COSTS["sqeuclidean"]), uniform(n)

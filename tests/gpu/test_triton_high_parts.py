@@ -1,4 +1,4 @@
-"""Leading halves alone make scores of many coordinates as long as the residual is large."""
+"""Float16 high parts alone make scores of many coordinates as long as the residual is large."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 from tests.device import DEVICE, torch
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.triton import TritonBackend, kernels
+from drainsinkhorn.backends.triton import TritonBackend
+from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.backends.triton.precision import Arithmetic
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import marginal_errors
 
@@ -31,10 +33,10 @@ def clouds(n: int, m: int, d: int, eps: float, seed: int = 0) -> ds.Problem[Any]
     return ds.Problem(x=x, y=y, eps=eps)
 
 
-def led(pack: Any) -> list[float]:
-    """By lane the residual above which leading halves make scores, as the device has it."""
-    numbers = pack._states[pack._parity].cpu()
-    return [float(numbers[lane.place, kernels.LEADING.value]) for lane in pack._lanes]
+def switches(pack: Any) -> list[float]:
+    """The residual of each lane at which it switches to all products, as the device has it."""
+    numbers = pack._table.state.cpu()
+    return [float(numbers[lane.place, c.SWITCH.value]) for lane in pack._lanes]
 
 
 def drained(backend: TritonBackend, problems: list[ds.Problem[Any]]) -> list[Any]:
@@ -55,40 +57,40 @@ def drained(backend: TritonBackend, problems: list[ds.Problem[Any]]) -> list[Any
     [clouds(40, 33, 40, 8.0), clouds(30, 70, 62, 12.0), clouds(33, 40, 70, 12.0)],
     ids=["room", "none", "many"],
 )
-def test_leading_halves_cost_no_cycles(problem: ds.Problem[Any]) -> None:
+def test_high_parts_cost_no_cycles(problem: ds.Problem[Any]) -> None:
     (depth, potentials), (whole_depth, whole) = drained(BACKEND, [problem]) + drained(WHOLE, [problem])
     assert max(marginal_errors(problem, potentials)) <= TOL
     assert abs(depth - whole_depth) <= 1
-    # They were taken at all: the way there was another one.
+    # High parts were used at all: states on the way differ.
     assert not torch.equal(potentials.f, whole.f)
 
 
-def test_they_give_way_before_the_lane_is_done() -> None:
+def test_lanes_switch_to_all_products_before_they_pass() -> None:
     pack = BACKEND.pack([validate(replace(clouds(40, 33, 40, 8.0), init="zero"), TOL)])
-    (above,) = led(pack)
+    (above,) = switches(pack)
     assert above >= 2 * TOL
-    while led(pack) != [0.0]:
+    while switches(pack) != [0.0]:
         progress = pack.advance(1, [TOL])
-        assert progress.stale[0] >= led(pack)[0]
+        assert progress.stale[0] >= switches(pack)[0]
         assert progress.depths[0] < 100
     assert progress.stale[0] <= 2 * above
 
 
-def test_a_lane_may_be_led_with_potentials_in_the_product_that_do_not_stay_there(
+def test_potentials_of_a_lane_may_be_inside_the_product_for_high_parts_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    measured = TritonPack._rounding
+    measured = TritonPack._first_errors
 
-    def doubted(pack: Any, live: Any, lanes: Any, *, folded: bool) -> Any:
-        """What is measured; more where potentials of the first of two lanes are in the product of all halves."""
-        doubt = [float(folded and len(lane.instance.x) == 40) for lane in lanes]
-        return measured(pack, live, lanes, folded=folded) + np.array(doubt)
+    def increased(pack: Any, lanes: Any, *, inside: bool) -> Any:
+        """What is measured; more for the first of two lanes if its potentials are inside the product of all parts."""
+        more = [float(inside and len(lane.instance.x) == 40) for lane in lanes.lanes]
+        return measured(pack, lanes, inside=inside) + np.array(more)
 
-    monkeypatch.setattr(TritonPack, "_rounding", doubted)
+    monkeypatch.setattr(TritonPack, "_first_errors", increased)
     problems = [clouds(40, 33, 40, 8.0), clouds(33, 40, 40, 8.0)]
     pack = BACKEND.pack([validate(problem, TOL) for problem in problems])
-    assert [(lane.folded, lane.wide) for lane in pack._lanes] == [(False, False), (True, False)]
-    assert all(led(pack))
+    assert [lane.arithmetic for lane in pack._lanes] == [Arithmetic.FLOAT32, Arithmetic.AUGMENTED]
+    assert all(switches(pack))
     for problem, (depth, potentials) in zip(problems, drained(BACKEND, problems), strict=True):
         ((alone_depth, alone),) = drained(BACKEND, [problem])
         assert alone_depth == depth
@@ -96,14 +98,14 @@ def test_a_lane_may_be_led_with_potentials_in_the_product_that_do_not_stay_there
         assert torch.equal(alone.g, potentials.g)
 
 
-def test_a_start_that_is_given_is_not_led_away() -> None:
+def test_high_parts_are_not_used_from_a_given_start() -> None:
     problem = clouds(40, 33, 40, 8.0)
     ((_, potentials),) = drained(BACKEND, [problem])
     pack = BACKEND.pack([validate(replace(problem, init=potentials), 2 * TOL)])
-    assert led(pack) == [0.0]
+    assert switches(pack) == [0.0]
     assert pack.advance(0, [2 * TOL]).stale[0] <= 2 * TOL
 
 
-def test_scores_that_leading_halves_cannot_tell_apart_are_not_led() -> None:
+def test_high_parts_are_not_used_for_scores_that_they_cannot_tell_apart() -> None:
     pack = BACKEND.pack([validate(clouds(20, 20, 40, 2e-4), TOL)])
-    assert led(pack) == [0.0]
+    assert switches(pack) == [0.0]

@@ -1,0 +1,1 @@
+"""Triton kernels by subject. Docstrings name the functions of `drainsinkhorn.numerics` that kernels implement."""

@@ -1,0 +1,296 @@
+"""Triton kernels between legs: step and beta of each lane, the update of f, and reports to the host.
+
+Potentials are in bits, f / (eps ln 2). Legs read a potential as a multiple of 1 / GRID, such that the sum of two is
+exact in float32, and its rest, which goes into the weights of the other side and into the measured log ratios (see
+`kernels.leg`).
+
+A cycle is three launches for all lanes: `apply` (adds up the residual of the measured f-leg, holds lanes that passed,
+decides step and beta, updates f), `leg` on the columns (measures and applies) and `leg` on the rows (measures). For
+small lanes legs on the rows are fused: their last program does what `apply` would do next, and a cycle is two launches.
+Kernels find lanes by their rows of the lane table, so a narrower pack is a narrower grid, and nothing is moved.
+"""
+
+# pyright: basic, reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportReturnType=false, reportGeneralTypeIssues=false
+# Triton reads these functions itself; Python's types mean little inside them.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from drainsinkhorn.backends.triton.kernels.columns import (
+    AGE,
+    ALIGNMENT,
+    AUGMENTED,
+    BACKOFF,
+    BAND,
+    BEFORE,
+    BEST,
+    COOLDOWN,
+    DEPTH,
+    ERRORS,
+    FAST,
+    FIELDS,
+    FLOAT16_MOST,
+    FLOAT64,
+    FROZEN,
+    GRID,
+    GROWTH,
+    HELD,
+    LOG_RATIOS,
+    MASS,
+    MAX_BACKOFF,
+    NONE,
+    NORM,
+    NUMBERS,
+    OFFSET,
+    ONLY_AUGMENTED,
+    POINTS16,
+    POTENTIAL,
+    REPORT,
+    REPORT_BAND,
+    REPORT_DEPTH,
+    REPORT_HELD,
+    REPORT_STALE,
+    REST,
+    ROOMY,
+    ROUNDED,
+    ROWS_EXACT,
+    SIZE,
+    STARTED,
+    STEP,
+    SWITCH,
+    WEIGHT,
+)
+from drainsinkhorn.backends.triton.kernels.scores import high_low
+
+
+@triton.jit
+def sum_parts(vectors64, start, count, BLOCK: tl.constexpr):
+    """The sum of `count` partial sums from `start` on, always in the same order."""
+    total = tl.zeros((BLOCK,), dtype=tl.float64)
+    for first in range(0, count, BLOCK):
+        places = first + tl.arange(0, BLOCK)
+        # Programs of the same launch may have written them: the L1 cache does not see that.
+        total += tl.load(vectors64 + start + places, mask=places < count, other=0.0, cache_modifier=".cg")
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def count_tiles(fields, BM: tl.constexpr, BM64: tl.constexpr, SIDE: tl.constexpr):
+    """Number of tiles of rows of a side: of BM rows in float32, of BM64 in float64."""
+    size = tl.load(fields + SIZE + SIDE).to(tl.int32)
+    tile = tl.where(tl.load(fields + FLOAT64) > 0, BM64, BM)
+    return (size + tile - 1) // tile
+
+
+@triton.jit
+def switch_residual(fields, numbers):
+    """The residual at which a lane switches from float16 high parts to all products; 0 if it has switched."""
+    return tl.where(tl.load(fields + FLOAT64) > 0, 0.0, tl.load(numbers + SWITCH))
+
+
+@triton.jit
+def is_augmented(fields, switch):
+    """Whether potentials are inside the product: for some lanes always, for others as long as they use high parts."""
+    return (tl.load(fields + AUGMENTED) > 0) | (switch > 0)
+
+
+@triton.jit
+def at_least_switch(stale, switch):
+    """A stale residual; high parts do not measure residuals below the one at which the lane switches."""
+    return tl.where(stale < switch, switch, stale)
+
+
+@triton.jit
+def is_held(stale, stop):
+    """Whether a lane is held at a stale residual (`core.protocol.is_held`): NaN is; with a stop of -inf no lane is."""
+    return (stop > -float("inf")) & ((stale > stop) == 0)
+
+
+@triton.jit
+def stale_residual(fields, numbers, vectors64, BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):
+    """The stale residual of a lane, its band included; NaN if the column residual is not finite."""
+    error = sum_parts(vectors64, tl.load(fields + ERRORS), count_tiles(fields, BM, BM64, 0), BLOCK)
+    if tl.load(numbers + STARTED) > 0:
+        error += 0.0 * sum_parts(vectors64, tl.load(fields + ERRORS + 1), count_tiles(fields, BM, BM64, 1), BLOCK)
+    return at_least_switch(error + tl.load(numbers + BAND), switch_residual(fields, numbers))
+
+
+@triton.jit
+def update_rule(potentials, log_ratios, before, step, beta, PLAIN: tl.constexpr):
+    """Implements `numerics.update.update` with lam = 1, in bits: x = f - step L, f <- x + beta (x - before).
+
+    Returns the new f, and x. PLAIN is step 1 and beta 0.
+    """
+    if PLAIN:
+        x = potentials - log_ratios
+        return x, x
+    else:
+        x = potentials - step * log_ratios
+        return x + beta * (x - before), x
+
+
+@triton.jit
+def decide(fields, numbers, vectors64, stop, stopped, FIRST: tl.constexpr, MOMENTUM: tl.constexpr, BM: tl.constexpr,
+           BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Decide whether a lane whose f-leg is measured is idle, and with which step and beta the leg is applied.
+
+    Implements `numerics.update.Momentum.stride`. Returns whether the lane is idle (frozen, held or stopped), its row
+    residual, step, beta, the residual at which it switches precision, and its numbers after the leg. In the FIRST cycle
+    of a call no lane is held, so that a lane whose verify was rejected moves on.
+    """
+    columns = tl.arange(0, NUMBERS)
+    known = tl.load(numbers + columns)
+    frozen, was_held = tl.load(numbers + FROZEN) > 0, tl.load(numbers + HELD) > 0
+    row_tiles, col_tiles = count_tiles(fields, BM, BM64, 0), count_tiles(fields, BM, BM64, 1)
+    error = sum_parts(vectors64, tl.load(fields + ERRORS), row_tiles, BLOCK)
+    other_error = sum_parts(vectors64, tl.load(fields + ERRORS + 1), col_tiles, BLOCK)
+    alignment = sum_parts(vectors64, tl.load(fields + ALIGNMENT), row_tiles, BLOCK)
+    started = tl.load(numbers + STARTED) > 0
+    # Before the first cycle the columns have not been measured.
+    error += tl.where(started, other_error * 0.0, 0.0)
+    switch = switch_residual(fields, numbers)
+    stale = at_least_switch(error + tl.load(numbers + BAND), switch)
+    switch = tl.where(error > switch, switch, 0.0)
+    held = (was_held | is_held(stale, stop)) & (FIRST == 0)
+    is_idle = frozen | held | stopped
+    age, best = tl.load(numbers + AGE), tl.load(numbers + BEST)
+    cooldown, backoff = tl.load(numbers + COOLDOWN), tl.load(numbers + BACKOFF)
+    rows_exact = tl.load(numbers + ROWS_EXACT) > 0
+    step, beta = tl.cast(1.0, tl.float64), tl.cast(0.0, tl.float64)
+    if MOMENTUM:
+        bad = started & (age > 0) & ((error <= best * GROWTH) == 0)
+        best = tl.where(started & (error < best), error, best)
+        cooldown = tl.where(bad, tl.exp2(backoff), cooldown)
+        backoff = tl.where(bad, tl.minimum(backoff + 1.0, MAX_BACKOFF), backoff)
+        fast = rows_exact & (error * error < other_error * FAST * other_error)
+        restart = (age > 0) & (alignment < 0)
+        plain = (started == 0) | bad | (cooldown > 0) | fast | restart
+        cooldown = tl.where(started & (bad == 0) & (cooldown > 0), cooldown - 1.0, cooldown)
+        age = tl.where(plain, 0.0, age + 1.0)
+        step = tl.where(plain, 1.0, STEP)
+        beta = tl.where(plain, 0.0, age / (age + OFFSET))
+        rows_exact = plain
+        # All products may find a larger residual at first, which tells nothing of the momentum.
+        best = tl.where(switch < tl.load(numbers + SWITCH), float("inf"), best)
+    after = tl.where(columns == DEPTH, known + 1.0, known)
+    after = tl.where(columns == AGE, age, after)
+    after = tl.where(columns == BEST, best, after)
+    after = tl.where(columns == COOLDOWN, cooldown, after)
+    after = tl.where(columns == BACKOFF, backoff, after)
+    after = tl.where(columns == ROWS_EXACT, rows_exact.to(tl.float64), after)
+    after = tl.where(columns == STARTED, 1.0, after)
+    after = tl.where(columns == SWITCH, switch, after)
+    after = tl.where(is_idle, known, after)
+    after = tl.where(columns == HELD, tl.where(held & (frozen == 0), 1.0, 0.0), after)
+    return is_idle, error, step, beta, switch, after
+
+
+@triton.jit
+def store_potential(points16, vectors32, vectors64, fields, augmented, rows, inside, value, side, PLACES: tl.constexpr,
+                    NORMS: tl.constexpr):  # fmt: skip
+    """Store what legs read of potentials: their rounded parts, the rests, and the weights in sums of the other side.
+
+    PLACES is the number of coordinates of a chunk that has places for potentials, else 0; rounded parts of augmented
+    lanes are stored there as well. NORMS says whose potentials carry the norms of points.
+    """
+    mass = tl.load(vectors64 + tl.load(fields + MASS + side) + rows, mask=inside, other=0.0)
+    level = value
+    if NORMS != NONE:
+        norm = tl.load(vectors64 + tl.load(fields + NORM + side) + rows, mask=inside, other=0.0)
+        if NORMS == ONLY_AUGMENTED:
+            norm = tl.where(augmented, norm, 0.0)
+        level = value - norm
+    rounded = tl.floor(level * GRID + 0.5) / GRID
+    if (NORMS == ONLY_AUGMENTED) | (PLACES > 0):
+        if augmented:
+            # Two float16 parts hold a rounded potential below 2^13 exactly; what they lose of a larger one goes to the
+            # rest.
+            high, low = high_low(tl.minimum(tl.maximum(rounded, -FLOAT16_MOST), FLOAT16_MOST).to(tl.float32))
+            rounded = (high.to(tl.float32) + low.to(tl.float32)).to(tl.float64)
+            if PLACES > 0:
+                place = points16 + tl.load(fields + POINTS16 + side)
+                if NORMS == ONLY_AUGMENTED:
+                    place += rows.to(tl.int64) * 16 + (12 + 2 * side)
+                    beside = place + 1
+                elif PLACES == ROOMY:
+                    place += rows.to(tl.int64) * (2 * PLACES) + (PLACES - 4 + 2 * side)
+                    beside = place + 1
+                else:
+                    place += rows.to(tl.int64) * (2 * PLACES) + (PLACES - 1)
+                    beside = place + PLACES
+                tl.store(place, high, mask=inside)
+                tl.store(beside, low, mask=inside)
+    rest = (level - rounded).to(tl.float32)
+    tl.store(vectors32 + tl.load(fields + ROUNDED + side) + rows, rounded.to(tl.float32), mask=inside)
+    tl.store(vectors32 + tl.load(fields + REST + side) + rows, rest, mask=inside)
+    tl.store(vectors32 + tl.load(fields + WEIGHT + side) + rows, mass.to(tl.float32) * tl.exp2(rest), mask=inside)
+
+
+@triton.jit
+def apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, beta, switch, PLACES: tl.constexpr,
+              NORMS: tl.constexpr):  # fmt: skip
+    """Apply the measured f-leg to `rows` by the update rule, and store what legs read of their new potentials."""
+    inside = rows < size
+    # Programs of the same launch may have written the ratios: the L1 cache does not see that.
+    ratios = vectors32 + tl.load(fields + LOG_RATIOS) + rows
+    log_ratios = tl.load(ratios, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
+    here = tl.load(vectors64 + tl.load(fields + POTENTIAL) + rows, mask=inside, other=0.0)
+    before = tl.load(vectors64 + tl.load(fields + BEFORE) + rows, mask=inside, other=0.0)
+    value, x = update_rule(here, log_ratios, before, step, beta, False)
+    # A state that is not finite is not entered, and none after it.
+    finite = tl.abs(value) + tl.abs(x) + error < float("inf")
+    value, x = tl.where(finite, value, here), tl.where(finite, x, before)
+    tl.store(vectors64 + tl.load(fields + BEFORE) + rows, x, mask=inside)
+    tl.store(vectors64 + tl.load(fields + POTENTIAL) + rows, value, mask=inside)
+    augmented = is_augmented(fields, switch)
+    store_potential(points16, vectors32, vectors64, fields, augmented, rows, inside, value, 0, PLACES, NORMS)
+
+
+@triton.jit
+def apply(table, lanes, state, after, points16, vectors32, vectors64, stops, halted,
+          FIRST: tl.constexpr, MOMENTUM: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr,
+          BLOCK: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr, NORMS: tl.constexpr):  # fmt: skip
+    """Hold the lanes that have passed their stop, decide step and beta of the others, and apply their measured f-leg.
+
+    Reads the numbers of a lane from `state` and writes them to `after`; every program of a lane decides alike.
+    """
+    lane = tl.load(lanes + tl.program_id(1))
+    fields, numbers = table + lane * FIELDS, state + lane * NUMBERS
+    size = tl.load(fields + SIZE).to(tl.int32)
+    if tl.program_id(0) * ROWS >= size:
+        return
+    stopped = (tl.load(halted) > 0) | (tl.load(halted + 1) > 0)
+    if stopped:
+        tl.store(halted, 1)
+    is_idle, error, step, beta, switch, numbers_after = decide(
+        fields, numbers, vectors64, tl.load(stops + lane), stopped, FIRST, MOMENTUM, BM, BM64, BLOCK
+    )
+    if tl.program_id(0) == 0:
+        tl.store(after + lane * NUMBERS + tl.arange(0, NUMBERS), numbers_after)
+    if is_idle == 0:
+        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, beta, switch, PLACES, NORMS)
+
+
+@triton.jit
+def report_lanes(table, lanes, state, vectors64, stops, report, DECIDED: tl.constexpr, BM: tl.constexpr,
+                 BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Write the columns of `Report` for every lane.
+
+    If the last leg was fused, it has DECIDED whether the lane is held; otherwise the next `apply` would.
+    """
+    place = tl.program_id(0)
+    lane = tl.load(lanes + place)
+    fields, numbers = table + lane * FIELDS, state + lane * NUMBERS
+    stale = stale_residual(fields, numbers, vectors64, BM, BM64, BLOCK)
+    held = tl.load(numbers + HELD) > 0
+    if not DECIDED:
+        held = held | is_held(stale, tl.load(stops + lane))
+    row = report + REPORT * place
+    tl.store(row + REPORT_DEPTH, tl.load(numbers + DEPTH))
+    tl.store(row + REPORT_STALE, stale)
+    tl.store(row + REPORT_HELD, tl.where(held, 1.0, 0.0).to(tl.float64))
+    tl.store(row + REPORT_BAND, tl.load(numbers + BAND))

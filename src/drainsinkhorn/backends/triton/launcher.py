@@ -1,0 +1,184 @@
+"""Launches of the kernels of a pack, with the tables and buffers that they read and write. It decides nothing."""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+# Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from drainsinkhorn.backends.triton.buffers import Buffers
+from drainsinkhorn.backends.triton.kernels import columns as c
+from drainsinkhorn.backends.triton.kernels import leg as leg_kernels
+from drainsinkhorn.backends.triton.kernels import update, verify
+from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
+from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of
+from drainsinkhorn.backends.triton.precision import Arithmetic
+from drainsinkhorn.backends.triton.representation import Representation
+
+ROWS, BLOCK, SAMPLES = 256, 256, 32
+"""Rows of a program of `apply` or `split_potentials`, partial sums added at once, and rows compared with float64."""
+ROUND_ROWS, ROUND_WARPS = 2048, 8
+"""Rows that the one program of a lane rounds at once, and its warps."""
+BM64, BN64, WARPS64 = 16, 64, 4
+"""Rows, columns and warps of a tile of a leg in float64."""
+SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS = 1, 512, 8
+"""The same for sampled rows: they are few, so each has a program of its own."""
+
+
+class Launcher:
+    """Prepares and runs launches for sets of lanes. Methods whose names are nouns only prepare."""
+
+    def __init__(
+        self, representation: Representation, table: LaneTable, buffers: Buffers, device: Any, *, momentum: bool
+    ) -> None:
+        self.representation, self.device = representation, device
+        self._table, self._buffers, self._momentum = table, buffers, momentum
+
+    def run(self, *launches: Launch) -> None:
+        """Run launches in the current stream."""
+        stream = stream_of(self.device)
+        for launch in launches:
+            launch(stream)
+
+    def side(
+        self, lanes: LaneSet, side: int, role: Any, *, lockstep: bool = False, fused: bool = False
+    ) -> list[Launch]:
+        """A leg of the state of lanes, whatever their arithmetic."""
+        launches = self.legs(lanes, side, role, lockstep=lockstep, fused=fused)
+        if any(lane.is_float64 for lane in lanes.lanes):
+            launches.append(self.float64_leg(lanes, side, role, lockstep=lockstep, fused=fused))
+        return launches
+
+    def legs(
+        self, lanes: LaneSet, side: int, role: Any, vectors: Any = None, errors: Any = None, *, inside: bool = False,
+        lockstep: bool = False, fused: bool = False,
+    ) -> list[Launch]:  # fmt: skip
+        """A leg of lanes in float32. Lanes whose potentials are inside the product have a launch of their own.
+
+        Args:
+            lanes: The lanes.
+            side: 0 for rows, 1 for columns.
+            role: MEASURED, APPLIED or CHECKED.
+            vectors: Potentials as legs read them, and where log ratios are written; None: those of the state.
+            errors: Where parts of residuals are written; None: where those of the state are.
+            inside: Potentials of checked lanes are inside the product.
+            lockstep: The first lane that passes its stop halts all.
+            fused: The last program of a lane applies the leg.
+        """
+        buffers, form, check = self._buffers, self.representation, role is c.CHECKED
+        vectors64 = buffers["vectors64"]
+        ways = {inside} if check else {way for lane in lanes.lanes if not lane.is_float64 for way in self._ways(lane)}
+        return [
+            prepared(
+                leg_kernels.leg, (lanes.largest(side)[1], len(lanes)),
+                self._table.fields, lanes.rows, self._table.state, buffers["points16"], buffers["points32"], vectors64,
+                buffers["vectors32"] if vectors is None else vectors, vectors64 if errors is None else errors,
+                buffers["counters"], self._table.limits, self._table.halted,
+                **form.constants(way), SIDE=side, ROLE=role.value, PLACES=form.places, NORMS=form.norms, INSIDE=way,
+                HIGH_PARTS=form.high_parts and not check, LOCKSTEP=lockstep, FUSED=fused,
+                MOMENTUM=fused and self._momentum, BM64=BM64, BLOCK=BLOCK, **form.program,
+            )
+            for way in sorted(ways)
+        ]  # fmt: skip
+
+    def _ways(self, lane: Lane) -> set[bool]:
+        """Whether potentials are inside the product; they are while high parts make the scores, if there are places."""
+        always = lane.arithmetic is Arithmetic.AUGMENTED
+        return {always, always or (self.representation.places > 0 and not math.isnan(lane.high_part_error))}
+
+    def float64_leg(
+        self, lanes: LaneSet, side: int, role: Any, potentials: Any = None, vectors: Any = None, errors: Any = None,
+        samples: Any = None, *, lockstep: bool = False, fused: bool = False,
+    ) -> Launch:  # fmt: skip
+        """A leg in float64; with `samples`, log ratios of some rows (side 0), or of some rows and columns (BOTH)."""
+        buffers, form = self._buffers, self.representation
+        vectors64 = buffers["vectors64"]
+        if samples is None:
+            bm, bn, warps, grid = BM64, BN64, WARPS64, lanes.grid(side, BM64)
+        else:
+            bm, bn, warps = SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS
+            grid = (-(-SAMPLES // bm), len(lanes), 2 if side == c.BOTH.value else 1)
+        return prepared(
+            leg_kernels.float64_leg, grid,
+            self._table.fields, lanes.rows, self._table.state, buffers["points64"], vectors64,
+            vectors64 if potentials is None else potentials, buffers["vectors32"] if vectors is None else vectors,
+            vectors64 if errors is None else errors, buffers["counters"], self._table.limits, self._table.halted,
+            vectors64 if samples is None else samples, SAMPLES,
+            ROOTED=form.rooted, DENSE=form.dense, SIDE=side, ROLE=role.value, BM=bm, BN=bn,
+            AT_ONCE=4 if form.packed else 16, LOCKSTEP=lockstep, FUSED=fused, MOMENTUM=fused and self._momentum,
+            BLOCK=BLOCK, num_warps=warps,
+        )  # fmt: skip
+
+    def sample(self, lanes: LaneSet, side: int, potentials: Any) -> Any:
+        """Run legs of sampled rows in float64 and return their log ratios, (2, lanes, SAMPLES)."""
+        samples = torch.empty((2, len(lanes), SAMPLES), dtype=torch.float64, device=self.device)
+        self.run(self.float64_leg(lanes, side, c.SAMPLED, potentials, samples=samples))
+        return samples
+
+    def split(
+        self, lanes: LaneSet, potentials: Any, vectors: Any, *, places: int = 0, state: bool = False,
+        after: tuple[Any, Any] | None = None,
+    ) -> Launch:  # fmt: skip
+        """Split potentials into what legs read.
+
+        Args:
+            lanes: The lanes.
+            potentials: Potentials in bits.
+            vectors: Where the parts are written.
+            places: Coordinates of a chunk to whose places they are written as well; 0: they are not.
+            state: Split as legs of the state read them; otherwise as checks do.
+            after: Log ratios of a plain f-leg that is applied first, and where the potentials after it are written.
+        """
+        norms = self.representation.norms if state or not self.representation.packed else c.NONE.value
+        legs, out = (vectors, potentials) if after is None else after
+        most = max(lanes.grid(side, ROWS)[0] for side in (0, 1))
+        return prepared(
+            verify.split_potentials, (most, len(lanes), 2),
+            self._table.fields, lanes.rows, self._table.state, potentials, self._buffers["points16"], vectors,
+            self._buffers["vectors64"], legs, out, ROWS=ROWS, PLACES=places, NORMS=norms, AFTER=after is not None,
+        )  # fmt: skip
+
+    def round_states(self, lanes: LaneSet, potentials: Any, emitted: Any, found: Any) -> Launch:
+        """States as they will be emitted, in bits and in units of the cost."""
+        return prepared(
+            verify.round_states, (len(lanes),),
+            self._table.fields, lanes.rows, self._table.state, self._buffers["vectors64"], potentials, emitted, found,
+            SAMPLES, ROWS=ROUND_ROWS, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK, COUNT=SAMPLES,
+            num_warps=ROUND_WARPS,
+        )  # fmt: skip
+
+    def findings(self, lanes: LaneSet) -> Any:
+        """Allocate the columns of `Findings` for each lane."""
+        return torch.empty((len(lanes), c.FINDINGS.value), dtype=torch.float64, device=self.device)
+
+    def check(
+        self, lanes: LaneSet, errors: Any, vectors: Any, samples: Any, found: Any, *, opens: bool = False
+    ) -> Launch:
+        """Residuals of both sides, and errors of sampled rows; of lanes that open, also their bands."""
+        return prepared(
+            verify.check, (len(lanes),),
+            self._table.fields, lanes.rows, self._table.state, self._buffers["vectors64"], errors, vectors, samples,
+            found, SAMPLES, OPENS=opens, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK, COUNT=SAMPLES,
+        )  # fmt: skip
+
+    def apply(self, lanes: LaneSet, *, first: bool) -> Launch:
+        """The update of f by the measured leg, from the previous states to the current ones."""
+        return prepared(
+            update.apply, lanes.grid(0, ROWS),
+            self._table.fields, lanes.rows, self._table.previous, self._table.state, self._buffers["points16"],
+            self._buffers["vectors32"], self._buffers["vectors64"], self._table.limits, self._table.halted,
+            FIRST=first, MOMENTUM=self._momentum, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK, ROWS=ROWS,
+            PLACES=self.representation.places, NORMS=self.representation.norms,
+        )  # fmt: skip
+
+    def report(self, lanes: LaneSet, report: Any, *, decided: bool = False) -> Launch:
+        """The columns of `Report` for each lane."""
+        return prepared(
+            update.report_lanes, (len(lanes),),
+            self._table.fields, lanes.rows, self._table.state, self._buffers["vectors64"], self._table.limits, report,
+            DECIDED=decided, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK,
+        )  # fmt: skip

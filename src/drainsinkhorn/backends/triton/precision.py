@@ -1,0 +1,186 @@
+"""Which arithmetic computes the legs of a lane, with what rounding bound, and when it changes."""
+
+# pyright: basic
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from drainsinkhorn.backends.triton.kernels import columns as c
+from drainsinkhorn.backends.triton.representation import Representation
+from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, ROOT, STORED, tile
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.numerics.rounding import UNSAMPLED
+
+DIRECT_DIM, PACKED_WIDTH = 4, 16
+"""Most coordinates of direct differences, and numbers of a point in a packed product of as many coordinates."""
+STREAMED_DIM = 64
+"""Most coordinates of points that are streamed although a cached matrix would fit; with more, the matrix is faster."""
+LIGHTEST = 2.0**-90
+"""Smallest weight of a float32 lane. Such a weight does not underflow in sums, even times the factors of potentials;
+and
+times 1e30, which stands for a ratio beyond float32, it still shows in the residual."""
+SWITCH_MOMENTUM, SWITCH_PLAIN = 10.0, 2.0
+"""A lane switches from float16 high parts to all products at this multiple of tol or of the error of high parts;
+earlier
+with momentum, which carries on their error."""
+AUGMENTED_BITS = 2.0**15
+"""Largest sum of scaled cost and starts, in bits, with potentials inside the product: float16 holds up to 2^16."""
+HIGH_PART_ERROR, MOST_HIGH_PART_ERROR = 1.4e-4, 1.0
+"""Error of scores from float16 high parts, in bits, over the largest score by the root of the number of coordinates;
+and
+the largest error with which they are used."""
+POTENTIAL_ROUNDING = 16 * 2.0**-53
+"""Relative rounding error of a marginal ratio in float64, per bit of the largest potentials of both sides: both are
+divided by eps ln 2, which is rounded itself, and added to a score and to each other."""
+NAMES = {DIRECT: "packed products", ROOT: "direct differences", PRODUCT: "split products", STORED: "stored scores"}
+"""Kinds of scores as results name them."""
+
+
+class Arithmetic(Enum):
+    """Rungs of arithmetic, fastest first. A lane opens on the first one that is accurate enough for its tolerance.
+
+    AUGMENTED: float32, potentials inside the product.
+    FLOAT32: float32, potentials added to the product.
+    FLOAT64: float64, direct differences.
+    """
+
+    AUGMENTED = 0
+    FLOAT32 = 1
+    FLOAT64 = 2
+
+    @property
+    def next(self) -> Arithmetic:
+        """The next more accurate rung; the last is its own."""
+        return Arithmetic(min(self.value + 1, Arithmetic.FLOAT64.value))
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionPolicy:
+    """Decisions about precision, from the options of the backend.
+
+    Attributes:
+        float64: All arithmetic is float64.
+        momentum: Legs have momentum.
+        stored_pairs: Most pairs of a lane of many coordinates whose scores are cached.
+        high_parts: Early cycles of many coordinates may use float16 high parts alone.
+    """
+
+    float64: bool = False
+    momentum: bool = False
+    stored_pairs: int = 0
+    high_parts: bool = True
+
+    def representation(self, instance: Instance[Any]) -> Representation:
+        """Return how the scores of an instance are computed."""
+        form = None if instance.is_dense else instance.cost.kind.distances
+        if form is None:
+            return _represent(STORED, 16, 1, True, False)
+        (n, m), dim, rooted = instance.shape, instance.dim, form.root
+        if dim > STREAMED_DIM and n * m <= self.stored_pairs:
+            return _represent(STORED, 16, 1, False, rooted)
+        if rooted:
+            return _represent(ROOT, 16, 1, False, True)
+        if dim <= DIRECT_DIM:
+            return _represent(DIRECT, dim, 1, False, False, PACKED_WIDTH)
+        dp = 16 if dim <= 16 else 32 if dim <= 32 else 64
+        places = dp if dim + count_places(dp) <= dp else 0
+        high_parts = self.high_parts and dp == c.ROOMY.value
+        return _represent(PRODUCT, dp, -(-dim // dp), False, False, places, high_parts)
+
+    def describe(self, representation: Representation) -> str:
+        """Return precision and representation in words, as `Result.arithmetic` has them."""
+        precision = "float64" if self.float64 else f"float32 {NAMES[representation.kind]}, float64 where needed"
+        return f"{precision}, {'cached' if representation.kind == STORED else 'streaming'}"
+
+    def first_arithmetic(self, least_weight: float, has_room: bool) -> Arithmetic:
+        """Return the fastest arithmetic that a lane may have, from its least weight and the room for its potentials."""
+        if self.float64 or least_weight < LIGHTEST:
+            return Arithmetic.FLOAT64
+        return Arithmetic.AUGMENTED if has_room else Arithmetic.FLOAT32
+
+    def accurate_enough(self, errors: Any, tolerances: Any) -> Any:
+        """Return for which lanes float32 is accurate enough, from mean relative errors of sampled rows.
+
+        A lane leaves at `residual + band <= stop`: a band of half a stop costs some cycles, another arithmetic far
+        more.
+        """
+        return c.SAFETY.value * np.maximum(errors, c.FLOAT32_ERROR.value) <= np.asarray(tolerances) / 2
+
+    def switch_residual(self, tol: float, high_part_error: float) -> float:
+        """Return the residual at which a lane switches from float16 high parts to all products; 0 if it has none."""
+        times = SWITCH_MOMENTUM if self.momentum else SWITCH_PLAIN
+        return 0.0 if math.isnan(high_part_error) else times * max(tol, high_part_error)
+
+    def bands(self, lanes: Any, found: c.Findings) -> list[float]:
+        """Return the rounding bounds of verified residuals."""
+        largest, bands = (
+            zip(found.row_error, found.col_error, found.largest, found.unsampled, strict=True),
+            list[float](),
+        )
+        for lane, (row_error, col_error, potentials, unsampled) in zip(lanes, largest, strict=True):
+            band = lane.band + POTENTIAL_ROUNDING * potentials
+            if not lane.is_float64:
+                # A maximum that is NaN if one of the errors is.
+                error = row_error if row_error >= col_error or math.isnan(row_error) else col_error
+                error = error if error > c.FLOAT32_ERROR.value or math.isnan(error) else c.FLOAT32_ERROR.value
+                band += c.SAFETY.value * error + UNSAMPLED * math.log(2) * unsampled
+            bands.append(band)
+        return bands
+
+
+def count_places(dp: int) -> int:
+    """Return the number of coordinates that potentials need inside the product of points of `dp` coordinates."""
+    return 4 if dp == c.ROOMY.value else 1
+
+
+def interpreted() -> bool:
+    """Return whether Triton runs its kernels in Python."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@lru_cache(maxsize=256)
+def _represent(
+    kind: int, dp: int, chunks: int, dense: bool, rooted: bool, places: int = 0, high_parts: bool = False
+) -> Representation:
+    gpu = "" if interpreted() or not torch.cuda.is_available() else torch.cuda.get_device_name()
+    return Representation(kind, dp, chunks, dense, rooted, places, high_parts, **tile(kind, dp, gpu))
+
+
+@np.errstate(all="ignore")
+def augmented_room(representation: Representation, norms: tuple[Any, Any], starts: tuple[Any, Any]) -> Any:
+    """Return which lanes have room for potentials inside the product, from largest norms and starts of both sides.
+
+    Potentials stay within a few times the largest score of where they start.
+    """
+    return (starts[0] + starts[1] + _largest_scores(norms) <= AUGMENTED_BITS) & (representation.places > 0)
+
+
+@np.errstate(all="ignore")
+def high_part_errors(
+    representation: Representation, size: tuple[int, int], dim: int, norms: tuple[Any, Any], starts: tuple[Any, Any]
+) -> Any:
+    """Return the residuals that scores from float16 high parts leave if rounding errors of points average out.
+
+    They are NaN for lanes that do not use high parts alone.
+    """
+    scores = _largest_scores(norms)
+    errors = HIGH_PART_ERROR * scores / math.sqrt(max(dim, 1))
+    is_used = (
+        representation.high_parts
+        & (errors <= MOST_HIGH_PART_ERROR)
+        & (starts[0] + starts[1] + scores <= AUGMENTED_BITS)
+    )
+    return np.where(is_used, errors * math.log(2) / math.sqrt(min(size)), math.nan)
+
+
+def _largest_scores(norms: tuple[Any, Any]) -> Any:
+    return np.square(np.sqrt(norms[0]) + np.sqrt(norms[1]))
