@@ -12,10 +12,17 @@ import pytest
 from tests.conftest import needs
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")]
+PAGES = [*ROOT_PAGES, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+RUN_ELSEWHERE = ("explanation", "reference")
+"""Folders whose blocks other tests run, which also compare what they print."""
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name not in RUN_ELSEWHERE], ids=lambda page: page.name
+)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if "from ott" in page.read_text():
@@ -36,9 +43,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
-def test_the_readme_names_tests_that_exist() -> None:
-    for path in re.findall(r"`(tests/[a-z_/]+\.py)`", (ROOT / "README.md").read_text()):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_tests_exist(page: Path) -> None:
+    for path in re.findall(r"`(tests/[a-z_/]+\.py)`", page.read_text()):
         assert (ROOT / path).is_file(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_are_wrapped(page: Path) -> None:
+    """Lines of prose have at most 120 characters; tables and code may be longer."""
+    prose = re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert not [line for line in prose.splitlines() if len(line) > 120 and not line.lstrip().startswith("|")]
 
 
 LOOP = ("execute", "run", "_open", "_advance", "_audit", "_repack")
@@ -54,3 +69,10 @@ def test_the_executor_can_be_read_in_one_sitting() -> None:
     texts = {each.value for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Constant)}
     for mode in ("width-one", "static", "mask", "compact", "stream"):
         assert mode not in texts, f"the executor has a branch for {mode}"
+
+
+def test_make_help_lists_every_command() -> None:
+    text = (ROOT / "Makefile").read_text()
+    commands = re.search(r"^\.PHONY: (.*)$", text, flags=re.MULTILINE)
+    assert commands
+    assert set(re.findall(r"^([a-z-]+):.*## \S", text, flags=re.MULTILINE)) == set(commands[1].split())

@@ -87,16 +87,6 @@ def test_the_walk_lists_the_modules_that_run() -> None:
     assert f"The barycentric map uses {numbers[1]} modules" in text
 
 
-@pytest.mark.parametrize("module", ["update", "residual", "transforms", "depth", "starts"])
-def test_each_formula_is_on_the_page_of_the_numerics(module: str) -> None:
-    page, path = ROOT / "docs/explanation/numerics.md", ROOT / f"src/drainsinkhorn/numerics/{module}.py"
-    linked = {
-        text.strip("`") for text, target in LINK.findall(page.read_text()) if target.endswith(f"numerics/{module}.py")
-    }
-    functions = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
-    assert {name for name in functions if not name.startswith("_")} <= linked
-
-
 def test_the_page_of_the_numerics_names_every_compiled_backend() -> None:
     """Legs, residuals and updates link to functions of each backend that has its own."""
     sections = (ROOT / "docs/explanation/numerics.md").read_text().split("\n## ")

@@ -46,3 +46,14 @@ def test_flow_matching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found["gates"]) == 9
     # Couplings of any kind straighten paths.
     assert found["drained"]["curvature"]["8"] < found["independent"]["curvature"]["8"]
+
+
+def test_first_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture of the README is made again, and is small enough for a page."""
+    needs("matplotlib")
+    out = tmp_path / "first-picture.png"
+    monkeypatch.setattr(sys, "argv", ["first_picture", "--out", str(out)])
+    runpy.run_path(str(EXAMPLES / "first_picture.py"), run_name="__main__")
+    assert 10_000 < out.stat().st_size < 150_000
+    shown = EXAMPLES.parent / "docs/assets/first-picture.png"
+    assert 0.9 < out.stat().st_size / shown.stat().st_size < 1.1

@@ -60,7 +60,7 @@ FILES: dict[str, dict[str, Any]] = {
 }
 """Keys of a file that hold the first of CHANGES."""
 
-NOT_IN_FILES = {"chain": "problems of a file are independent; docs/files.md has no key for it"}
+NOT_IN_FILES = {"chain": "problems of a file are independent; docs/guides/command-line.md has no key for it"}
 """Fields that files do not have, and why."""
 
 CASES = [(name, change) for name, changes in CHANGES.items() for change in changes]

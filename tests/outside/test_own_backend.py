@@ -13,9 +13,9 @@ from tests.outside.costs import Chord, Uphill
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.certificate import certify
+from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.emission import emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
-from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.core.protocol import Emission, Hints
 from drainsinkhorn.numerics.costs import UNIT, cost_matrix, require_form
 from drainsinkhorn.testing import check_backend

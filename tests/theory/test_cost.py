@@ -129,7 +129,7 @@ def test_bad_requests() -> None:
 
 
 def test_predicted_time_is_near_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread, in seconds of the processor, so that other work on the machine does not count (docs/theory.md)."""
+    """One thread, in seconds of the processor, so that other work does not count (docs/explanation/theory.md)."""
     monkeypatch.setattr(time, "perf_counter", time.process_time)
     backend, given = CpuBackend(threads=1), problems(0, count=12, sizes=(150, 151))
     depths = [result.depth for result in ds.solve(given, backend=backend, accelerate="none")]

@@ -34,13 +34,13 @@ def test_slots_are_what_the_executor_spends(depths: list[int], width: int, mode:
 class Meter:
     """A meter, so that a replay leaves no audit out."""
 
-    def opened(self, *_: int) -> None:
+    def count(self, *_: object) -> None:
         pass
 
-    def advanced(self, *_: object, lockstep: bool) -> None:
+    def advance(self, *_: object, lockstep: bool) -> None:
         pass
 
-    screened = verified = emitted = repacked = opened
+    refill = count
 
 
 audits = st.sampled_from([Audit(), Audit(every=3), Audit(first_passage=False), Audit(every=Geometric(3, 1.5))])

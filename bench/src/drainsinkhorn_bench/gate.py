@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import library, to_numpy
+from drainsinkhorn.numerics.costs import is_squares, resolve_cost
 from drainsinkhorn.testing.auditor import marginal_errors
 from drainsinkhorn_bench.plan import Outcome
 
@@ -28,7 +30,7 @@ def residual(problem: Problem[Any], potentials: Potentials[Any], device: str = "
         potentials: In this library's convention.
         device: Where to compute, for points that are no tensors; tensors are audited where they lie.
     """
-    if not isinstance(problem.cost, str) or problem.cost != "sqeuclidean":
+    if not isinstance(problem.cost, str) or not is_squares(resolve_cost(Cost(problem.cost))):
         return _worst(*marginal_errors(problem, potentials))
     if library(problem.x) == "torch":
         return _torch(problem, potentials, problem.x.device)  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import library, to_numpy
-from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.numerics.costs import as_cost, is_squares, resolve_cost
 
 MOST = 20_000
 """Cycles after which a peer gives up."""
@@ -57,9 +57,10 @@ def scale_of(problem: Problem[Any]) -> float:
     cost = as_cost(problem.cost)
     if not isinstance(cost, Cost):
         return 1.0
-    if cost.kind != "sqeuclidean":
+    resolved = resolve_cost(cost)
+    if not is_squares(resolved):
         raise ValueError(f"peers are asked for squared distances, not for {cost.kind!r}")
-    return cost.scale
+    return cost.scale * resolved.kind.distances.factor
 
 
 class Ott:

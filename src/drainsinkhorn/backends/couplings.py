@@ -1,11 +1,11 @@
 """Consumers of finished plans, a block of rows at a time: O(n + m) memory for each problem, beside the output.
 
-All consumers read the conditional distributions of the points of one side, `law_ij` for row i,
+All consumers read the conditional distributions of the points of one side, for row i
 
-    law_ij = b_j exp((g_j - C_ij) / eps) / sum_j ...        # each row sums to 1
+    p_ij = b_j exp((g_j - C_ij) / eps) / sum_j ...        # each row sums to 1
     log rho_i = f_i / eps + log sum_j b_j exp((g_j - C_ij) / eps)
 
-so that `P_ij = a_i rho_i law_ij`. The largest exponent is subtracted before every sum. A backend has its own `Laws`.
+(`numerics.transforms.conditionals`), so that `P_ij = a_i rho_i p_ij`. A backend may have its own `RowConditionals`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_caller, to_numpy
 from drainsinkhorn.numerics.costs import exchange_sides, require_slope, slope, slope_of_distances, unit_rows
-from drainsinkhorn.numerics.transforms import plan_costs
+from drainsinkhorn.numerics.transforms import plan_costs, row_masses
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -45,29 +45,29 @@ class Block(NamedTuple):
     """A block of k rows of one side.
 
     Attributes:
-        law: Conditional distributions of the rows, (k, m).
-        logs: Logarithms of the marginal ratios of the rows, (k,).
-        scores: Scaled costs `C / eps`, (k, m).
+        conditionals: Conditional distributions of the rows, (k, m).
+        log_ratios: Log marginal ratios of the rows, (k,).
+        scaled_costs: `C / eps`, (k, m).
     """
 
-    law: Matrix
-    logs: Vector
-    scores: Matrix
+    conditionals: Matrix
+    log_ratios: Vector
+    scaled_costs: Matrix
 
 
-class Laws(Protocol):
+class RowConditionals(Protocol):
     """Conditional distributions of one side of one problem, over the points of the other side that have weight."""
 
-    def block(self, rows: Places) -> Block:
+    def block(self, rows: Places, /) -> Block:
         """The block of these rows."""
         ...
 
-    def mean(self, weights: Matrix, values: Matrix) -> Matrix:
+    def mean(self, weights: Matrix, values: Matrix, /) -> Matrix:
         """`weights @ values`, (k, m) times (m, c)."""
         ...
 
-    def draw(self, law: Matrix, rows: Places, numbers: Vector) -> Places:
-        """For each of `rows` of `law`, the first column at which the cumulative sum exceeds its number in [0, 1)."""
+    def draw(self, conditionals: Matrix, rows: Places, numbers: Vector, /) -> Places:
+        """For each of the rows (indices of `conditionals`) the first column whose cumulative sum exceeds its number."""
         ...
 
 
@@ -127,7 +127,7 @@ class BlockCouplings:
     Args:
         instances: The problems.
         potentials: The potentials of each problem.
-        laws: Builds the Laws of a side.
+        conditionals: Builds the RowConditionals of a side.
         each: Calls a function with 0, 1, ..., count - 1, in any order and perhaps in threads.
     """
 
@@ -135,16 +135,16 @@ class BlockCouplings:
         self,
         instances: Sequence[Instance[Any]],
         potentials: Sequence[Potentials[Any]],
-        laws: Callable[[Side], Laws],
+        conditionals: Callable[[Side], RowConditionals],
         each: Each = one_by_one,
     ) -> None:
         self._instances = list(instances)
         self._potentials = list(potentials)
-        self._make = laws
+        self._make = conditionals
         self._each = each
-        self._sides: dict[str, list[tuple[Side, Laws]]] = {}
+        self._sides: dict[str, list[tuple[Side, RowConditionals]]] = {}
 
-    def _lanes(self, side: str) -> list[tuple[Side, Laws]]:
+    def _lanes(self, side: str) -> list[tuple[Side, RowConditionals]]:
         if checked_side(side) not in self._sides:
             sides = [side_of(p, h, side) for p, h in zip(self._instances, self._potentials, strict=True)]
             with np.errstate(all="ignore"):
@@ -186,13 +186,13 @@ class BlockCouplings:
         logs = [np.empty(one.a.size) for one, _ in self._lanes(side)]
 
         def work(lane: int, rows: Places, block: Block) -> None:
-            logs[lane][rows] = block.logs
+            logs[lane][rows] = block.log_ratios
 
         self._sweep(side, work, among)
         return logs
 
     def _means(self, values: Sequence[Any], side: str, *, weighted: bool, inverse: bool = False) -> list[Any]:
-        """`sum_j law_ij values_j`, times the mass of row i if `weighted`; terms divided by C_ij / eps if `inverse`."""
+        """`sum_j p_ij values_j`, times the mass of row i if `weighted`; terms divided by C_ij / eps if `inverse`."""
         lanes = self._lanes(side)
         if len(values) != len(lanes):
             raise ProblemError(f"there are {len(lanes)} results and values for {len(values)}")
@@ -204,10 +204,12 @@ class BlockCouplings:
         means = [np.empty((one.a.size, v.shape[1])) for v, (one, _) in zip(flat, lanes, strict=True)]
 
         def work(lane: int, rows: Places, block: Block) -> None:
-            one, laws = lanes[lane]
-            law = np.where(block.scores > 0, block.law / block.scores, 0.0) if inverse else block.law
-            mean = laws.mean(law, flat[lane])
-            means[lane][rows] = _times(_mass(one.a[rows], block.logs), mean) if weighted else mean
+            one, conditionals = lanes[lane]
+            terms = block.conditionals
+            if inverse:
+                terms = np.where(block.scaled_costs > 0, terms / block.scaled_costs, 0.0)
+            mean = conditionals.mean(terms, flat[lane])
+            means[lane][rows] = _times(row_masses(one.a[rows], block.log_ratios), mean) if weighted else mean
 
         self._sweep(side, work)
         return [out.reshape(len(out), *array.shape[1:]) for out, array in zip(means, arrays, strict=True)]
@@ -237,7 +239,7 @@ class BlockCouplings:
         matches = [np.empty(one.a.size, dtype=np.int64) for one, _ in lanes]
 
         def work(lane: int, rows: Places, block: Block) -> None:
-            matches[lane][rows] = lanes[lane][0].cols[block.law.argmax(axis=1)]
+            matches[lane][rows] = lanes[lane][0].cols[block.conditionals.argmax(axis=1)]
 
         self._sweep(side, work)
         return [self._return(lane, cols) for lane, cols in enumerate(matches)]
@@ -252,16 +254,16 @@ class BlockCouplings:
         @np.errstate(all="ignore")
         def take(k: int) -> None:
             """Sample a small lane, whose conditional distributions are computed once."""
-            (one, laws), numbers = lanes[small[k]], draws[small[k]]
-            block = laws.block(np.arange(one.a.size))
-            rows = _by_mass(_mass(one.a, block.logs), numbers[0])
-            pairs[small[k]] = rows, one.cols[laws.draw(block.law, rows, numbers[1])]
+            (one, conditionals), numbers = lanes[small[k]], draws[small[k]]
+            block = conditionals.block(np.arange(one.a.size))
+            rows = _by_mass(row_masses(one.a, block.log_ratios), numbers[0])
+            pairs[small[k]] = rows, one.cols[conditionals.draw(block.conditionals, rows, numbers[1])]
 
         self._each(take, len(small))
         large = [lane for lane, pair in enumerate(pairs) if pair is None]
         if large:
             logs = self._logs("row", large)
-            rows = [_by_mass(_mass(lanes[lane][0].a, logs[lane]), draws[lane][0]) for lane in large]
+            rows = [_by_mass(row_masses(lanes[lane][0].a, logs[lane]), draws[lane][0]) for lane in large]
             cols = self._draw_columns(large, rows, [draws[lane][1] for lane in large])
             for lane, *pair in zip(large, rows, cols, strict=True):
                 pairs[lane] = pair
@@ -291,9 +293,10 @@ class BlockCouplings:
         @np.errstate(all="ignore")
         def take(piece: int) -> None:
             k, mine = pieces[piece]
-            one, laws = lanes[k]
+            one, conditionals = lanes[k]
             distinct, where = np.unique(rows[k][mine], return_inverse=True)
-            columns[k][mine] = one.cols[laws.draw(laws.block(distinct).law, where, numbers[k][mine])]
+            block = conditionals.block(distinct)
+            columns[k][mine] = one.cols[conditionals.draw(block.conditionals, where, numbers[k][mine])]
 
         self._each(take, len(pieces))
         return columns
@@ -306,10 +309,10 @@ class BlockCouplings:
 
         def work(lane: int, rows: Places, block: Block) -> None:
             one, _ = lanes[lane]
-            mass = _mass(one.a[rows], block.logs)
+            mass = row_masses(one.a[rows], block.log_ratios)
             row_sums[lane][0, rows] = mass
-            price = np.einsum("ij,ij->i", block.law, block.scores)
-            entropy = one.f[rows] + np.einsum("ij,ij->i", block.law, one.g - block.scores)
+            price = np.einsum("ij,ij->i", block.conditionals, block.scaled_costs)
+            entropy = one.f[rows] + np.einsum("ij,ij->i", block.conditionals, one.g - block.scaled_costs)
             row_sums[lane][1:, rows] = _times(mass, np.c_[price, entropy]).T
 
         self._sweep("row", work)
@@ -323,7 +326,7 @@ class BlockCouplings:
     def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
         """Gradients of the cost, from weighted means of the other cloud."""
         lanes, clouds = self._lanes(side), self._clouds(side)
-        masses = [_mass(one.a, logs) for (one, _), logs in zip(lanes, self._logs(side), strict=True)]
+        masses = [row_masses(one.a, logs) for (one, _), logs in zip(lanes, self._logs(side), strict=True)]
         for one, _ in lanes:
             require_slope(one.instance)
         forms = [one.instance.cost.kind.distances for one, _ in lanes]
@@ -354,16 +357,10 @@ class BlockCouplings:
 
         def work(lane: int, rows: Places, block: Block) -> None:
             one = lanes[lane][0]
-            plans[lane][np.ix_(rows, one.cols)] = _times(_mass(one.a[rows], block.logs), block.law)
+            plans[lane][np.ix_(rows, one.cols)] = _times(row_masses(one.a[rows], block.log_ratios), block.conditionals)
 
         self._sweep("row", work)
         return [self._return(lane, plan) for lane, plan in enumerate(plans)]
-
-
-def _mass(weights: Vector, logs: Vector) -> Vector:
-    """`a_i rho_i`; zero where there is no weight, whatever the ratio."""
-    with np.errstate(all="ignore"):
-        return np.where(weights > 0, weights * np.exp(logs), 0.0)
 
 
 def _times(mass: Vector, rows: Matrix) -> Matrix:

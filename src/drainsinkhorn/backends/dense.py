@@ -11,7 +11,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import cost_matrix
 from drainsinkhorn.numerics.rounding import exponent_rounding, largest_potentials, rounding_bound
-from drainsinkhorn.numerics.update import log_ratios
+from drainsinkhorn.numerics.update import log_ratios, total
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -70,12 +70,12 @@ class AllRows:
     whole: bool = True
 
     def over_rows(self, values: Vector) -> float:
-        """The sum."""
-        return float(np.sum(values))
+        """The sum of one value for each row."""
+        return total(values)
 
     def over_cols(self, values: Vector) -> float:
-        """The sum."""
-        return float(np.sum(values))
+        """The sum of one value for each column."""
+        return total(values)
 
     def finite(self, f: Vector, g: Vector) -> bool:
         """Whether every number is finite."""

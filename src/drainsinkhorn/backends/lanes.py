@@ -1,4 +1,4 @@
-"""A pack that is a list of lanes, for backends whose lanes differ only in how they compute."""
+"""Packs that run one cycle of their lanes after another, and a pack that is a list of lanes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drainsinkhorn.model.result import Residual, Residuals
 
 
 class Lane(Protocol):
-    """One problem's state, and what can be asked of it. See core.protocol.Pack for what the verbs mean."""
+    """The state of one problem. core.protocol.Pack says what its methods mean."""
 
     instance: Instance[Any]
     depth: int
@@ -25,11 +25,11 @@ class Lane(Protocol):
         ...
 
     def discarded_cycle(self) -> None:
-        """Do the work of a cycle and forget it: what a lane costs that is finished and still in the kernel."""
+        """Do the work of a cycle and discard its outcome: the cost of a finished lane that is still in the pack."""
         ...
 
     def screened(self) -> float:
-        """The row residual in a pass of its own, band included."""
+        """The row residual in a pass of its own, with its rounding bound."""
         ...
 
     def verify(self, *, exact: bool) -> Residual:
@@ -44,38 +44,60 @@ class Lane(Protocol):
 L = TypeVar("L", bound=Lane)
 
 
-class LanePack(Counted, Generic[L]):
-    """Lanes advanced one after another. Narrower means: the list is shorter.
+class CyclePack(Counted):
+    """A pack that runs one cycle of its lanes after another; lanes have `depth`, `stale` and `frozen`."""
+
+    def _cycle(self, moving: Sequence[int], frozen: Sequence[int]) -> None:
+        """Run one cycle of the lanes `moving`, and the work of one for the lanes `frozen`, which do not change."""
+        raise NotImplementedError
+
+    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
+        """Run cycles one after another, for the lanes that are neither frozen nor held."""
+        frozen = [i for i, lane in enumerate(self._lanes) if lane.frozen]
+        moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
+        for _ in range(cycles):
+            if not moving:
+                break
+            self._cycle(moving, frozen)
+            self._slots += len(moving) + len(frozen)
+            self._legs += 2 * (len(moving) + len(frozen))
+            held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
+            moving = [] if lockstep and held else [i for i in moving if i not in held]
+        return Progress([lane.depth for lane in self._lanes], [lane.stale for lane in self._lanes])
+
+    def freeze(self, lanes: Sequence[int]) -> None:
+        """These lanes no longer change."""
+        for i in lanes:
+            self._lanes[i].frozen = True
+
+
+class LanePack(CyclePack, Generic[L]):
+    """A list of lanes that differ only in how they compute.
 
     Args:
-        instances: What to open with.
-        open_lane: Makes a lane and measures its first f-leg.
+        instances: The problems of the first lanes.
+        open_lane: Builds a lane and measures its first f-leg.
     """
+
+    _lanes: list[L]
 
     def __init__(self, instances: Sequence[Instance[Any]], open_lane: Callable[[Instance[Any]], L]) -> None:
         self._open_lane = open_lane
-        self._lanes: list[L] = []
+        self._lanes = []
         self._slots = 0
         self._legs = 0
         self.repack([], instances)
 
     @np.errstate(all="ignore")
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
-        """One cycle after the other, for the lanes that are neither frozen nor held."""
-        frozen = [lane for lane in self._lanes if lane.frozen]
-        moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
-        for _ in range(cycles):
-            if not moving:
-                break
-            for i in moving:
-                self._lanes[i].cycle()
-            for lane in frozen:
-                lane.discarded_cycle()
-            self._slots += len(moving) + len(frozen)
-            self._legs += 2 * (len(moving) + len(frozen))
-            held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
-            moving = [] if lockstep and held else [i for i in moving if i not in held]
-        return Progress([lane.depth for lane in self._lanes], [lane.stale for lane in self._lanes])
+        """Run cycles one after another, for the lanes that are neither frozen nor held."""
+        return super().advance(cycles, stops, lockstep=lockstep)
+
+    def _cycle(self, moving: Sequence[int], frozen: Sequence[int]) -> None:
+        for i in moving:
+            self._lanes[i].cycle()
+        for i in frozen:
+            self._lanes[i].discarded_cycle()
 
     @np.errstate(all="ignore")
     def screen(self, lanes: Sequence[int]) -> list[float]:
@@ -92,11 +114,6 @@ class LanePack(Counted, Generic[L]):
     def emit(self, lanes: Sequence[int]) -> Emission:
         """Copies for the caller."""
         return Emission.join(self._lanes[i].emit() for i in lanes)
-
-    def freeze(self, lanes: Sequence[int]) -> None:
-        """These lanes no longer change."""
-        for i in lanes:
-            self._lanes[i].frozen = True
 
     @np.errstate(all="ignore")
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:

@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.certificate import certify
+from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.dense import Geometry, Kernels
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
-from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission, Hints
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.residual import residual
 from drainsinkhorn.numerics.starts import start
 from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment, update
@@ -157,14 +157,17 @@ class ReferenceLane:
         return self.momentum.stride(self.error, along)
 
     def _update_cols(self, f: Vector) -> Vector:
-        """Measure and apply the g-leg, which is always plain."""
+        """Measure and apply the g-leg, which is always plain, by `numerics.update.update`."""
         log_ratios = self.geometry.log_col_ratio(f, self.g)
         if self.momentum is not None and self.momentum.rows_exact:
             self.momentum.measured_columns(self._col_residual(log_ratios))
         return update(self.g, log_ratios, self.geometry.eps)[0]
 
     def cycle(self) -> None:
-        """Apply the pending f-leg, run the g-leg, measure the next f-leg. A state that is not finite is not entered."""
+        """Apply the pending f-leg by `numerics.update.update`, run the g-leg, measure the next f-leg.
+
+        A state that is not finite is not entered.
+        """
         f, point = update(self.f, self.pending, self.geometry.eps, self._stride(), self.before)
         g = self._update_cols(f)
         self.depth += 1
@@ -193,7 +196,7 @@ class ReferenceLane:
         With `exact` they are certified from the caller's arrays.
         """
         if math.isnan(self.stale):
-            return Residual(math.nan, math.nan, math.nan)
+            return UNKNOWN
         if exact and self.geometry.whole:
             return certify(self.instance, self.emit().potentials(0))
         state, geometry = self._rounded(), self.geometry

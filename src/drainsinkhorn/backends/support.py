@@ -1,4 +1,4 @@
-"""Points without weight take no part in a problem: they are left out, and get their potentials at the end."""
+"""Points without weight are left out of a problem, and get their potentials at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import cost_matrix, exchange_sides
-from drainsinkhorn.numerics.transforms import c_transform
+from drainsinkhorn.numerics.transforms import c_transform, transform_of_ratios
 from drainsinkhorn.numerics.weights import uniform, unit_mass
 
 Vector = NDArray[np.float64]
@@ -24,7 +24,7 @@ Couple = Callable[[Sequence[Instance[Any]], Sequence[Potentials[Any]]], Coupling
 """What a backend's `couple` does."""
 
 FEW_PAIRS, CHUNK_PAIRS = 2**15, 2**22
-"""Pairs of points up to which NumPy computes c-transforms as fast as anybody, and costs that it holds at once."""
+"""Pairs of points up to which NumPy computes c-transforms as fast as any backend, and costs that it holds at once."""
 
 
 class _Idle(NamedTuple):
@@ -33,7 +33,7 @@ class _Idle(NamedTuple):
     Attributes:
         into: Potentials of the whole side, to be completed.
         places: Where those of these points belong.
-        instance: They as x, points of the other side that have weight as y.
+        instance: These points as x, points of the other side that have weight as y.
         known: Potentials over y.
     """
 
@@ -111,9 +111,8 @@ def c_transforms(
         pairs = [Potentials(np.zeros(instances[k].shape[0]), potentials[k]) for k in many]
         # A sum of normalised weights may be off by a unit in the last place.
         logs = couple([replace(instances[k], b=unit_mass(instances[k].b)) for k in many], pairs).log_ratios("row")
-        # With f zero, `log (P 1)_i / a_i` is minus the transform over eps, whatever a is.
-        values = [-instances[k].eps * to_numpy(log).astype(np.float64) for k, log in zip(many, logs, strict=True)]
-        transforms |= {k: np.where(np.isfinite(v), v, 0.0) for k, v in zip(many, values, strict=True)}
+        for k, log in zip(many, logs, strict=True):
+            transforms[k] = transform_of_ratios(to_numpy(log).astype(np.float64), instances[k].eps)
     return [transforms[k] for k in range(len(instances))]
 
 

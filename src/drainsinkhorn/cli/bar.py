@@ -30,7 +30,7 @@ class TimeLeft:
 
     Args:
         total: How many problems there are.
-        clock: Seconds.
+        clock: Function that gives the time in seconds.
     """
 
     def __init__(self, total: int, clock: Clock) -> None:
@@ -80,7 +80,7 @@ class Bar:
         console: Where to show it.
         total: How many problems there are.
         quiet: Show nothing at all.
-        clock: Seconds.
+        clock: Function that gives the time in seconds.
     """
 
     def __init__(self, console: Console, total: int, *, quiet: bool = False, clock: Clock = time.monotonic) -> None:
@@ -134,8 +134,8 @@ class Bar:
 
     def _show(self) -> None:
         self._shown = self._clock()
-        removed, left = max(0, self._ledger.removed_slots), self._left.seconds()
-        shown = UNKNOWN if left is None else str(timedelta(seconds=round(left)))
+        removed, seconds = max(0, self._ledger.removed_slots), self._left.seconds()
+        shown = UNKNOWN if seconds is None else str(timedelta(seconds=round(seconds)))
         where = f" on {len(self._lanes)} workers" if self._lanes else f", {removed:,} slots removed"
         facts = f"{self._live} lanes live{where}, {shown} left"
         self._progress.update(self._task, facts=facts)

@@ -19,7 +19,7 @@ DISTRIBUTIONS = {"bench": "drainsinkhorn-bench"}
 """Known commands of other distributions, and what must be installed for each."""
 
 
-def registered() -> dict[str, EntryPoint]:
+def entry_points_by_name() -> dict[str, EntryPoint]:
     """Entry points of the installed commands, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
@@ -29,14 +29,14 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands; the library's own come first."""
-        return [*super().list_commands(ctx), *sorted(registered().keys() - self.commands.keys())]
+        return [*super().list_commands(ctx), *sorted(entry_points_by_name().keys() - self.commands.keys())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name, or None; a known one that is not installed ends with the way to install it."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             return command
-        if (point := registered().get(cmd_name)) is not None:
+        if (point := entry_points_by_name().get(cmd_name)) is not None:
             return get_group(point.load())
         if cmd_name in DISTRIBUTIONS and not ctx.resilient_parsing:
             distribution = DISTRIBUTIONS[cmd_name]

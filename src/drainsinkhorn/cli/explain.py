@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -52,13 +52,13 @@ def what_if(depths: Sequence[int], width: int, price: Callable[..., float] | Non
     wanted = [(mode, MODES[mode].width or width) for mode in MODES]
     others = [width // 2] * (width > 1) + [2 * width] * (width < len(depths))
     wanted += [(mode, other) for mode in ("compact", "stream") for other in others]
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for mode, lanes in wanted:
         ledger = replay(depths, mode, lanes, Audit())
         seconds = None if price is None else price(depths, mode, lanes)
         cycles = sum(cycles for _, cycles in ledger.widths)
-        found.append(Choice(mode, lanes, ledger.slots, cycles, ledger.repacks, seconds))
-    return found
+        choices.append(Choice(mode, lanes, ledger.slots, cycles, ledger.repacks, seconds))
+    return choices
 
 
 def explain(rows: Sequence[Mapping[str, Any]], ledger: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,8 +75,7 @@ def explain(rows: Sequence[Mapping[str, Any]], ledger: Mapping[str, Any]) -> dic
 
 
 def _plain(choice: Choice) -> dict[str, Any]:
-    plain = {name: getattr(choice, name) for name in Choice.__dataclass_fields__}
-    return plain if choice.seconds is not None else {name: v for name, v in plain.items() if name != "seconds"}
+    return {name: value for name, value in asdict(choice).items() if value is not None}
 
 
 def show_solution(console: Console, report: Mapping[str, Any], *, every: bool) -> None:
@@ -90,11 +89,11 @@ def show_solution(console: Console, report: Mapping[str, Any], *, every: bool) -
     _show_explanation(console, report["explanation"], ledger)
 
 
-def _show_explanation(console: Console, said: Mapping[str, Any], ledger: Mapping[str, Any]) -> None:
-    if said["shares"]:
-        console.print(_time_table(ledger["seconds"], said["shares"]))
-    if said["what_if"]:
-        console.print(_choices_table(said["what_if"], "the same depths in every mode"))
+def _show_explanation(console: Console, report: Mapping[str, Any], ledger: Mapping[str, Any]) -> None:
+    if report["shares"]:
+        console.print(_time_table(ledger["seconds"], report["shares"]))
+    if report["what_if"]:
+        console.print(_choices_table(report["what_if"], "the same depths in every mode"))
         console.print("another tol or start: drain explain IN.npz --sample 8", highlight=False)
 
 
@@ -150,7 +149,7 @@ def sample(problems: Sequence[Problem[Any]], count: int, tol: float, backend: st
         *(_run(f"start {start}", _from(drawn, start), picked, tol, usual) for start in ("zero", "gaussian")),
         *(_run(f"accelerate {name}", drawn, picked, tol, name) for name in picked.accelerations[1:]),
     ]
-    said: dict[str, Any] = {"sampled": places, "problems": len(problems), "trials": [_told(trial) for trial in trials]}
+    report: dict[str, Any] = {"sampled": places, "problems": len(problems), "trials": list(map(asdict, trials))}
     ran = [(problem, depth) for problem, depth in zip(drawn, trials[0].depths, strict=True) if depth > 0]
     shapes = sorted(shape for problem, _ in ran if (shape := _shape(problem)) is not None)
     if shapes:
@@ -158,10 +157,10 @@ def sample(problems: Sequence[Problem[Any]], count: int, tol: float, backend: st
         lanes, depths = [problem for problem, _ in ran], [depth for _, depth in ran]
         cost = profile_width_cost(picked, shape, seconds=1.5, tol=tol, accelerate=usual, problems=lanes)
         # The whole file, its depths drawn from the sample's.
-        whole = random.Random(seed).choices(depths, k=min(MOST, len(problems)))
-        found = what_if(whole, min(len(whole), 16), lambda *case: cost.predict(*case).seconds)
-        said["what_if"] = [_plain(choice) for choice in found]
-    return said
+        drawn_depths = random.Random(seed).choices(depths, k=min(MOST, len(problems)))
+        choices = what_if(drawn_depths, min(len(drawn_depths), 16), lambda *case: cost.predict(*case).seconds)
+        report["what_if"] = [_plain(choice) for choice in choices]
+    return report
 
 
 def _at(problems: Sequence[Problem[Any]], factor: float) -> list[Problem[Any]]:
@@ -185,10 +184,6 @@ def _why_not(results: Sequence[Result[Any]]) -> str:
     return results[0].message if all(result.emitted is None for result in results) else ""
 
 
-def _told(trial: SampleRun) -> dict[str, Any]:
-    return {name: getattr(trial, name) for name in SampleRun.__dataclass_fields__}
-
-
 def _shape(problem: Problem[Any]) -> tuple[int, int, int] | None:
     """(n, m, d) of a problem between points; None for dense costs."""
     if problem.x is None or problem.y is None:
@@ -196,12 +191,13 @@ def _shape(problem: Problem[Any]) -> tuple[int, int, int] | None:
     return problem.x.shape[0], problem.y.shape[0], int(problem.x.shape[1])
 
 
-def show_sample(console: Console, said: Mapping[str, Any]) -> None:
+def show_sample(console: Console, report: Mapping[str, Any]) -> None:
     """Print what the trials found, and what they predict for the whole file."""
-    console.print(f"{len(said['sampled'])} of {said['problems']} problems, plain Sinkhorn unless said", highlight=False)
+    sampled = f"{len(report['sampled'])} of {report['problems']} problems"
+    console.print(f"{sampled}, plain Sinkhorn unless said", highlight=False)
     columns = ("trial", "converged", "median depth", "largest", "slots", "against the first", "seconds")
-    table, base = _table("the sample, really run", columns), sum(said["trials"][0]["depths"])
-    for trial in said["trials"]:
+    table, base = _table("the sample, really run", columns), sum(report["trials"][0]["depths"])
+    for trial in report["trials"]:
         depths = sorted(trial["depths"])
         if trial["note"]:
             table.add_row(trial["name"], Text("not offered"), "", "", "", "", "")
@@ -216,11 +212,11 @@ def show_sample(console: Console, said: Mapping[str, Any]) -> None:
             f"{trial['seconds']:.3f}",
         )
     console.print(table)
-    if said.get("what_if"):
-        title = f"predicted for all {min(MOST, said['problems']):,}, their depths drawn from the sample's"
-        console.print(_choices_table(said["what_if"], title))
+    if report.get("what_if"):
+        title = f"predicted for all {min(MOST, report['problems']):,}, their depths drawn from the sample's"
+        console.print(_choices_table(report["what_if"], title))
 
 
-def curves(said: Mapping[str, Any]) -> dict[str, list[int]]:
+def curves(report: Mapping[str, Any]) -> dict[str, list[int]]:
     """The survival curve of every trial that ran."""
-    return {trial["name"]: survival(trial["depths"]) for trial in said["trials"] if not trial["note"]}
+    return {trial["name"]: survival(trial["depths"]) for trial in report["trials"] if not trial["note"]}

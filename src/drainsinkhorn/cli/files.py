@@ -1,6 +1,6 @@
 """Problems and solutions as .npz files: plain arrays only, nothing pickled is ever read.
 
-The keys of both are documented in docs/files.md.
+The keys of both are documented in docs/guides/command-line.md.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ PROBLEM_BYTES = 2048
 def _read_format(path: Path, limit: int | None) -> dict[str, np.ndarray[Any, Any]]:
     """All arrays of a file of the format that is read here; raises FileError for any other."""
     arrays = read_arrays(path, limit)
-    found = arrays.get("format", np.array(FORMAT))
-    if found.shape != () or found.dtype.kind not in "iu" or found != FORMAT:
-        value = repr(found.item())[:40] if found.shape == () else f"of shape {found.shape}"
+    version = arrays.get("format", np.array(FORMAT))
+    if version.shape != () or version.dtype.kind not in "iu" or version != FORMAT:
+        value = repr(version.item())[:40] if version.shape == () else f"of shape {version.shape}"
         raise FileError(
             f"{path} has format {value}, and this version of drainsinkhorn reads format {FORMAT}; use the version that "
             "wrote it"

@@ -118,7 +118,7 @@ def _picture(draw: Callable[[], object], path: Path, console: Console, *, quiet:
 @app.command("solve")
 def solve_file(
     source: Annotated[
-        Path, typer.Argument(metavar="IN.npz", help="Problems; the keys are documented in docs/files.md.")
+        Path, typer.Argument(metavar="IN.npz", help="Problems; the keys are documented in docs/guides/command-line.md.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.npz", help="Where to write the solution.")],
     tol: Annotated[float, typer.Option(help="Bound on the L1 residual, for problems without their own.")] = 1e-3,

@@ -74,9 +74,9 @@ def run(
             return _run_on(fleet, problems, options=options, backend=backend, observe=observe, journal=journal)
         start = time.perf_counter()
         solution = solve(problems, backend=backend, options=options, observe=observe, journal=journal)
-        ledger, whole = solution.ledger, time.perf_counter() - start
+        ledger, seconds = solution.ledger, time.perf_counter() - start
     rescue = ledger.rescue.seconds.values() if ledger.rescue else ()
-    ledger.seconds["outside"] = max(0.0, whole - sum(ledger.seconds.values()) - sum(rescue))
+    ledger.seconds["outside"] = max(0.0, seconds - sum(ledger.seconds.values()) - sum(rescue))
     return list(solution), ledger
 
 

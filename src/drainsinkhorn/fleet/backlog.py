@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -32,12 +30,13 @@ class Backlog:
 
     Attributes:
         problems: All of them by ticket, as they are sent: plain, and carried on in their chain.
+        predicted: Predicted work of each, by ticket.
     """
 
     def __init__(self, session: Session, workers: int) -> None:
         self.problems: dict[int, Problem[Any]] = {}
+        self.predicted: dict[int, float] = {}
         self._session, self._workers = session, workers
-        self._predicted: dict[int, float] = {}
         self._waiting: deque[int] = deque()
         self._waiting_work = 0.0
         # Widths that the backend recommends, by number of pairs to a factor of two: each takes a validation.
@@ -50,23 +49,19 @@ class Backlog:
     def add(self, ticket: int, problem: Problem[Any]) -> None:
         """Add a problem, which does not wait to be sent before `queue` is called."""
         self.problems[ticket] = problem
-        self._predicted[ticket] = self._predict(problem)
+        self.predicted[ticket] = self._predict(problem)
 
     def queue(self, ticket: int, start: Potentials[Any] | None) -> None:
         """Let a problem wait to be sent, with another start unless that is None."""
         if start is not None:
             self.problems[ticket] = replace(self.problems[ticket], init=start)
         self._waiting.append(ticket)
-        self._waiting_work += self._predicted[ticket]
+        self._waiting_work += self.predicted[ticket]
 
     def remove(self, ticket: int) -> bool:
         """Remove a problem that has a result; False if it was never added."""
-        self._predicted.pop(ticket, None)
+        self.predicted.pop(ticket, None)
         return self.problems.pop(ticket, None) is not None
-
-    def work(self, tickets: Iterable[int]) -> float:
-        """Predicted work of some problems."""
-        return math.fsum(self._predicted[ticket] for ticket in tickets)
 
     def window(self, load: float, count: int, rate: float) -> list[int]:
         """Cut a window for a worker; it is empty if no problem waits or the worker has enough work.
@@ -84,13 +79,13 @@ class Backlog:
         tickets, work = list[int](), 0.0
         while self._waiting and len(tickets) < LARGEST_WINDOW and (work < goal or len(tickets) < least):
             tickets.append(self._waiting.popleft())
-            work += self._predicted[tickets[-1]]
+            work += self.predicted[tickets[-1]]
         self._waiting_work -= work
         return tickets
 
     def _goal(self, rate: float) -> float:
         """Return the predicted work of a window: that of WINDOW_SECONDS, at the end half a fair share of the rest."""
-        goal = WINDOW_SECONDS * rate or FIRST_WINDOW * self._predicted[self._waiting[0]]
+        goal = WINDOW_SECONDS * rate or FIRST_WINDOW * self.predicted[self._waiting[0]]
         return min(goal, self._waiting_work / (2 * self._workers)) if self._session.exhausted else goal
 
     def _least(self) -> int:

@@ -9,6 +9,7 @@ when the worker is lost has a strike, and after some strikes it is quarantined.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Generator
@@ -245,7 +246,7 @@ class Dispatch:
         if not state.tickets:
             state.heard = time.monotonic()
         state.tickets.update(group.tickets)
-        state.load += self._backlog.work(group.tickets)
+        state.load += math.fsum(self._backlog.predicted[ticket] for ticket in group.tickets)
         state.alone = group.suspect
         self._pool.send(worker, wire.send(group.tickets, [self._backlog.problems[ticket] for ticket in group.tickets]))
 
@@ -305,7 +306,7 @@ class Dispatch:
         ticket, problem = outcome.ticket, self.session.problems[outcome.ticket]
         state.tickets.remove(ticket)
         state.alone = state.alone and bool(state.tickets)
-        work = self._backlog.work([ticket])
+        work = self._backlog.predicted[ticket]
         state.load = state.load - work if state.tickets else 0.0
         state.done += work
         if outcome.potentials is not None:

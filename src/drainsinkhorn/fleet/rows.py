@@ -19,10 +19,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.dense import Geometry, Kernels
 from drainsinkhorn.backends.lanes import LanePack
-from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.backends.support import part, restrict
 from drainsinkhorn.core.protocol import Emission, Hints, Progress
@@ -62,20 +62,20 @@ class Ranks:
         self._root = 0 if group is None else distributed.get_global_rank(group, 0)
         self.device = "cuda" if distributed.get_backend(group) == "nccl" else "cpu"
 
-    def combined(self, values: Vector, how: Literal["SUM", "MAX", "MIN"]) -> Vector:
+    def combine(self, values: Vector, operation: Literal["SUM", "MAX", "MIN"]) -> Vector:
         """The sum, maximum or minimum over ranks, as rank 0 has found it."""
-        operation = getattr(self._distributed.ReduceOp, how)
+        reduction = getattr(self._distributed.ReduceOp, operation)
 
         def exchange() -> Vector:
             tensor = self._torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)
-            self._distributed.reduce(tensor, self._root, operation, group=self._group)
+            self._distributed.reduce(tensor, self._root, reduction, group=self._group)
             self._distributed.broadcast(tensor, self._root, group=self._group)
             return tensor.cpu().numpy()
 
         return self._together(exchange)
 
-    def shared(self, values: Vector) -> Vector:
-        """What rank 0 has."""
+    def broadcast(self, values: Vector) -> Vector:
+        """Values of rank 0."""
 
         def exchange() -> Vector:
             tensor = self._torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)
@@ -84,9 +84,9 @@ class Ranks:
 
         return self._together(exchange)
 
-    def number(self, value: float, how: Literal["SUM", "MAX", "MIN"]) -> float:
+    def number(self, value: float, operation: Literal["SUM", "MAX", "MIN"]) -> float:
         """One number, combined."""
-        return float(self.combined(np.array([value]), how)[0])
+        return float(self.combine(np.array([value]), operation)[0])
 
     def all_true(self, mine: bool) -> bool:
         """Whether it is true for all ranks."""
@@ -97,7 +97,7 @@ class Ranks:
         digests = b"".join(fingerprint(instance.as_problem()) for instance in instances)
         digest = fingerprint(Problem(eps=len(instances), chain=digests))
         mine = np.frombuffer(digest, dtype=np.uint8).astype(np.float64)
-        if not self.all_true(bool(np.array_equal(mine, self.shared(mine)))):
+        if not self.all_true(bool(np.array_equal(mine, self.broadcast(mine)))):
             raise FleetError(
                 "ranks were given different problems; every rank must solve the same ones in the same order"
             )
@@ -141,8 +141,8 @@ class RowSharded:
     def log_col_ratio(self, f: Vector, g: Vector) -> Vector:
         """Combined from all ranks."""
         mine = np.full(g.shape, -np.inf) if self._inner is None else self._inner.log_col_ratio(f, g)
-        largest = self._ranks.combined(mine, "MAX")
-        return largest + np.log(self._ranks.combined(np.exp(mine - largest), "SUM"))
+        largest = self._ranks.combine(mine, "MAX")
+        return largest + np.log(self._ranks.combine(np.exp(mine - largest), "SUM"))
 
     def band(self, f: Vector, g: Vector) -> float:
         """The largest of all ranks, and the rounding of sums over rows that are elsewhere."""
@@ -155,7 +155,7 @@ class RowSharded:
 
     def over_cols(self, values: Vector) -> float:
         """The sum as rank 0 has it."""
-        return float(self._ranks.shared(np.array([np.sum(values)]))[0])
+        return float(self._ranks.broadcast(np.array([np.sum(values)]))[0])
 
     def finite(self, f: Vector, g: Vector) -> bool:
         """Whether every number of every rank is finite."""
@@ -163,14 +163,14 @@ class RowSharded:
 
     def split(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
         """The rows held here, and all columns, as rank 0 has them."""
-        whole = self._ranks.shared(np.concatenate([f, g]))
-        return whole[: self._n][self._rows], whole[self._n :]
+        both = self._ranks.broadcast(np.concatenate([f, g]))
+        return both[: self._n][self._rows], both[self._n :]
 
     def join(self, f: Vector) -> Vector:
         """The rows of all ranks."""
-        whole = np.zeros(self._n)
-        whole[self._rows] = f
-        return self._ranks.combined(whole, "SUM")
+        rows = np.zeros(self._n)
+        rows[self._rows] = f
+        return self._ranks.combine(rows, "SUM")
 
 
 class RowShardedPack(LanePack[ReferenceLane]):
@@ -186,7 +186,7 @@ class RowShardedPack(LanePack[ReferenceLane]):
     ) -> None:
         self._make, self._ranks, self._momentum = make, ranks, momentum
         self._prepared: list[RowSharded] = []
-        super().__init__(instances, self._opened)
+        super().__init__(instances, self._open)
 
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted."""
@@ -241,7 +241,7 @@ class RowShardedPack(LanePack[ReferenceLane]):
             self._prepared = []
             raise MemoryError(trouble or "another rank has not enough memory")
 
-    def _opened(self, instance: Instance[Any]) -> ReferenceLane:
+    def _open(self, instance: Instance[Any]) -> ReferenceLane:
         return ReferenceLane(instance, momentum=self._momentum, kernels=lambda _: self._prepared.pop(0))
 
 

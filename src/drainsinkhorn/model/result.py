@@ -24,7 +24,7 @@ class Residual(NamedTuple):
         row: `sum_i |(P 1)_i - a_i|`.
         col: `sum_j |(P^T 1)_j - b_j|`.
         band: Rounding error of both. With `certify="always"` it is a rigorous bound, otherwise a calibrated estimate
-            (see docs/how-it-works.md, "Rounding").
+            (see docs/explanation/precision.md).
     """
 
     row: float

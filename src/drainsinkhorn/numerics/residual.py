@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from drainsinkhorn.numerics.update import total
+
 
 def residual(
-    weights: Any, log_ratios: Any, add: Callable[[Any], Any] = np.sum, expm1: Callable[[Any], Any] = np.expm1
+    weights: Any, log_ratios: Any, add: Callable[[Any], Any] = total, expm1: Callable[[Any], Any] = np.expm1
 ) -> Any:
     """`sum_i a_i |rho_i - 1|`: the L1 distance of one marginal of the plan from its weights.
 

@@ -34,8 +34,29 @@ def c_transform(cost: Matrix, weights: Vector, potentials: Vector, eps: float) -
         potentials: Potentials h of the other side, (m,).
         eps: Strength of the entropic term.
     """
-    values = -eps * logsumexp(np.log(weights) + (potentials - cost) / eps)
+    return transform_of_ratios(logsumexp(np.log(weights) + (potentials - cost) / eps), eps)
+
+
+def transform_of_ratios(log_ratios: Vector, eps: float) -> Vector:
+    """The soft c-transforms `-eps L` of points whose own potentials are 0, (n,); 0 where they are not finite.
+
+    Args:
+        log_ratios: Log marginal ratios L of the points, (n,).
+        eps: Strength of the entropic term.
+    """
+    values = -eps * log_ratios
     return np.where(np.isfinite(values), values, 0.0)
+
+
+@np.errstate(all="ignore")
+def row_masses(weights: Vector, log_ratios: Vector) -> Vector:
+    """Masses `sum_j P_ij = a_i rho_i` of rows, (n,); zero where there is no weight, whatever the ratio.
+
+    Args:
+        weights: Weights a of the rows, (n,).
+        log_ratios: Log marginal ratios `log rho` of the rows, (n,).
+    """
+    return np.where(weights > 0, weights * np.exp(log_ratios), 0.0)
 
 
 class Conditionals(NamedTuple):

@@ -99,13 +99,18 @@ def update(
         before: x of the update before, (n,); None if there was none, so that no displacement is added.
         lam: Damping: 1 where the marginal of this side is a constraint.
     """
-    x = potentials - eps * stride.step * lam * log_ratios
+    x = potentials - eps * lam * stride.step * log_ratios
     if before is None or stride is PLAIN:
         return x, x
     return x + stride.beta * (x - before), x
 
 
-def alignment(weights: Any, log_ratios: Any, potentials: Any, before: Any, add: Callable[[Any], Any] = np.sum) -> Any:
+def total(values: Vector) -> float:
+    """The sum of one value for each point of a side."""
+    return float(np.sum(values))
+
+
+def alignment(weights: Any, log_ratios: Any, potentials: Any, before: Any, add: Callable[[Any], Any] = total) -> Any:
     """`-sum_i a_i L_i (f_i - before_i)`: negative if the measured leg points against the last displacement.
 
     Args:

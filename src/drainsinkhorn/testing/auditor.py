@@ -22,7 +22,35 @@ from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.testing.double_double import DoubleDouble
 
 Vector = NDArray[np.float64]
-KINDS = ("sqeuclidean", "euclidean", "cosine")
+
+
+class Form(NamedTuple):
+    """The formula of a cost between points: `scale |u - v|^2 / divisor`, or of the distance itself.
+
+    Attributes:
+        root: The cost is the distance, not its square.
+        directions: u and v are the points scaled to length one, else the points.
+        divisor: Of the squared distance.
+        scale: The scale of the cost.
+    """
+
+    root: bool = False
+    directions: bool = False
+    divisor: int = 1
+    scale: float = 1.0
+
+
+# 1 - cos is half a squared distance; it would lose the digits of nearly parallel vectors.
+FORMS = {"sqeuclidean": Form(), "euclidean": Form(root=True), "cosine": Form(directions=True, divisor=2)}
+"""Formulas by name. This table is the auditor's own, since it shares no code with backends."""
+
+
+def form_of(cost: str | Cost) -> Form:
+    """The formula of a cost by name; ProblemError for any other."""
+    name, scale = (str(cost.kind), cost.scale) if isinstance(cost, Cost) else (cost, 1.0)
+    if name not in FORMS:
+        raise ProblemError(f"the auditor knows the costs {list(FORMS)}, not {name!r}; give it the matrix of costs")
+    return FORMS[name]._replace(scale=float(scale))
 
 
 def cost_row(problem: Problem[Any], i: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -31,17 +59,12 @@ def cost_row(problem: Problem[Any], i: int) -> np.ndarray[Any, np.dtype[np.float
     matrix = None if isinstance(cost, (str, Cost)) else to_numpy(cost)
     if matrix is not None and matrix.ndim == 2:
         return matrix[i].astype(np.float64)
-    cost = _by_name(cost)
-    if cost.kind not in KINDS:
-        raise _unknown(cost)
+    form = form_of(cost)
     x, y = to_numpy(problem.x)[i].astype(np.float64), to_numpy(problem.y).astype(np.float64)
-    if cost.kind == "cosine":
-        # As half a squared distance, since 1 - cos loses what is left of nearly parallel vectors.
-        value = ((y / np.linalg.norm(y, axis=1, keepdims=True) - x / np.linalg.norm(x)) ** 2).sum(axis=1) / 2
-    else:
-        value = ((y - x) ** 2).sum(axis=1)
-        value = np.sqrt(value) if cost.kind == "euclidean" else value
-    return cost.scale * value
+    if form.directions:
+        x, y = x / np.linalg.norm(x), y / np.linalg.norm(y, axis=1, keepdims=True)
+    squares = ((y - x) ** 2).sum(axis=1) / form.divisor
+    return form.scale * (np.sqrt(squares) if form.root else squares)
 
 
 def marginal_errors(problem: Problem[Any] | Instance[Any], potentials: Potentials[Any]) -> tuple[float, float]:
@@ -122,7 +145,7 @@ class _Claim(NamedTuple):
         x: Points, (n, d); with a dense cost None.
         y: Points, (m, d).
         matrix: Dense cost, (n, m), or None.
-        cost: Kind and scale of the cost between points.
+        form: The formula of the cost between points.
         eps: Strength of the entropic term.
         f: Potentials of the rows.
         g: Potentials of the columns.
@@ -133,7 +156,7 @@ class _Claim(NamedTuple):
     x: Any
     y: Any
     matrix: Any
-    cost: Cost
+    form: Form
     eps: float
     f: Vector
     g: Vector
@@ -150,12 +173,10 @@ class _Claim(NamedTuple):
         rows, cols = a > 0, b > 0
         common = (float(problem.eps), f[rows], g[cols], a[rows], b[cols])
         if not isinstance(problem.cost, (str, Cost)):
-            return cls(None, None, to_numpy(problem.cost).astype(np.float64)[np.ix_(rows, cols)], Cost(), *common)
-        cost = _by_name(problem.cost)
-        if cost.kind not in KINDS:
-            raise _unknown(cost)
+            return cls(None, None, to_numpy(problem.cost).astype(np.float64)[np.ix_(rows, cols)], Form(), *common)
+        form = form_of(problem.cost)
         x, y = (to_numpy(p).astype(np.float64) for p in (problem.x, problem.y))
-        return cls(x[rows], y[cols], None, cost, *common)
+        return cls(x[rows], y[cols], None, form, *common)
 
     @property
     def d(self) -> int:
@@ -205,37 +226,36 @@ def _marginals(
         lost = FLUSHED * ((weight + b) * raised + 3)
         error += (weight * (b * raised) - plan + 8 * unit * weight * (b * raised) + lost).sum()
     error += (len(claim.f) + len(claim.g) + 16) * unit * (2 + total)
-    found = float(row), float(np.abs(columns - b).sum()), float(error)
-    # A NaN decides nothing, so its error is infinite.
-    return (
-        Judgement(*found, arithmetic) if all(map(math.isfinite, found)) else Judgement(*found[:2], math.inf, arithmetic)
-    )
+    errors = float(row), float(np.abs(columns - b).sum()), float(error)
+    if not all(map(math.isfinite, errors)):
+        # A NaN decides nothing, so its error is infinite.
+        return Judgement(*errors[:2], math.inf, arithmetic)
+    return Judgement(*errors, arithmetic)
 
 
 def _in_float64(claim: _Claim) -> Judgement:
     """Everything in float64."""
-    cost, d, eps = claim.cost, claim.d, claim.eps
+    form, d, eps = claim.form, claim.d, claim.eps
 
     def costs(rows: slice) -> tuple[Any, Any]:
         if claim.matrix is not None:
             return claim.matrix[rows], 0.0
         x, y = claim.x[rows], claim.y
-        if cost.kind == "cosine":
-            # Half the squared distance of unit vectors: 1 - cos would cancel for nearly parallel vectors.
+        if form.directions:
             x, y = (p / np.linalg.norm(p, axis=1, keepdims=True) for p in (x, y))
         total = np.zeros((len(x), len(y)))
         for k in range(d):
             total += (x[:, k, None] - y[None, :, k]) ** 2
         error = (d + 6) * UNIT * total + d * FLUSHED
-        if cost.kind == "cosine":
-            total, slip = total / 2, (d + 6) * UNIT
+        if form.directions:
+            total, slip = total / form.divisor, (d + 6) * UNIT
             error += 2 * slip * np.sqrt(2 * total) + 2 * slip**2
             # Norms of vectors whose squares would underflow or overflow.
             sizes = np.abs(np.concatenate([claim.x, claim.y])).max(axis=1)
             error += 0.0 if sizes.min() > 1e-140 and sizes.max() < 1e140 else math.inf
-        elif cost.kind == "euclidean":
+        elif form.root:
             total, error = np.sqrt(total), (d + 6) * UNIT * np.sqrt(total) + math.sqrt(d * FLUSHED)
-        return cost.scale * total, cost.scale * error + 2 * UNIT * cost.scale * total + FLUSHED
+        return form.scale * total, form.scale * error + 2 * UNIT * form.scale * total + FLUSHED
 
     def entries(rows: slice) -> tuple[Any, Any]:
         cost, error = costs(rows)
@@ -250,20 +270,20 @@ def _in_float64(claim: _Claim) -> Judgement:
 
 def _in_double_double(claim: _Claim) -> Judgement:
     """Scores in double-double; their exponentials and the sums in long double."""
-    kind, scale, d, eps = *_kind_and_scale(claim.cost), claim.d, claim.eps
+    form, scale, d, eps = claim.form, claim.form.scale, claim.d, claim.eps
 
     def points(values: Any) -> list[DoubleDouble]:
         """Coordinates of all points, one pair of vectors each; of unit length for the cosine."""
-        found = [DoubleDouble(values[:, k].copy(), np.zeros(len(values))) for k in range(d)]
-        if kind != "cosine":
-            return found
+        coordinates = [DoubleDouble(values[:, k].copy(), np.zeros(len(values))) for k in range(d)]
+        if not form.directions:
+            return coordinates
         # Scaled by a power of two, so that squares stay in range.
         shift = np.exp2(-np.frexp(np.abs(values).max(axis=1))[1].astype(np.float64))
-        found = [DoubleDouble(p.hi * shift, p.lo) for p in found]
-        total = found[0].times(found[0])
-        for p in found[1:]:
+        coordinates = [DoubleDouble(p.hi * shift, p.lo) for p in coordinates]
+        total = coordinates[0].times(coordinates[0])
+        for p in coordinates[1:]:
             total = total.plus(p.times(p))
-        return [p.over(total.root()) for p in found]
+        return [p.over(total.root()) for p in coordinates]
 
     x, y = (points(claim.x), points(claim.y)) if claim.matrix is None else ([], [])
 
@@ -275,10 +295,10 @@ def _in_double_double(claim: _Claim) -> Judgement:
             difference = DoubleDouble(p.hi[rows, None], p.lo[rows, None]).minus(DoubleDouble(q.hi[None], q.lo[None]))
             total = total.plus(difference.times(difference))
         error = (d + 8) * PAIR * total.hi + d * FLUSHED
-        if kind == "cosine":
-            total, slip = DoubleDouble(total.hi / 2, total.lo / 2), (d + 8) * PAIR
+        if form.directions:
+            total, slip = DoubleDouble(total.hi / form.divisor, total.lo / form.divisor), (d + 8) * PAIR
             error += 2 * slip * np.sqrt(2 * np.abs(total.hi)) + 2 * slip**2
-        elif kind == "euclidean":
+        elif form.root:
             total = total.root()
             error = (d + 8) * PAIR * total.hi + math.sqrt(d * FLUSHED)
         scaled = total.times(DoubleDouble(np.float64(scale), np.float64(0)))
@@ -304,7 +324,7 @@ def _in_double_double(claim: _Claim) -> Judgement:
 
 def _in_decimal(claim: _Claim) -> Judgement:
     """Entry by entry in decimal arithmetic, every operation rounded correctly to 60 digits and those of C / eps."""
-    kind, scale = _kind_and_scale(claim.cost)
+    form, scale = claim.form, claim.form.scale
     # The largest cost in decimal digits, generously: of points, the square of their largest distance.
     largest = np.abs(claim.matrix if claim.matrix is not None else np.concatenate([claim.x, claim.y])).max()
     magnitude = math.log10(max(float(largest), 1.0)) * (1 if claim.matrix is not None else 2)
@@ -321,14 +341,14 @@ def _in_decimal(claim: _Claim) -> Judgement:
         a, b = ([w / total for w in weights] for weights, total in ((a, _total(a)), (b, _total(b))))
         matrix = None if claim.matrix is None else exactly(claim.matrix)
         x, y = ([], []) if matrix is not None else (exactly(claim.x), exactly(claim.y))
-        if kind == "cosine":
+        if form.directions:
             x, y = ([_unit(point) for point in points] for points in (x, y))
 
         def cost(i: int, j: int) -> decimal.Decimal:
             if matrix is not None:
                 return matrix[i][j]
             square = _total([(p - q) * (p - q) for p, q in zip(x[i], y[j], strict=True)])
-            return factor * (square / 2 if kind == "cosine" else square.sqrt() if kind == "euclidean" else square)
+            return factor * (square.sqrt() if form.root else square / form.divisor)
 
         rows, columns = [decimal.Decimal(0)] * len(f), [decimal.Decimal(0)] * len(g)
         for i, (row, weight) in enumerate(zip(f, a, strict=True)):
@@ -347,15 +367,6 @@ def _in_decimal(claim: _Claim) -> Judgement:
         return Judgement(float(row), float(col), 2 * UNIT * float(max(row, col)), "decimal")
 
 
-def _by_name(cost: str | Cost) -> Cost:
-    """A cost between points whose kind is a name."""
-    return Cost(str(cost.kind), cost.scale) if isinstance(cost, Cost) else Cost(cost)
-
-
-def _kind_and_scale(cost: Cost) -> tuple[str, float]:
-    return str(cost.kind), float(cost.scale)
-
-
 def _total(values: list[Any]) -> decimal.Decimal:
     return sum(values, decimal.Decimal(0))
 
@@ -363,7 +374,3 @@ def _total(values: list[Any]) -> decimal.Decimal:
 def _unit(point: list[Any]) -> list[Any]:
     length = _total([p * p for p in point]).sqrt()
     return [p / length for p in point]
-
-
-def _unknown(cost: Cost) -> ProblemError:
-    return ProblemError(f"the auditor knows the costs {list(KINDS)}, not {cost.kind!r}; give it the matrix of costs")

@@ -56,7 +56,7 @@ class Bench:
         """Three problems of unequal depth that may share a pack."""
         return [self.problem(1), self.problem(2, spread=2.0, eps=0.3), self.problem(3, spread=0.5, eps=1.0)]
 
-    def poisoned(self) -> Instance[Any]:
+    def overflowing_problem(self) -> Instance[Any]:
         """A problem whose costs overflow."""
         problem = self.problem(4)
         n, _, d = self.shape

@@ -89,16 +89,16 @@ def _order_after_repack(bench: Bench) -> None:
 @_promise
 def _looking_changes_nothing(bench: Bench) -> None:
     problems = bench.problems()
-    looked, left = bench.open(problems), bench.open(problems)
+    read, unread = bench.open(problems), bench.open(problems)
     for _ in range(4):
-        looked.go(1)
-        left.go(1)
-        looked.pack.screen([0, 1, 2])
-        looked.pack.verify([2, 0])
-        looked.pack.verify([1], exact=True)
-        looked.pack.emit([1])
+        read.go(1)
+        unread.go(1)
+        read.pack.screen([0, 1, 2])
+        read.pack.verify([2, 0])
+        read.pack.verify([1], exact=True)
+        read.pack.emit([1])
     for lane in range(3):
-        bench.same(looked.state(lane), left.state(lane), f"lane {lane} with and without screen, verify and emit")
+        bench.same(read.state(lane), unread.state(lane), f"lane {lane} with and without screen, verify and emit")
 
 
 @_promise
@@ -234,20 +234,20 @@ def _emit_copies(bench: Bench) -> None:
     driven = bench.open(problems)
     driven.go(2)
     first = driven.potentials(0)
-    kept = [to_numpy(p).copy() for p in first]
+    copies = [to_numpy(p).copy() for p in first]
     assert library(first.f) == library(problems[0].x), "potentials come back in the caller's library"
     own, name, emitted = float_name(problems[0].x), float_name(first.f), driven.pack.emit([0])
     assert name in (own, "float32", "float64"), "in the caller's dtype, or wider"
     assert list(emitted.widened) == [name != own], "widened says whether they came back wider"
     driven.go(3)
     driven.pack.emit([0, 1])
-    bench.same(first, kept, "an emission before and after more cycles and another emission")
+    bench.same(first, copies, "an emission before and after more cycles and another emission")
     if library(first.f) != "jax":
         scribbled = driven.potentials(1)
         scribbled.f[...] = 7.0
     driven.repack([1, 2])
     bench.same(driven.state(0), bench.alone(problems[1], 5), "a lane whose emission was written to, and alone")
-    bench.same(first, kept, "an emission before and after a repack")
+    bench.same(first, copies, "an emission before and after a repack")
 
 
 @_promise
@@ -270,7 +270,7 @@ def _padding_is_invisible(bench: Bench) -> None:
 @_promise
 def _nan_speaks(bench: Bench) -> None:
     problems = bench.problems()
-    driven = bench.open([problems[0], bench.poisoned(), problems[1]])
+    driven = bench.open([problems[0], bench.overflowing_problem(), problems[1]])
     progress = driven.pack.advance(3 * driven.stride, [NEVER, 1e-9, NEVER])
     assert math.isnan(progress.stale[1]), f"a poisoned lane reports NaN, not {progress.stale[1]}"
     assert math.isnan(driven.residual(1).worst), "verify of a poisoned lane is NaN"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Finding:
+class SoakFinding:
     """Something that must not happen.
 
     Attributes:
@@ -67,7 +67,7 @@ class Tally:
     refusals: Counter[str] = field(default_factory=Counter)
     compared: int = 0
     understated: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[SoakFinding] = field(default_factory=list)
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def count(self, kind: str) -> int:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.testing.auditor import form_of
 from drainsinkhorn.testing.settings import Scope, pick
 
 Vector = NDArray[np.float64]
@@ -88,8 +89,8 @@ class _Draw:
             eps = self._eps(cost)
             a, b = self._weights(n, m)
             # The library will normalise these.
-            given = (np.ones(size) if w is None else _plain(w) for w, size in ((a, n), (b, m)))
-            rows, cols = (w / w.sum() for w in given)
+            weights = (np.ones(size) if w is None else _plain(w) for w, size in ((a, n), (b, m)))
+            rows, cols = (w / w.sum() for w in weights)
             tol = self._tol(cost, rows, cols, eps)
             init = self._start(cost, rows, cols, eps, tol)
         drawn = Problem(eps=eps, a=a, b=b, tol=tol, init=init, chain=self.chain, **parts)
@@ -118,8 +119,8 @@ class _Draw:
         elif kind < 0.4:
             both *= 10 ** (shared.uniform(-150, 150) if self.dtype == "float64" else shared.uniform(-30, 30))
         name = pick(shared, ("sqeuclidean", "sqeuclidean", "euclidean", "cosine"))
-        both = _fitted(both, self.dtype)
-        if name == "cosine":
+        both = _fit(both, self.dtype)
+        if form_of(name).directions:
             both[~both.any(axis=1)] = 1
         cost: Any = name if shared.random() < 0.7 else Cost(name, float(10 ** shared.uniform(-4, 4)))
         return {"x": self._array(both[:n]), "y": self._array(both[n:]), "cost": cost}
@@ -163,7 +164,7 @@ class _Draw:
         elif kind == "ranks":
             cost = np.subtract.outer(np.arange(n), np.arange(m)) ** 2.0
         cost = cost * 10 ** shared.uniform(-3, 3)
-        return {"cost": self._array(_fitted(cost, self.dtype))}
+        return {"cost": self._array(_fit(cost, self.dtype))}
 
     def _array(self, values: Vector) -> Any:
         """The values in the library and dtype of the problem, some of them in an unusual layout."""
@@ -341,7 +342,7 @@ class _Draw:
         return replace(drawn, **pick(rng, wrong))
 
 
-def _fitted(values: Vector, dtype: str) -> Vector:
+def _fit(values: Vector, dtype: str) -> Vector:
     """Values that the dtype holds: integers spread over its range, floats clipped to it."""
     if dtype == "bool":
         return (values > np.median(values)).astype(np.float64)
@@ -349,8 +350,8 @@ def _fitted(values: Vector, dtype: str) -> Vector:
         largest = float(np.abs(values).max()) or 1.0
         bits = int(dtype.removeprefix("u").removeprefix("int"))
         most = float(min(2 ** (bits - 1) - 1, 2**40))
-        found = np.round(values / largest * most)
-        return np.abs(found) if dtype.startswith("u") else found
+        integers = np.round(values / largest * most)
+        return np.abs(integers) if dtype.startswith("u") else integers
     most = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38}.get(dtype, 1e300)
     return np.clip(values, -most, most)
 
@@ -367,14 +368,13 @@ def _costs(parts: dict[str, Any]) -> Vector:
     cost = parts["cost"]
     if "x" not in parts:
         return _plain(cost)
-    kind, scale = (cost.kind, cost.scale) if isinstance(cost, Cost) else (cost, 1.0)
-    x, y = _plain(parts["x"]), _plain(parts["y"])
-    if kind == "cosine":
+    form, x, y = form_of(cost), _plain(parts["x"]), _plain(parts["y"])
+    if form.directions:
         x, y = (p / np.linalg.norm(p, axis=1, keepdims=True) for p in (x, y))
     total = np.zeros((len(x), len(y)))
     for k in range(x.shape[1]):
         total += (x[:, k, None] - y[None, :, k]) ** 2
-    return scale * (np.sqrt(total) if kind == "euclidean" else total / 2 if kind == "cosine" else total)
+    return form.scale * (np.sqrt(total) if form.root else total / form.divisor)
 
 
 def _sinkhorn(cost: Vector, a: Vector, b: Vector, eps: float, cycles: int) -> tuple[Vector, Vector]:

@@ -72,8 +72,8 @@ def pick(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
 
 def available(scope: Scope) -> Scope:
     """The scope without libraries that are not installed."""
-    found = tuple(name for name in scope.libraries if importlib.util.find_spec(name) is not None)
-    return replace(scope, libraries=found)
+    installed = tuple(name for name in scope.libraries if importlib.util.find_spec(name) is not None)
+    return replace(scope, libraries=installed)
 
 
 def setting(seed: int, batch: int, scope: Scope) -> Setting:

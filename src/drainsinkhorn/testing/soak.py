@@ -42,7 +42,7 @@ from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.run.solve import solve
 from drainsinkhorn.testing.auditor import judge
-from drainsinkhorn.testing.findings import Finding, Tally
+from drainsinkhorn.testing.findings import SoakFinding, Tally
 from drainsinkhorn.testing.hostile import LARGEST_TOL, SMALLEST_TOL, block_of, problem
 from drainsinkhorn.testing.settings import SCOPES, Scope, Setting, available, other_mode, setting
 
@@ -67,7 +67,7 @@ def soak(
     *,
     scope: Scope | None = None,
     batches: Sequence[int] | None = None,
-    report: Callable[[Finding | Tally], None] = lambda _: None,
+    report: Callable[[SoakFinding | Tally], None] = lambda _: None,
     seconds: float = math.inf,
     frugal: bool = False,
 ) -> Tally:
@@ -85,7 +85,7 @@ def soak(
             have otherwise: streaming on the CPU.
     """
     scope = scope_of(backend) if scope is None else scope
-    tally, loaded, begun = Tally(backend, seed), _loaded(backend, frugal=frugal), time.perf_counter()
+    tally, loaded, begun = Tally(backend, seed), _load(backend, frugal=frugal), time.perf_counter()
     for batch in range(-(-problems // scope.batch)) if batches is None else batches:
         if time.perf_counter() - begun > seconds:
             break
@@ -118,7 +118,7 @@ def soak_one(
     """
     scope = scope_of(backend) if scope is None else scope
     tally = Tally(backend, seed)
-    batch = _Batch(tally, _loaded(backend, frugal=frugal), scope, index // scope.batch, frugal=frugal)
+    batch = _Batch(tally, _load(backend, frugal=frugal), scope, index // scope.batch, frugal=frugal)
     if tol is None:
         tally.findings.extend(batch.findings(_chain_of(index, seed, scope)))
     else:
@@ -127,7 +127,7 @@ def soak_one(
     return tally
 
 
-def _loaded(backend: str, *, frugal: bool) -> Backend[Any]:
+def _load(backend: str, *, frugal: bool) -> Backend[Any]:
     return load(backend).frugal() if frugal else load(backend)
 
 
@@ -154,9 +154,9 @@ class _Batch:
         self.setting = setting(tally.seed, number, scope)
         self.edges: dict[int, float] = {}
 
-    def findings(self, indices: Sequence[int] | None = None) -> Iterator[Finding]:
+    def findings(self, indices: Sequence[int] | None = None) -> Iterator[SoakFinding]:
         """Solve the problems, all of the batch by default, count them and yield what is wrong."""
-        tally, whole = self.tally, indices is None
+        tally, is_whole = self.tally, indices is None
         if indices is None:
             indices = range(self.number * self.scope.batch, (self.number + 1) * self.scope.batch)
         wrong = self._wrong(indices, tally)
@@ -166,26 +166,29 @@ class _Batch:
             tally.understated += 1
             yield from self.at_edge(index, tol)
         for index, (kind, detail) in wrong.items():
-            alone = not whole or kind in {k for k, _ in self._wrong(self._chain(index), None).values()}
-            yield Finding(kind, self.backend.name, tally.seed, index, self.number, alone, detail, frugal=self.frugal)
+            alone = not is_whole or kind in {k for k, _ in self._wrong(self._chain(index), None).values()}
+            yield self._finding(kind, index, alone, detail)
 
-    def at_edge(self, index: int, tol: float) -> Iterator[Finding]:
+    def at_edge(self, index: int, tol: float) -> Iterator[SoakFinding]:
         """Solve a problem and those before it in its chain with another tol, and yield what is wrong with it."""
         problems = [problem(self.tally.seed, k, self.scope) for k in self._chain(index)]
         problems[-1] = replace(problems[-1], tol=tol)
         options = {**self.setting.options, "audit": replace(self.setting.options["audit"], margin=1.0)}
         try:
             result = self._solve(problems, self.setting._replace(options=options))[-1]
-            found = _judged(len(problems) - 1, problems[-1], result, None)
+            fault = _check(len(problems) - 1, problems[-1], result, None)
         except Exception as error:  # noqa: BLE001
-            kind, detail = "exception", _shown(error)
+            kind, detail = "exception", _describe(error)
         else:
-            if found is None:
+            if fault is None:
                 return
-            kind = "edge" if found[0] == "false" else found[0]
-            detail = f"{found[1]}; {self._told(problems[-1], result)}"
-        yield Finding(
-            kind, self.backend.name, self.tally.seed, index, self.number, True, detail, tol, frugal=self.frugal
+            kind = "edge" if fault[0] == "false" else fault[0]
+            detail = f"{fault[1]}; {self._describe(problems[-1], result)}"
+        yield self._finding(kind, index, True, detail, tol)
+
+    def _finding(self, kind: str, index: int, alone: bool, detail: str, tol: float | None = None) -> SoakFinding:
+        return SoakFinding(
+            kind, self.backend.name, self.tally.seed, index, self.number, alone, detail, tol, frugal=self.frugal
         )
 
     def _chain(self, index: int) -> list[int]:
@@ -205,10 +208,10 @@ class _Batch:
             return {indices[0]: ("missing", f"{len(problems)} problems gave {len(results)} results")}
         wrong: dict[int, tuple[str, str]] = {}
         for place, (index, asked, result) in enumerate(zip(indices, problems, results, strict=True)):
-            found = _judged(place, asked, result, tally)
-            if found is not None:
-                wrong[index] = (found[0], f"{found[1]}; {self._told(asked, result)}")
-            elif tally is not None and _understated(asked, result):
+            fault = _check(place, asked, result, tally)
+            if fault is not None:
+                wrong[index] = (fault[0], f"{fault[1]}; {self._describe(asked, result)}")
+            elif tally is not None and _is_understated(asked, result):
                 self.edges[index] = result.residual.worst
         if self.backend.bitwise:
             wrong = {**self._unequal(indices, problems, results, tally), **wrong}
@@ -226,8 +229,8 @@ class _Batch:
             try:
                 self._solve([problem(self.tally.seed, k, self.scope) for k in self._chain(index)], self.setting)
             except Exception as own:  # noqa: BLE001
-                wrong[index] = ("exception", _shown(own))
-        return wrong or {indices[-1]: ("exception", _shown(error))}
+                wrong[index] = ("exception", _describe(own))
+        return wrong or {indices[-1]: ("exception", _describe(error))}
 
     def _unequal(
         self, indices: Sequence[int], problems: list[Problem[Any]], first: list[Result[Any]], tally: Tally | None
@@ -238,17 +241,17 @@ class _Batch:
         try:
             second = self._solve(problems, other)
         except Exception as error:  # noqa: BLE001
-            return {indices[0]: ("exception", f"in mode {other.options['mode']}: {_shown(error)}")}
+            return {indices[0]: ("exception", f"in mode {other.options['mode']}: {_describe(error)}")}
         if tally is not None:
             tally.compared += len(problems)
         modes = [chosen.options["mode"] for chosen in (self.setting, other)]
         return {
-            index: ("unequal bits", f"{one!r} in mode {modes[0]}, {two!r} in {modes[1]}; {self._told(asked, one)}")
+            index: ("unequal bits", f"{one!r} in mode {modes[0]}, {two!r} in {modes[1]}; {self._describe(asked, one)}")
             for index, asked, one, two in zip(indices, problems, first, second, strict=True)
             if _bits(one) != _bits(two)
         }
 
-    def _told(self, asked: Problem[Any], result: Result[Any]) -> str:
+    def _describe(self, asked: Problem[Any], result: Result[Any]) -> str:
         sizes = [len(p) for p in result.emitted] if result.emitted is not None else []
         like = asked.x if asked.x is not None else asked.cost
         options = ", ".join(f"{name}={value!r}" for name, value in self.setting.options.items())
@@ -261,7 +264,7 @@ class _Batch:
         )
 
 
-def _judged(place: int, asked: Problem[Any], result: Result[Any], tally: Tally | None) -> tuple[str, str] | None:
+def _check(place: int, asked: Problem[Any], result: Result[Any], tally: Tally | None) -> tuple[str, str] | None:
     """What is wrong with a result, as kind and detail; None: nothing."""
     if tally is not None:
         tally.statuses[result.status.name] += 1
@@ -274,11 +277,11 @@ def _judged(place: int, asked: Problem[Any], result: Result[Any], tally: Tally |
     if result.emitted is None:
         return "not finite", "there are no potentials"
     wanted = asked.cost.shape if asked.x is None else (len(asked.x), len(asked.y))  # type: ignore[union-attr,arg-type]
-    found = [to_numpy(p) for p in result.emitted]
-    if tuple(p.shape for p in found) != tuple((size,) for size in wanted):
-        return "not finite", f"potentials have shapes {[p.shape for p in found]}"
-    if not all(np.isfinite(p).all() for p in found):
-        return "not finite", f"{[int((~np.isfinite(p)).sum()) for p in found]} potentials are not finite"
+    potentials = [to_numpy(p) for p in result.emitted]
+    if tuple(p.shape for p in potentials) != tuple((size,) for size in wanted):
+        return "not finite", f"potentials have shapes {[p.shape for p in potentials]}"
+    if not all(np.isfinite(p).all() for p in potentials):
+        return "not finite", f"{[int((~np.isfinite(p)).sum()) for p in potentials]} potentials are not finite"
     if not result.converged:
         return None
     assert asked.tol is not None
@@ -292,7 +295,7 @@ def _judged(place: int, asked: Problem[Any], result: Result[Any], tally: Tally |
     return None
 
 
-def _understated(asked: Problem[Any], result: Result[Any]) -> bool:
+def _is_understated(asked: Problem[Any], result: Result[Any]) -> bool:
     """Whether the true residual is above what the result says, band included, and a tol could lie between them."""
     worst = result.residual.worst
     if result.emitted is None or not SMALLEST_TOL <= worst <= LARGEST_TOL:
@@ -309,7 +312,7 @@ def _name(cost: Any) -> str:
     return "dense" if hasattr(cost, "shape") else str(cost)
 
 
-def _shown(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     ours = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames if "drainsinkhorn" in f.filename]
@@ -329,35 +332,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no batch after so many seconds")
     parser.add_argument("--frugal", action="store_true", help="every lane in its most frugal representation")
     parser.add_argument("--report", metavar="FILE", help="write the findings there, as JSON")
-    asked = parser.parse_args(arguments)
-    seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
+    chosen = parser.parse_args(arguments)
+    seed = secrets.randbelow(2**31) if chosen.seed is None else chosen.seed
 
-    def report(news: Finding | Tally) -> None:
-        if isinstance(news, Finding):
+    def report(news: SoakFinding | Tally) -> None:
+        if isinstance(news, SoakFinding):
             sys.stdout.write(f"{news}\n")
             sys.stdout.flush()
 
-    sys.stdout.write(f"backend {asked.backend}, seed {seed}\n")
-    if asked.only is not None:
-        tally = soak_one(asked.backend, asked.only, seed, tol=asked.tol, frugal=asked.frugal)
+    sys.stdout.write(f"backend {chosen.backend}, seed {seed}\n")
+    if chosen.only is not None:
+        tally = soak_one(chosen.backend, chosen.only, seed, tol=chosen.tol, frugal=chosen.frugal)
         for finding in tally.findings:
             report(finding)
     else:
-        batches = None if asked.batch is None else [asked.batch]
+        batches = None if chosen.batch is None else [chosen.batch]
         tally = soak(
-            asked.backend,
-            asked.problems,
+            chosen.backend,
+            chosen.problems,
             seed,
             batches=batches,
             report=report,
-            seconds=asked.seconds,
-            frugal=asked.frugal,
+            seconds=chosen.seconds,
+            frugal=chosen.frugal,
         )
     sys.stdout.write(f"{tally}\n")
     for words, count in tally.refusals.most_common(20):
         sys.stdout.write(f"    INVALID {count}: {words}\n")
-    if asked.report:
-        with open(asked.report, "w", encoding="utf-8") as file:
+    if chosen.report:
+        with open(chosen.report, "w", encoding="utf-8") as file:
             json.dump([asdict(finding) for finding in tally.findings], file, indent=1)
     return 1 if tally.findings else 0
 

@@ -41,7 +41,7 @@ class Forecast:
         seconds: Wall time.
         parts: Seconds by verb, named as in `ledger.seconds`, and "outside" for what runs between them.
         slots: Slots spent.
-        repacks: Repacks.
+        repacks: Number of repacks.
     """
 
     seconds: float
@@ -165,25 +165,12 @@ class _Meter:
     calls: dict[str, int] = field(default_factory=_zeros)
     lanes: dict[str, int] = field(default_factory=_zeros)
 
-    def _count(self, verb: str, lanes: int) -> None:
+    def count(self, verb: str, lanes: int) -> None:
         self.calls[verb] += 1
         self.lanes[verb] += lanes
 
-    def opened(self, lanes: int) -> None:
-        self._count("pack", lanes)
+    def refill(self, lanes: int) -> None:
+        self.refilled += lanes
 
-    def advanced(self, widths: Sequence[tuple[int, int]], lanes: int, frozen: int, *, lockstep: bool) -> None:
+    def advance(self, widths: Sequence[tuple[int, int]], lanes: int, frozen: int, *, lockstep: bool) -> None:
         self.advancing += self.price(widths, lanes, frozen, lockstep)
-
-    def screened(self, lanes: int) -> None:
-        self._count("screen", lanes)
-
-    def verified(self, lanes: int) -> None:
-        self._count("verify", lanes)
-
-    def emitted(self, lanes: int) -> None:
-        self._count("emit", lanes)
-
-    def repacked(self, kept: int, admitted: int) -> None:
-        self._count("repack", kept)
-        self.refilled += admitted

@@ -77,14 +77,14 @@ class Transfer:
             modes: How many; None: all of them up to `DENSE` points, else `MODES_KEPT`.
         """
         small = min(self._plan.shape)
-        asked = (small if small <= DENSE else MODES_KEPT) if modes is None else modes
-        count = min(asked, small - 1)
+        wanted = (small if small <= DENSE else MODES_KEPT) if modes is None else modes
+        count = min(wanted, small - 1)
         if count < 1:
             return np.empty(0), np.empty((self.a.size, 0))
         if count < small // 3 and small > 64:
             return self._sparse(count)
-        left, values, _ = np.linalg.svd(self.forward(np.eye(self.b.size)), full_matrices=False)
-        return values[1 : count + 1] ** 2, left[:, 1 : count + 1]
+        vectors, values, _ = np.linalg.svd(self.forward(np.eye(self.b.size)), full_matrices=False)
+        return values[1 : count + 1] ** 2, vectors[:, 1 : count + 1]
 
     def _sparse(self, count: int) -> tuple[Vector, Matrix]:
         try:
@@ -216,6 +216,6 @@ def modal_response(problem: Problem[Any], optimum: Potentials[Any] | None = None
     error = -transfer.forward(transfer.root_b * (origin - g) / geometry.eps)
     error -= transfer.root_a * (transfer.root_a @ error)
     alpha = vectors.T @ error
-    whole = float(error @ error)
-    captured = min(1.0, float(alpha @ alpha) / whole) if whole else 1.0
+    total = float(error @ error)
+    captured = min(1.0, float(alpha @ alpha) / total) if total else 1.0
     return Modal(values, alpha, captured, geometry.eps, vectors, transfer.root_a)

@@ -24,13 +24,17 @@ PASSED, UNFINISHED = 0.5, 2.0
 
 
 class Meter(Protocol):
-    """Told every call of a pack."""
+    """Receives every call of a pack."""
 
-    def opened(self, lanes: int) -> None:
-        """Lanes were loaded and their first leg measured."""
+    def count(self, verb: str, lanes: int) -> None:
+        """One call of "pack", "screen", "verify", "emit" or "repack"; the lanes of a repack are those it keeps."""
         ...
 
-    def advanced(self, widths: Sequence[tuple[int, int]], lanes: int, frozen: int, *, lockstep: bool) -> None:
+    def refill(self, lanes: int) -> None:
+        """A repack admitted this number of lanes."""
+        ...
+
+    def advance(self, widths: Sequence[tuple[int, int]], lanes: int, frozen: int, *, lockstep: bool) -> None:
         """One call of advance.
 
         Args:
@@ -39,22 +43,6 @@ class Meter(Protocol):
             frozen: Those of them that are frozen.
             lockstep: Whether all lanes move in lockstep.
         """
-        ...
-
-    def screened(self, lanes: int) -> None:
-        """A row screen of so many lanes."""
-        ...
-
-    def verified(self, lanes: int) -> None:
-        """One call of verify."""
-        ...
-
-    def emitted(self, lanes: int) -> None:
-        """One call of emit."""
-        ...
-
-    def repacked(self, kept: int, admitted: int) -> None:
-        """One call of repack."""
         ...
 
 
@@ -100,12 +88,12 @@ def replay(
     """
     ledger, opened = Ledger(), list[_ReplayPack]()
     limit = 2 * max(depths, default=1) + 2 * audit.following(0)
-    how = MODES[mode] if isinstance(mode, str) else mode
+    chosen = MODES[mode] if isinstance(mode, str) else mode
     if meter is None:
         fields = {name: getattr(audit, name) for name in Audit.__dataclass_fields__}
-        audit = _PassageAudit(**fields, together=how.together, opened=opened)
-    plan = Plan(how, how.width or width, audit, limit, exact=False, reason="replayed")
-    Options(mode=how, width=width, audit=audit)  # refuses what the options would refuse
+        audit = _PassageAudit(**fields, together=chosen.together, opened=opened)
+    plan = Plan(chosen, chosen.width or width, audit, limit, exact=False, reason="replayed")
+    Options(mode=chosen, width=width, audit=audit)  # refuses what the options would refuse
     shared = {"eps": 1.0, "tol": 1.0, "a": (1.0,), "b": (1.0,), "cost": Cost()}
     waiting = Batch([Admission(t, Instance(x=max(1, depth), **shared)) for t, depth in enumerate(depths)])
 
@@ -122,18 +110,13 @@ def replay(
 class _Silent:
     """A meter that counts nothing."""
 
-    def opened(self, lanes: int) -> None:
+    def count(self, verb: str, lanes: int) -> None:
         pass
 
-    def advanced(self, widths: Sequence[tuple[int, int]], lanes: int, frozen: int, *, lockstep: bool) -> None:
+    def refill(self, lanes: int) -> None:
         pass
 
-    def screened(self, lanes: int) -> None:
-        pass
-
-    verified = emitted = screened
-
-    def repacked(self, kept: int, admitted: int) -> None:
+    def advance(self, widths: Sequence[tuple[int, int]], lanes: int, frozen: int, *, lockstep: bool) -> None:
         pass
 
 
@@ -193,7 +176,7 @@ class _ReplayPack:
         self._target = [_depth(instance) for instance in instances]
         self._depth = [0] * len(instances)
         self._frozen: set[int] = set()
-        meter.opened(len(instances))
+        meter.count("pack", len(instances))
 
     @property
     def width(self) -> int:
@@ -205,8 +188,8 @@ class _ReplayPack:
 
     def cycles_left(self, *, together: bool) -> int:
         """Cycles until the next lane that is not frozen passes, or until all have passed; at least 1."""
-        left = [self._target[lane] - self._depth[lane] for lane in range(self.width) if lane not in self._frozen]
-        return max(1, (max if together else min)(left, default=1))
+        remaining = [self._target[lane] - self._depth[lane] for lane in range(self.width) if lane not in self._frozen]
+        return max(1, (max if together else min)(remaining, default=1))
 
     def _stale(self, lane: int) -> float:
         return PASSED if self._depth[lane] >= self._target[lane] else UNFINISHED
@@ -214,12 +197,12 @@ class _ReplayPack:
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         moving = [lane for lane in range(self.width) if lane not in self._frozen]
         # A lane whose stop is -inf is never held; one that has passed moves one cycle more, as the contract says.
-        left = {
+        allowed = {
             lane: cycles if stops[lane] == -math.inf else min(cycles, max(1, self._target[lane] - self._depth[lane]))
             for lane in moving
         }
-        span = min(left.values()) if lockstep else max(left.values())
-        ran = dict.fromkeys(moving, span) if lockstep else left
+        span = min(allowed.values()) if lockstep else max(allowed.values())
+        ran = dict.fromkeys(moving, span) if lockstep else allowed
         for lane in moving:
             self._depth[lane] += ran[lane]
         # Lanes that are held leave a narrower run behind.
@@ -229,22 +212,22 @@ class _ReplayPack:
             widths.append((active + len(self._frozen), last - before))
             before = last
         self._slots += sum(width * cycles for width, cycles in widths)
-        self._meter.advanced(widths, self.width, len(self._frozen), lockstep=lockstep)
+        self._meter.advance(widths, self.width, len(self._frozen), lockstep=lockstep)
         return Progress(list(self._depth), [self._stale(lane) for lane in range(self.width)])
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
-        self._meter.screened(len(lanes))
+        self._meter.count("screen", len(lanes))
         return [self._stale(lane) for lane in lanes]
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         if lanes:
-            self._meter.verified(len(lanes))
+            self._meter.count("verify", len(lanes))
         stale = [self._stale(lane) for lane in lanes]
         return Residuals(stale, stale, [0.0] * len(lanes))
 
     def emit(self, lanes: Sequence[int]) -> Emission:
         if lanes:
-            self._meter.emitted(len(lanes))
+            self._meter.count("emit", len(lanes))
         zeros = [0] * len(lanes)
         return Emission(zeros, zeros, [False] * len(lanes), [self._instances[lane] for lane in lanes])
 
@@ -256,4 +239,5 @@ class _ReplayPack:
         self._target = [self._target[lane] for lane in keep] + [_depth(instance) for instance in admit]
         self._depth = [self._depth[lane] for lane in keep] + [0] * len(admit)
         self._frozen = set()
-        self._meter.repacked(len(keep), len(admit))
+        self._meter.count("repack", len(keep))
+        self._meter.refill(len(admit))

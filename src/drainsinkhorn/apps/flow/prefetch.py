@@ -134,7 +134,8 @@ class CoupledBatches(Iterator[Pairs]):
             of a minibatch come first in the next training batch. Pairs that remain of the last minibatch are dropped.
         ahead: Number of coupled windows that may wait, beside the one being coupled.
         seed: One number or several. The seed and the number of a window decide its draws.
-        eps, by_class, tol, settings: As for `couple_minibatches`.
+        eps: Entropic strength, as for `couple_minibatches`.
+        **settings: Other keywords of `couple_minibatches`.
 
     `next` raises errors of the thread, including those of `batches`, after it has returned all pairs coupled before.
     `close` stops the thread; so do the end of a `with` block, the deletion of this object, and the end of the

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from drainsinkhorn.backends.conditionals import PlainConditionals
 from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector
 from drainsinkhorn.backends.cpu import law_kernels as k
 from drainsinkhorn.backends.cpu.loading import EXPANDED_DIM, extent, lay_out
 from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT
-from drainsinkhorn.backends.laws import PlainLaws
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
@@ -76,11 +76,11 @@ class CompiledLaws:
         return cols
 
 
-def _laws(side: Side) -> CompiledLaws | PlainLaws:
+def _laws(side: Side) -> CompiledLaws | PlainConditionals:
     """A cost of the caller's own is evaluated by NumPy, some rows at a time."""
     instance = side.instance
     is_own = not instance.is_dense and instance.cost.kind.distances is None
-    return PlainLaws(side) if is_own else CompiledLaws(side)
+    return PlainConditionals(side) if is_own else CompiledLaws(side)
 
 
 def compiled_couplings(

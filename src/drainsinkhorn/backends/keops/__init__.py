@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.keops.pack import KeopsPack
 from drainsinkhorn.backends.keops.precision import Arithmetic, choose_arithmetic
 from drainsinkhorn.backends.keops.probe import require
-from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import OptionsError

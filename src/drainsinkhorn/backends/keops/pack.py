@@ -19,8 +19,9 @@ from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.loading import load_arrays
 from drainsinkhorn.backends.keops.precision import Arithmetic
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
+from drainsinkhorn.backends.lanes import CyclePack
 from drainsinkhorn.backends.support import Support, restrict
-from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
+from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import UNKNOWN, Residual, Residuals
@@ -114,7 +115,7 @@ class Lane:
 _numbers = itertools.count()
 
 
-class KeopsPack(Counted):
+class KeopsPack(CyclePack):
     """Lanes that share an arithmetic.
 
     Args:
@@ -133,20 +134,6 @@ class KeopsPack(Counted):
         self.repack([], instances)
 
     @memory_errors()
-    def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
-        """One cycle after the other, for the lanes that are neither frozen nor held."""
-        frozen = [i for i, lane in enumerate(self._lanes) if lane.frozen]
-        moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
-        for _ in range(cycles):
-            if not moving:
-                break
-            self._cycle(moving, frozen)
-            self._slots += len(moving) + len(frozen)
-            self._legs += 2 * (len(moving) + len(frozen))
-            held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
-            moving = [] if lockstep and held else [i for i in moving if i not in held]
-        return Progress([lane.depth for lane in self._lanes], [lane.stale for lane in self._lanes])
-
     def _cycle(self, moving: Sequence[int], frozen: Sequence[int]) -> None:
         """Apply the pending f-leg, run the g-leg, measure the next f-leg; discard the outcome of frozen lanes.
 
@@ -318,14 +305,9 @@ class KeopsPack(Counted):
                 raise ContractError(f"backend 'keops': the rows of lane {i} do not hold the state of lane {i}")
         return Emission.join(emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes)
 
-    def freeze(self, lanes: Sequence[int]) -> None:
-        """These lanes no longer change."""
-        for i in lanes:
-            self._lanes[i].frozen = True
-
     @memory_errors()
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
-        """Keep these lanes, in this order, append the admitted, and give back the memory of the others."""
+        """Keep these lanes, in this order, append lanes of new instances, and free the memory of the others."""
         state, spans = dict(vars(self)), [(lane, lane.rows, lane.cols) for lane in self._lanes]
         try:
             self._repack(keep, admit)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import jax
 import ott
 
+from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
-from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
 from drainsinkhorn.backends.ottjax.precision import Arithmetic, choose_arithmetic
 from drainsinkhorn.core.protocol import Hints

@@ -160,7 +160,7 @@ def _error(
     # In float64, where expm1 overflows only if the state is useless.
     log_ratios = jnp.where(mass > 0, (before - after) / lane["eps"], 0).astype(jnp.float64)
     truth = own[sampled] / eps - jnp.log(mass[sampled]) + jax.nn.logsumexp((other - lane[costs]) / eps, axis=1)
-    errors = jnp.abs(jnp.expm1(log_ratios[sampled]) - jnp.expm1(truth))
+    errors = jnp.abs(jnp.expm1(log_ratios)[sampled] - jnp.expm1(truth))
     potentials = largest_potentials(*(jnp.where(jnp.isfinite(side), side, 0) for side in exact)) / eps
     bound = arithmetic.bound(lane["rounding"], potentials, sampled_error(jnp, mass[sampled], errors), far)
     return residual(mass, log_ratios, jnp.sum, jnp.expm1), jnp.where(jnp.isnan(bound), jnp.inf, bound)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 import triton  # noqa: F401  without it there are no kernels, and the loader says what to install
 
+from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
-from drainsinkhorn.backends.laws import plain_couplings
 from drainsinkhorn.backends.triton import kernels as k
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.cycles import GLANCE

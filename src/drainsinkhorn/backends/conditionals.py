@@ -1,4 +1,4 @@
-"""Conditional distributions in plain NumPy: the reference, and the way of backends without compiled ones."""
+"""Conditional distributions in plain NumPy: those of the reference backend, and of backends without compiled ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drainsinkhorn.numerics.costs import cost_matrix
 from drainsinkhorn.numerics.transforms import conditionals
 
 
-class PlainLaws:
+class PlainConditionals:
     """Conditional distributions from costs by direct differences, in float64."""
 
     def __init__(self, side: Side) -> None:
@@ -32,24 +32,24 @@ class PlainLaws:
         """The block of these rows."""
         side = self._side
         if not side.instance.is_dense:
-            scores = cost_matrix(replace(self._instance, x=self._x[rows]))[0] / side.instance.eps
+            scaled_costs = cost_matrix(replace(self._instance, x=self._x[rows]))[0] / side.instance.eps
         else:
-            scores = self._dense[np.ix_(rows, side.cols)].astype(np.float64) / side.instance.eps
-        return Block(*conditionals(side.f[rows], side.g, side.b, scores), scores)
+            scaled_costs = self._dense[np.ix_(rows, side.cols)].astype(np.float64) / side.instance.eps
+        return Block(*conditionals(side.f[rows], side.g, side.b, scaled_costs), scaled_costs)
 
     def mean(self, weights: Matrix, values: Matrix) -> Matrix:
         """`weights @ values`."""
         return weights @ values
 
-    def draw(self, law: Matrix, rows: Places, numbers: Vector) -> Places:
+    def draw(self, conditionals: Matrix, rows: Places, numbers: Vector) -> Places:
         """Draw columns, row by row."""
         columns = np.empty(rows.size, dtype=np.int64)
         for row in np.unique(rows):
             mine = rows == row
-            columns[mine] = invert(law[row], numbers[mine])
+            columns[mine] = invert(conditionals[row], numbers[mine])
         return columns
 
 
 def plain_couplings(instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
     """Finished plans in plain NumPy."""
-    return BlockCouplings(instances, potentials, PlainLaws)
+    return BlockCouplings(instances, potentials, PlainConditionals)
