@@ -25,12 +25,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Numba links a function that it has just compiled otherwise than one that it finds on disk, so the process that
 # compiles may differ from all later ones in the last bits. Tests that compare processes need kernels from disk in all.
 COMPILE = """
-import numpy as np
 from drainsinkhorn.backends.cpu.pack import compile_kernels
-for dtype in (np.dtype(np.float32), np.dtype(np.float64)):
-    for momentum in (True, False):
-        compile_kernels(dtype, streaming=False, momentum=momentum)
-compile_kernels(np.dtype(np.float64), streaming=True, momentum=False)
+for kernels in ("float32", "float64", "streaming"):
+    compile_kernels(kernels)
 """
 
 

@@ -59,8 +59,8 @@ class PickyCpu(CpuBackend):
     def pack(self, problems: Sequence[ds.Problem[Any]]) -> Any:
         momentum = self.acceleration == "momentum"
         if self.representation == "streaming":
-            return PickyStreamingPack(problems, self.threads or 2, self.precision, momentum=momentum)
-        return PickyCpuPack(problems, self._how(problems[0])[2], self.threads or 2, momentum=momentum)
+            return PickyStreamingPack(problems, self.arithmetic(problems[0]), self.threads or 2, momentum=momentum)
+        return PickyCpuPack(problems, self.arithmetic(problems[0]).dtype, self.threads or 2, momentum=momentum)
 
 
 BACKENDS: dict[str, Any] = {

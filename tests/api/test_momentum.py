@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import CpuBackend
-from drainsinkhorn.backends.cpu import kernels as k
-from drainsinkhorn.backends.cpu.momentum_kernels import decide
+from drainsinkhorn.backends.cpu.lane_table import new_lanes
+from drainsinkhorn.backends.cpu.leg_kernels import DRIFT
+from drainsinkhorn.backends.cpu.update_kernels import decide
 from drainsinkhorn.numerics.update import FAST, GROWTH, MAX_BACKOFF, OFFSET, PLAIN, STEP, Momentum, Stride
 from drainsinkhorn.testing import marginal_errors
 
@@ -29,25 +30,24 @@ each_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKEND
 
 
 class Compiled:
-    """`decide` and the float row it keeps its state in, driven as Momentum is."""
+    """`decide` and the record it keeps its state in, driven as Momentum is."""
 
     def __init__(self) -> None:
-        self.numbers = np.zeros(k.NUMBERS)
-        self.numbers[k.BEST] = np.inf
+        self.lane = new_lanes(1)[0]
 
     @property
     def rows_exact(self) -> bool:
-        return self.numbers[k.ROWS_EXACT] > 0
+        return bool(self.lane["rows_exact"] > 0)
 
     def measured_columns(self, error: float) -> None:
-        self.numbers[k.COLUMNS] = error
+        self.lane["col_residual"] = error
 
     def stride(self, error: float, along: float) -> Stride:
-        expected = self.numbers[k.STRIDE], self.numbers[k.BETA]
-        hit = decide(self.numbers, error, along)
-        found = Stride(self.numbers[k.STRIDE], self.numbers[k.BETA])
+        expected = self.lane["step"], self.lane["beta"]
+        hit = decide(self.lane, error, along)
+        found = Stride(self.lane["step"], self.lane["beta"])
         assert hit == (expected == found), "it says whether the decision is the expected one"
-        assert self.numbers[k.DECIDED] == 1
+        assert self.lane["decided"] == 1
         return found
 
 
@@ -233,15 +233,15 @@ def test_shared_kernels_are_shared_and_left() -> None:
     batch = [validate(p, 1e-3) for p in HOSTILE["shared kernel to be left"]]
     for dtype in ("f4", "f8"):
         pack = CpuPack(batch, np.dtype(dtype), 2, momentum=True)
-        assert pack._table[:, k.SHARED].all()
+        assert pack._table["is_shared"].all()
         pack.advance(200, [1e-3] * len(batch))
-        assert not pack._table[:, k.SHARED].any()
+        assert not pack._table["is_shared"].any()
 
 
 def test_potentials_go_far_where_they_are_said_to() -> None:
     for name in ("tiny eps", "far apart"):
         for result in ds.solve(HOSTILE[name], accelerate="momentum"):
-            assert np.ptp(result.potentials.f) / result.problem.eps > 10 * k.DRIFT
+            assert np.ptp(result.potentials.f) / result.problem.eps > 10 * DRIFT
 
 
 @each_backend

@@ -11,10 +11,10 @@ import torch
 import drainsinkhorn as ds
 from drainsinkhorn.apps.flow.problems import problems_of
 from drainsinkhorn.backends.cpu import CpuBackend
-from drainsinkhorn.backends.cpu import kernels as k
 from drainsinkhorn.backends.cpu.distances import squared_distances
-from drainsinkhorn.backends.cpu.loading import extent, lay_out
 from drainsinkhorn.backends.cpu.pack import CpuPack
+from drainsinkhorn.backends.cpu.primitives import double
+from drainsinkhorn.backends.cpu.scores import extent, lay_out
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT, TALL, WIDE, padded, squares
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import marginal_errors
@@ -114,9 +114,9 @@ def test_an_exact_verify_takes_differences() -> None:
     pack = CpuPack([problem], np.dtype(np.float64), 1)
     pack.advance(5, [-np.inf])
     # What expanding would read is gone: only differences of points can still give the residual.
-    table = pack._table
-    for field, size in ((k.NORMS_X, 50), (k.NORMS_Y, 60), (k.SCORES, 50 * 60)):
-        k.double(table[0, field], size)[:] = np.nan
+    lane = pack._table[0]
+    for field, size in (("norms_x", 50), ("norms_y", 60), ("scores", 50 * 60)):
+        double(lane[field], size)[:] = np.nan
     (seen,), (exact,) = pack.verify([0]).rows(), pack.verify([0], exact=True).rows()
     assert np.isfinite(exact.row)
     assert abs(seen.row - exact.row) <= seen.band + exact.band

@@ -16,7 +16,7 @@ ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELO
 PAGES = [*ROOT_PAGES, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-RUN_ELSEWHERE = ("explanation", "reference")
+RUN_ELSEWHERE = ("coming-from", "explanation", "reference", "tutorials")
 """Folders whose blocks other tests run, which also compare what they print."""
 
 

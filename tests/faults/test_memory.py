@@ -296,6 +296,7 @@ def test_a_dense_cost_cannot_stream(limited: list[int]) -> None:
 
 def test_a_repack_that_runs_out_leaves_the_cpu_pack_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     from drainsinkhorn.backends.cpu import pack as module
+    from drainsinkhorn.backends.cpu.lane_table import LANE
     from drainsinkhorn.run.validate import validate
 
     problems = [validate(problem, 1e-3) for problem in large(3, 40)]
@@ -303,8 +304,8 @@ def test_a_repack_that_runs_out_leaves_the_cpu_pack_as_it_was(monkeypatch: pytes
     concatenate, left = np.concatenate, iter([None])
 
     def second(parts: Any, *args: Any) -> Any:
-        if parts[-1].dtype == np.float64 and next(left, "none") is None:
-            raise MemoryError("no room for the numbers of lanes")
+        if parts[-1].shape[1:] == (len(LANE),) and next(left, "none") is None:
+            raise MemoryError("no room for the records of lanes")
         return concatenate(parts, *args)
 
     with monkeypatch.context() as patch:

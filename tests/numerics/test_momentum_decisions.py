@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tests.device import DEVICE, torch
 
-from drainsinkhorn.backends.cpu import kernels as k
-from drainsinkhorn.backends.cpu.momentum_kernels import decide
+from drainsinkhorn.backends.cpu.lane_table import new_lanes
+from drainsinkhorn.backends.cpu.update_kernels import decide
 from drainsinkhorn.backends.triton import kernels as t
 from drainsinkhorn.numerics.update import GROWTH, MAX_BACKOFF, OFFSET, PLAIN, STEP, Momentum, Stride
 
@@ -51,13 +51,12 @@ def in_python(legs: list[Leg]) -> Iterator[Decision]:
 
 
 def on_the_cpu(legs: list[Leg]) -> Iterator[Decision]:
-    numbers = np.zeros(k.NUMBERS)
-    numbers[k.BEST] = np.inf
+    lane = new_lanes(1)[0]
     for leg in legs:
         # A lane's kernels set it in every cycle.
-        numbers[k.COLUMNS] = leg.columns
-        decide(numbers, leg.error, leg.along)
-        yield Decision(Stride(numbers[k.STRIDE], numbers[k.BETA]), bool(numbers[k.ROWS_EXACT]))
+        lane["col_residual"] = leg.columns
+        decide(lane, leg.error, leg.along)
+        yield Decision(Stride(lane["step"], lane["beta"]), bool(lane["rows_exact"]))
 
 
 @triton.jit
@@ -165,10 +164,12 @@ def test_each_growth_doubles_the_plain_legs_after_it(bad: float) -> None:
 
 def test_the_pause_has_the_same_bound() -> None:
     """The residual grows after the longest pause; the state of compiled rules says how long the next one is."""
-    numbers = np.zeros(k.NUMBERS)
-    numbers[[k.STARTED, k.AGE, k.BEST, k.COLUMNS]], numbers[k.BACKOFF] = 1.0, MAX_BACKOFF
-    decide(numbers, 5.0, 1.0)
-    assert (numbers[k.COOLDOWN], numbers[k.BACKOFF]) == (2.0**MAX_BACKOFF, MAX_BACKOFF)
+    lane = new_lanes(1)[0]
+    for field in ("started", "age", "best", "col_residual"):
+        lane[field] = 1.0
+    lane["backoff"] = MAX_BACKOFF
+    decide(lane, 5.0, 1.0)
+    assert (lane["cooldown"], lane["backoff"]) == (2.0**MAX_BACKOFF, MAX_BACKOFF)
     lanes = TritonLanes(1)
     lanes.state[0, [t.STARTED.value, t.AGE.value, t.BEST.value]] = 1.0
     lanes.state[0, t.BACKOFF.value] = MAX_BACKOFF

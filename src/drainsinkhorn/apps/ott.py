@@ -44,7 +44,7 @@ def solve(
     backend: OttBackend | None = None,
     **settings: Unpack[Settings],
 ) -> list[SinkhornOutput]:
-    """Solve linear problems of OTT as one drained batch.
+    """Solve linear problems of OTT as one batch, which narrows as problems converge.
 
     Outputs are constants: nothing differentiates through this function, and it cannot be called under jit or vmap.
 
@@ -61,7 +61,7 @@ def solve(
         plus their rounding bound. An INVALID problem has potentials NaN.
 
     Raises:
-        OptionsError: If the solver asks for what the drain does not do: scalings, momentum, Anderson, parallel updates.
+        OptionsError: If the solver uses scalings, momentum, Anderson acceleration or parallel updates.
         ProblemError: If a problem is unbalanced, scheduled, or over a geometry that is neither points nor a matrix.
     """
     solver = Sinkhorn() if solver is None else solver

@@ -12,6 +12,7 @@ from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import evaluate, unit_rows
+from drainsinkhorn.numerics.rounding import float32_suffices, streamed_rounding
 
 Vector = NDArray[np.float64]
 
@@ -46,6 +47,19 @@ def cost_sizes(instance: Instance[Any]) -> CostSizes:
     if sizes is None:
         sizes = _known[instance] = _measure(instance)
     return sizes
+
+
+def is_single(instance: Instance[Any], precision: str) -> bool:
+    """Whether a problem is computed in float32: with precision "float32", and with "auto" where it suffices for tol."""
+    if precision == "auto":
+        return float32_suffices(cost_sizes(instance).typical, instance.tol)
+    return precision == "float32"
+
+
+def leg_rounding(instance: Instance[Any]) -> float:
+    """`streamed_rounding` of a problem: a bound for log marginal ratios in float64, in nats."""
+    sizes = cost_sizes(instance)
+    return streamed_rounding(sizes.rounding, sizes.largest, sum(instance.shape))
 
 
 @np.errstate(all="ignore")

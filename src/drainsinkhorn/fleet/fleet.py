@@ -29,7 +29,7 @@ def check_counts(workers: int | None, cores: int) -> None:
 
 
 class Fleet:
-    """Workers that solve what one stream is given. `LocalFleet` and `RayFleet` say where they are.
+    """Workers that solve the problems of one stream: processes (`LocalFleet`) or actors of Ray (`RayFleet`).
 
     Args:
         pool: The workers.
@@ -60,10 +60,11 @@ class Fleet:
         journal: str | os.PathLike[str] | None = None,
         **settings: Unpack[Settings],
     ) -> FleetStream:
-        """As `drainsinkhorn.stream`, and to the bit the same results, in another order.
+        """Solve problems as `drainsinkhorn.stream` does, with results equal to the bit, in another order.
 
-        A worker that dies costs time, never a result. Observers are told `Reported` by each worker, `Lost` when one is
-        lost, and `Finished` for every problem. `lookahead` is how many problems are read ahead of what workers have.
+        If a worker dies, its problems run again and no result is lost. Observers receive `Reported` from each worker,
+        `Lost` when one is lost, and `Finished` for every problem. `lookahead` limits the problems that are read but
+        not yet sent to a worker.
         """
         if self._closed:
             raise FleetError("this fleet is closed and its workers are gone; make another one")
@@ -107,12 +108,12 @@ class Fleet:
 
 
 class FleetStream(Iterator[Result[Any]]):
-    """Results as workers find them.
+    """Results in the order in which workers finish them.
 
     Attributes:
         ledger: The account of all workers, complete at the end. Work of workers that were lost is counted up to
             their last report.
-        over: True if nothing more comes.
+        over: True if no further result follows.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
@@ -132,7 +133,7 @@ class FleetStream(Iterator[Result[Any]]):
             raise
 
     def close(self) -> None:
-        """Give up what is unfinished."""
+        """Cancel unfinished problems."""
         self._give_up("the stream was closed")
 
     def __del__(self) -> None:

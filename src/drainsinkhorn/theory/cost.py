@@ -23,7 +23,7 @@ AUDIT = Audit()
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a verb costs, in seconds: `call + lanes * lane`."""
+    """Seconds that one step of a backend takes: `call + lanes * lane`."""
 
     call: float
     lane: float

@@ -28,8 +28,8 @@ Tensor = torch.Tensor
 class OTPlanSampler:
     """Draws pairs of a source and a target minibatch from an optimal transport plan for squared distances.
 
-    `method="sinkhorn"` is this library's: solved where the tensors lie, to a verified tol, and no plan is built but by
-    `get_map`. "exact", "unbalanced" and "partial" are POT's, on the CPU, as in torchcfm.
+    `method="sinkhorn"` solves the entropic problem with this library, on the device of the tensors and to a verified
+    tol; only `get_map` builds a plan. "exact", "unbalanced" and "partial" call POT on the CPU, as torchcfm does.
 
     Args:
         method: One of METHODS.

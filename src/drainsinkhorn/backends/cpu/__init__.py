@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Literal
 
-import numpy as np
-
 from drainsinkhorn.backends.couplings import BlockCouplings
-from drainsinkhorn.backends.cpu.laws import compiled_couplings
-from drainsinkhorn.backends.cpu.loading import type_band
 from drainsinkhorn.backends.cpu.pack import FORMS, CpuPack, compile_kernels
+from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
+from drainsinkhorn.backends.cpu.precision import Arithmetic, choose_arithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, default_threads
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.core.protocol import Hints
@@ -45,47 +42,53 @@ class CpuBackend:
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
 
+    def arithmetic(self, instance: Instance[Any]) -> Arithmetic:
+        """How the lane of an instance computes."""
+        n, m = instance.shape
+        has_distances = not instance.is_dense and instance.cost.kind.distances is not None
+        return choose_arithmetic(
+            n, m, instance.tol, has_distances, self.precision, self.representation, self.cached_pairs
+        )
+
     def signature(self, instance: Instance[Any]) -> Hashable:
         """Problems of one representation and precision share packs, whatever their sizes and costs."""
         require_form(instance, self.name, FORMS)
-        return self._how(instance)[0]
+        return self.arithmetic(instance).description
 
     def width_for(self, lanes: int) -> int:
-        """A pack is as wide as its lanes are many."""
+        """The width of a pack is its number of lanes."""
         return lanes
 
     def pack(self, instances: Sequence[Instance[Any]]) -> CpuPack | StreamingPack:
         """Build the lanes and measure their first f-leg."""
         for instance in instances:
             require_form(instance, self.name, FORMS)
-        threads = self.threads or default_threads()
-        _, streams, dtype = self._how(instances[0])
+        threads, arithmetic = self.threads or default_threads(), self.arithmetic(instances[0])
         momentum = self.acceleration == "momentum"
-        if streams:
-            return StreamingPack(instances, threads, self.precision, momentum=momentum)
-        return CpuPack(instances, dtype, threads, momentum=momentum)
+        if arithmetic.is_streaming:
+            return StreamingPack(instances, arithmetic, threads, momentum=momentum)
+        return CpuPack(instances, arithmetic.dtype, threads, momentum=momentum)
 
     def couple(self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]) -> BlockCouplings:
-        """Plans in float64, some rows at a time, shared by the threads."""
+        """Return plans in float64, which are computed some rows at a time, shared by the threads."""
         return compiled_couplings(instances, potentials, self.threads or default_threads())
 
     def hints(self, instance: Instance[Any]) -> Hints:
-        """Return precision, representation and a width."""
+        """Return the arithmetic and a width."""
         n, m = instance.shape
         # Many small lanes keep the threads busy and the host's part of the work small.
-        return Hints(self._how(instance)[0], max(16, min(512, 2**26 // (n * m))))
+        return Hints(self.arithmetic(instance).description, max(16, min(512, 2**26 // (n * m))))
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
-        """Compile the kernels, or load them from disk; said once if it takes a while."""
-        _, streams, dtype = self._how(instances[0])
-        compile_kernels(dtype, streaming=streams, momentum=not streams and self.acceleration == "momentum")
+        """Compile the kernels, or load them from disk; logged once if it takes long."""
+        compile_kernels(self.arithmetic(instances[0]).kernels)
 
     def using(self, acceleration: str) -> CpuBackend:
-        """Plain Sinkhorn, or with momentum."""
+        """Return this backend with another acceleration."""
         return replace(self, acceleration=acceleration)
 
     def precise(self) -> CpuBackend:
-        """The same in float64."""
+        """Return this backend in float64."""
         return replace(self, precision="float64")
 
     def frugal(self) -> CpuBackend:
@@ -95,22 +98,3 @@ class CpuBackend:
     def release(self) -> None:
         """Free the memory kept from retired lanes."""
         MemoryBlock.release()
-
-    def _how(self, instance: Instance[Any]) -> tuple[str, bool, np.dtype[Any]]:
-        """Its description, whether it streams, and the precision of cached lanes."""
-        n, m = instance.shape
-        points = not instance.is_dense and instance.cost.kind.distances is not None
-        return _how(n, m, instance.tol, points, self.precision, self.representation, self.cached_pairs)
-
-
-@lru_cache(maxsize=4096)
-def _how(
-    n: int, m: int, tol: float, points: bool, precision: str, representation: str, cached_pairs: int
-) -> tuple[str, bool, np.dtype[Any]]:
-    streams = representation == "streaming" or (representation == "auto" and n * m > cached_pairs)
-    if streams and points:
-        climbs = "float32, float64 where needed" if precision == "auto" else precision
-        return f"{climbs}, streaming", True, np.dtype(np.float64)
-    if precision == "auto":
-        precision = "float32" if type_band(n, m, np.dtype(np.float32)) <= tol / 10 else "float64"
-    return f"{precision}, cached", False, np.dtype(precision)

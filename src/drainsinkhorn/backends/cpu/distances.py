@@ -1,4 +1,4 @@
-"""Squared distances of many pairs of clouds as matrices, for callers who will look at them more than once."""
+"""Squared distances of many pairs of clouds as matrices, for callers who read them more than once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.cpu import law_kernels as k
-from drainsinkhorn.backends.cpu.loading import extent, lay_out
 from drainsinkhorn.backends.cpu.resources import default_threads, each
+from drainsinkhorn.backends.cpu.scores import extent, lay_out, score_matrix
 from drainsinkhorn.backends.cpu.tiles import EXPANDED
 
 Array = NDArray[np.float64]
@@ -33,7 +32,7 @@ def squared_distances(
         if np.isfinite(layout.row_norms).all() and np.isfinite(layout.panel_norms).all():
             matrix = np.empty((x.shape[1], y.shape[1]))
             rows, norms, panels, others = (array[0] for array in layout)
-            k.scores(EXPANDED, rows, norms, panels, others, scales[place], matrix)
+            score_matrix(EXPANDED, rows, norms, panels, others, scales[place], matrix)
             matrices[place] = matrix
 
     each(threads or default_threads(), work, len(pairs))

@@ -13,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.cpu import kernels as k
-from drainsinkhorn.backends.cpu import momentum_kernels as mk
+from drainsinkhorn.backends.cpu import leg_kernels as legs
+from drainsinkhorn.backends.cpu import update_kernels as k
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
-from drainsinkhorn.backends.cpu.laws import compiled_couplings
+from drainsinkhorn.backends.cpu.kernel_cache import compiling
+from drainsinkhorn.backends.cpu.lane_table import FRESH, NEEDS_KERNEL, NOT_FINITE, new_lanes, records, words
 from drainsinkhorn.backends.cpu.loading import groups, load_group
+from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
+from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, Arithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, each
-from drainsinkhorn.backends.cpu.stored import compiling
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states
 from drainsinkhorn.backends.support import Couple, Support, restrict
@@ -39,21 +41,22 @@ SPLIT_PAIRS = 2**20
 
 
 class _Lane:
-    """A problem and the blocks that hold its vectors.
+    """A problem and what holds its vectors.
 
     Attributes:
-        home: The address of its potentials f. It is unique to the lane, and its row of the lane table holds the same
-            address, which `emit` compares.
+        memory: Blocks and arrays to which its record in the lane table refers.
+        address: The address of its potentials f. It is unique to the lane, and its record holds the same address, which
+            `emit` compares.
     """
 
-    __slots__ = ("frozen", "home", "inner", "instance", "keep", "support")
+    __slots__ = ("address", "frozen", "inner", "instance", "memory", "support")
 
     def __init__(self, instance: Instance[Any]) -> None:
         self.instance = instance
         inner, self.support = (instance, None) if instance.positive else restrict(instance)
         self.inner = with_matrix(inner, FORMS)
-        self.keep: Any = None
-        self.home = 0
+        self.memory: Any = None
+        self.address = 0
         self.frozen = False
 
 
@@ -135,19 +138,17 @@ def _moved(vector: Vector, at: NDArray[np.int64], name: str) -> Vector:
 
 
 class CpuPack(Counted):
-    """Lanes of one precision. Narrower means: fewer rows in the table; nothing is copied."""
+    """Cached lanes of one precision. A narrower pack has fewer records in the lane table; nothing else is copied."""
 
     def __init__(
         self, instances: Sequence[Instance[Any]], dtype: np.dtype[Any], threads: int, *, momentum: bool = False
     ) -> None:
         self._dtype = dtype
         self._momentum = momentum
-        self._kernels: Any = mk if momentum else k
         self._one = dtype.type(1)
         self._threads = threads
         self._lanes: list[_Lane] = []
-        self._table = np.empty((0, k.FIELDS), dtype=np.int64)
-        self._numbers = np.empty((0, k.NUMBERS))
+        self._table = new_lanes(0)
         self._slots = 0
         self._legs = 0
         self.repack([], instances)
@@ -163,39 +164,42 @@ class CpuPack(Counted):
         while moving.size and done < cycles:
             ran = self._run(moving, span, limits)
             longest = int(ran.max())
-            self._share(k.discard_lanes, self._table, self._numbers, frozen, longest)
+            self._share(legs.discard_lanes, self._table, frozen, longest)
             done += span
             executed = int(ran.sum()) + longest * frozen.size
             self._slots += executed
             self._legs += 2 * executed
-            if lockstep and any(is_held(float(self._numbers[i, k.STALE]), float(limits[i])) for i in moving):
+            if lockstep and any(self._is_held(i, limits) for i in moving):
                 break
-        return Progress(self._table[:, k.DEPTH].tolist(), self._numbers[:, k.STALE].tolist())
+        return Progress(self._table["depth"].tolist(), self._table["stale"].tolist())
+
+    def _is_held(self, i: int, stops: NDArray[np.float64]) -> bool:
+        return is_held(float(self._table["stale"][i]), float(stops[i]))
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state, in a pass of its own."""
         self._legs += len(lanes)
-        return [float(k.screen_lane(self._table[i], self._numbers[i], self._one)) for i in lanes]
+        return [float(legs.screen_lane(self._table[i], self._one)) for i in lanes]
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Return both residuals of the states as they will be emitted; `exact` certifies from the caller's arrays."""
         self._legs += 2 * len(lanes)
         if exact:
-            broken = (self._table[list(lanes), k.STATE] == k.POISONED).tolist()
+            broken = (self._table["state"][list(lanes)] == NOT_FINITE).tolist()
             return certificates(self.emit(lanes), broken, partial(compiled_sweep, threads=self._threads))
         states = self._states(lanes)
         order = np.asarray(lanes, dtype=np.int64)
         residuals = np.empty((len(order), 3))
         where = (states.f, states.f_at, states.g, states.g_at, states.eps)
-        self._share(k.verify_lanes, self._table, self._numbers, order, *where, residuals)
+        self._share(legs.verify_lanes, self._table, order, *where, residuals)
         return Residuals(*residuals.T.tolist())
 
     def emit(self, lanes: Sequence[int]) -> Emission:
         """Return copies for the caller; raises ContractError if a row of the table holds another lane's state."""
         if not lanes:
             return Emission([], [], [], [])
-        for i, home in zip(lanes, self._table[np.asarray(lanes, dtype=np.int64), k.STATE_F].tolist(), strict=True):
-            if home != self._lanes[i].home:
+        for i, address in zip(lanes, self._table["f"][np.asarray(lanes, dtype=np.int64)].tolist(), strict=True):
+            if address != self._lanes[i].address:
                 raise ContractError(f"backend 'cpu': row {i} of the lane table does not hold the state of lane {i}")
         couple = partial(compiled_couplings, threads=self._threads)
         return self._states(lanes).emit([self._lanes[i].support for i in lanes], couple)
@@ -204,10 +208,10 @@ class CpuPack(Counted):
         """The states of lanes as they will be emitted, one after another in flat vectors."""
         order = np.asarray(lanes, dtype=np.int64)
         instances = [self._lanes[i].instance for i in lanes]
-        f_at = np.concatenate([[0], np.cumsum(self._table[order, k.ROWS])])
-        g_at = np.concatenate([[0], np.cumsum(self._table[order, k.COLS])])
+        f_at = np.concatenate([[0], np.cumsum(self._table["rows"][order])])
+        g_at = np.concatenate([[0], np.cumsum(self._table["cols"][order])])
         f, g = np.empty(int(f_at[-1])), np.empty(int(g_at[-1]))
-        k.write_states(self._table, order, f, f_at, g, g_at, self._one)
+        legs.write_states(self._table, order, f, f_at, g, g_at, self._one)
         return States(instances, f, f_at, g, g_at)
 
     def freeze(self, lanes: Sequence[int]) -> None:
@@ -216,180 +220,121 @@ class CpuPack(Counted):
             self._lanes[i].frozen = True
 
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
-        """Keep these rows of the table, in this order, and append the admitted."""
-        table, numbers, lanes = self._open(admit)
-        rows = np.asarray(keep, dtype=np.int64)
+        """Keep these records of the table, in this order, and append lanes of new instances."""
+        table, lanes = self._open(admit)
         # All memory is allocated before anything is changed.
-        table = np.concatenate([self._table[rows], table])
-        numbers = np.concatenate([self._numbers[rows], numbers])
-        self._table, self._numbers, self._lanes = table, numbers, [self._lanes[i] for i in keep] + lanes
+        rows = np.concatenate([words(self._table)[np.asarray(keep, dtype=np.int64)], words(table)])
+        self._table, self._lanes = records(rows), [self._lanes[i] for i in keep] + lanes
         self._legs += len(lanes)
 
-    def _open(self, instances: Sequence[Instance[Any]]) -> tuple[NDArray[np.int64], NDArray[np.float64], list[_Lane]]:
+    def _open(self, instances: Sequence[Instance[Any]]) -> tuple[NDArray[Any], list[_Lane]]:
         """Lanes at depth zero, their first f-leg measured."""
-        table = np.zeros((len(instances), k.FIELDS), dtype=np.int64)
-        numbers = np.zeros((len(instances), k.NUMBERS))
-        lanes = [_Lane(instance) for instance in instances]
+        table, lanes = new_lanes(len(instances)), [_Lane(instance) for instance in instances]
         inner = [lane.inner for lane in lanes]
         # On one thread: small decompositions of several threads at once make BLAS libraries wait for one another.
         for places in groups(inner, self._dtype.itemsize):
-            rows, floats = table[places], numbers[places]
-            memory = load_group([inner[i] for i in places], self._dtype, rows, floats, momentum=self._momentum)
-            table[places], numbers[places] = rows, floats
+            group = records(words(table)[places])
+            memory = load_group([inner[i] for i in places], self._dtype, group, momentum=self._momentum)
+            words(table)[places] = words(group)
             for i in places:
-                lanes[i].keep = memory
-            if table[places[0], k.SHARED]:
-                self._fill_shared(table, numbers, places)
-        self._share(self._kernels.open_lanes, table, numbers, np.arange(len(instances)))
-        for lane, home in zip(lanes, table[:, k.STATE_F].tolist(), strict=True):
-            lane.home = home
-        for i in np.flatnonzero(table[:, k.STATE] == k.HOMELESS):
-            self._house(lanes[i], table[i], numbers[i])
-        return table, numbers, lanes
+                lanes[i].memory = memory
+            if group["is_shared"][0]:
+                self._fill_shared(table, places)
+        self._share(k.open_lanes, table, np.arange(len(instances)))
+        for lane, address in zip(lanes, table["f"].tolist(), strict=True):
+            lane.address = address
+        for i in np.flatnonzero(table["state"] == NEEDS_KERNEL):
+            self._add_kernel(lanes[i], table[i])
+        return table, lanes
 
-    def _fill_shared(self, table: Any, numbers: Any, places: list[int]) -> None:
-        """Compute the kernel that some lanes share, and hand its base to all of them."""
-        lane, rows = table[places[0]], int(table[places[0], k.ROWS])
-        if not math.isfinite(numbers[places[0], k.ROUNDING]):
+    def _fill_shared(self, table: NDArray[Any], places: list[int]) -> None:
+        """Compute the kernel that some lanes share, and copy its base to all of them."""
+        lane = table[places[0]]
+        if not math.isfinite(lane["score_rounding"]):
             return
-        parts = k.groups_of(rows)
+        rows = int(lane["rows"])
+        parts = legs.groups_of(rows)
         bounds = [rows * part // parts for part in range(parts + 1)]
-        mine = numbers[places[0]]
-
-        def fill(part: int) -> None:
-            k.fill_cold_rows(lane, mine, bounds[part], bounds[part + 1], self._one)
-
-        each(self._threads, fill, parts)
+        each(self._threads, lambda part: k.fill_cold_rows(lane, bounds[part], bounds[part + 1], self._one), parts)
         k.copy_base(table, np.asarray(places, dtype=np.int64))
 
-    def _house(self, lane: _Lane, row: Any, numbers: Any) -> None:
-        """Give a lane a kernel of its own and absorb it there."""
-        block = MemoryBlock(int(row[k.ROWS] * row[k.COLS]) * self._dtype.itemsize)
-        lane.keep = [*lane.keep, block]
-        row[k.KERNEL], row[k.SHARED], row[k.STATE] = block.address, 0, k.FRESH
-        self._kernels.absorb(row, numbers, self._one)
+    def _add_kernel(self, owner: _Lane, lane: Any) -> None:
+        """Give a lane that shared its kernel one of its own, and absorb it there."""
+        block = MemoryBlock(int(lane["rows"] * lane["cols"]) * self._dtype.itemsize)
+        owner.memory = [*owner.memory, block]
+        lane["kernel"], lane["is_shared"], lane["state"] = block.address, 0, FRESH
+        k.run_phases(lane, k.ABSORB, self._one)
 
     def _run(self, moving: NDArray[np.int64], cycles: int, stops: NDArray[np.float64]) -> NDArray[np.int64]:
         """Run lanes until they are held or the cycles are over; returns cycles run, by lane."""
         ran = np.zeros(len(self._lanes), dtype=np.int64)
-        pairs = self._table[moving, k.ROWS] * self._table[moving, k.COLS]
+        pairs = self._table["rows"][moving] * self._table["cols"][moving]
         if moving.size < self._threads and pairs.max() >= SPLIT_PAIRS:
             for i in moving:
-                self._run_split(int(i), cycles, float(stops[i]), ran)
+                self._run_split(int(i), cycles, stops, ran)
             return ran
         order = moving[np.argsort(-pairs, kind="stable")]
-        self._share(self._kernels.run_lanes, self._table, self._numbers, order, cycles, stops, ran)
-        while (homeless := order[self._table[order, k.STATE] == k.HOMELESS]).size:
-            for i in homeless:
-                self._house(self._lanes[i], self._table[i], self._numbers[i])
-            again = [
-                i
-                for i in homeless
-                if ran[i] < cycles and not is_held(float(self._numbers[i, k.STALE]), float(stops[i]))
-            ]
+        self._share(k.run_lanes, self._table, order, cycles, stops, ran)
+        while (waiting := order[self._table["state"][order] == NEEDS_KERNEL]).size:
+            for i in waiting:
+                self._add_kernel(self._lanes[i], self._table[i])
+            again = [i for i in waiting if ran[i] < cycles and not self._is_held(i, stops)]
             for left in sorted({int(cycles - ran[i]) for i in again}):
                 some = np.array([i for i in again if cycles - ran[i] == left], dtype=np.int64)
-                self._share(self._kernels.run_lanes, self._table, self._numbers, some, left, stops, ran)
+                self._share(k.run_lanes, self._table, some, left, stops, ran)
         return ran
 
-    def _run_split(self, i: int, cycles: int, stop: float, ran: NDArray[np.int64]) -> None:
-        """One large lane, its sweeps shared among the threads."""
-        lane, numbers = self._table[i], self._numbers[i]
+    def _run_split(self, i: int, cycles: int, stops: NDArray[np.float64], ran: NDArray[np.int64]) -> None:
+        """`run_lanes` for one large lane: the groups of each phase are shared among the threads."""
+        lane, one = self._table[i], self._one
+        groups = legs.groups_of(int(lane["rows"]))
         for _ in range(cycles):
-            lane[k.DEPTH] += 1
-            if lane[k.STATE] != k.POISONED:
-                (self._split_momentum if self._momentum else self._split_plain)(self._lanes[i], lane, numbers)
+            phase = k.begin_cycle(lane, one)
+            while phase != k.DONE:
+                each(self._threads, lambda group, phase=phase: k.run_group(lane, phase, group, one), groups)
+                phase = k.end_phase(lane, phase, one)
+            if lane["state"] == NEEDS_KERNEL:
+                self._add_kernel(self._lanes[i], lane)
             ran[i] += 1
-            if is_held(numbers[k.STALE], stop):
+            if self._is_held(i, stops):
                 break
-
-    def _split_plain(self, owner: _Lane, lane: Any, numbers: Any) -> None:
-        """`kernels.cycle`, by groups of rows."""
-        groups, one = k.groups_of(int(lane[k.ROWS])), self._one
-        if k.begin_cycle(lane, one):
-            each(self._threads, lambda group: k.sweep_group(lane, group, one), groups)
-            if k.end_sweep(lane, numbers, one):
-                return None
-            if not k.unfold(lane, one):
-                return self._house(owner, lane, numbers)
-        else:
-            k.log_leg(lane, numbers, one)
-        if lane[k.STATE] != k.POISONED:
-            each(self._threads, lambda group: k.absorb_group(lane, numbers, group, one), groups)
-            k.end_absorb(lane, numbers, one)
-        return None
-
-    def _split_momentum(self, owner: _Lane, lane: Any, numbers: Any) -> None:
-        """`momentum_kernels.cycle`, by groups of rows."""
-        groups, one = k.groups_of(int(lane[k.ROWS])), self._one
-
-        def columns() -> int:
-            each(self._threads, lambda group: mk.columns_group(lane, group, one), groups)
-            return mk.end_columns(lane, one)
-
-        if mk.begin_cycle(lane, numbers, one):
-            each(self._threads, lambda group: mk.sweep_group(lane, numbers, group, one), groups)
-            todo = mk.end_sweep(lane, numbers, one)
-            if todo == mk.COLUMNS:
-                todo = columns()
-            if todo == mk.DONE:
-                return None
-            if not k.unfold(lane, one):
-                return self._house(owner, lane, numbers)
-        else:
-            mk.log_leg(lane, numbers, one)
-        if lane[k.STATE] != k.POISONED:
-            each(self._threads, lambda group: k.absorb_group(lane, numbers, group, one), groups)
-            if mk.end_absorb(lane, numbers, one) == mk.COLUMNS:
-                columns()
-        return None
 
     def touch(self) -> None:
         """Call every kernel on the first lane, those that only large lanes need too, so that they are compiled."""
-        self.advance(2, [-math.inf] * self.width)
+        self.advance(1, [-math.inf] * self.width)
+        self._run_split(0, 1, np.array([-math.inf]), np.zeros(1, dtype=np.int64))
         self.verify([0])
         self.verify([0], exact=True)
         self.screen([0])
+        k.fill_cold_rows(self._table[0], 0, 0, self._one)
         k.copy_base(self._table, np.zeros(1, dtype=np.int64))
-        k.discard_lanes(self._table, self._numbers, np.arange(1), 0, 1, 1, self._one)
-        lane, numbers = self._table[0], self._numbers[0]
-        for _ in range(2):
-            (self._split_momentum if self._momentum else self._split_plain)(self._lanes[0], lane, numbers)
-            k.unfold(lane, self._one)
-            k.absorb_group(lane, numbers, 0, self._one)
-            self._kernels.end_absorb(lane, numbers, self._one)
-            self._kernels.log_leg(lane, numbers, self._one)
-            self._kernels.absorb(lane, numbers, self._one)
-        if self._momentum:
-            mk.columns_group(lane, 0, self._one)
-            mk.end_columns(lane, self._one)
+        k.run_phases(self._table[0], k.DONE, self._one)
+        legs.discard_lanes(self._table, np.arange(1), 0, 1, 1, self._one)
 
-    def _share(
-        self, kernel: Callable[..., None], table: Any, numbers: Any, order: NDArray[np.int64], *rest: Any
-    ) -> None:
+    def _share(self, kernel: Callable[..., None], table: Any, order: NDArray[np.int64], *rest: Any) -> None:
         """Let the threads take lanes in this order, a few at a time."""
         chunk = max(1, order.size // (16 * self._threads))
         firsts = range(0, order.size, chunk)
         each(
             self._threads,
-            lambda part: kernel(
-                table, numbers, order, firsts[part], min(order.size, firsts[part] + chunk), *rest, self._one
-            ),
+            lambda part: kernel(table, order, firsts[part], min(order.size, firsts[part] + chunk), *rest, self._one),
             len(firsts),
         )
 
 
 @lru_cache(maxsize=8)
-def compile_kernels(dtype: np.dtype[Any], *, streaming: bool, momentum: bool) -> None:
-    """Run every kernel once on a tiny problem, so that it is compiled, or loaded from the kernel cache."""
-    kernels = "streaming" if streaming else f"{dtype.name}, momentum" if momentum else dtype.name
+def compile_kernels(kernels: str) -> None:
+    """Run a set of kernels once on a tiny problem, so that they are compiled, or loaded from the kernel cache.
+
+    Args:
+        kernels: "float32" or "float64" for cached lanes of that precision, or "streaming".
+    """
     with compiling(kernels):
         points, weights = np.array([[0.0], [1.0]]), np.array([0.5, 0.5])
         instance = Instance(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(COSTS["sqeuclidean"]))
-        gaussian = replace(instance, init="gaussian")
-        if streaming:
-            for precision in ("float32", "float64"):
-                StreamingPack([instance], 1, precision).verify([0], exact=True)
+        if kernels == "streaming":
+            for dtype in (FLOAT32, FLOAT64):
+                StreamingPack([instance], Arithmetic(dtype, is_streaming=True), 1).verify([0], exact=True)
         else:
-            for start in (instance, gaussian):
-                CpuPack([start], dtype, threads=1, momentum=momentum).touch()
+            for start in ("zero", "gaussian"):
+                CpuPack([replace(instance, init=start)], np.dtype(kernels), threads=1, momentum=True).touch()

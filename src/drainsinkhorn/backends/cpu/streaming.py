@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.cpu import streaming_kernels as s
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
-from drainsinkhorn.backends.cpu.laws import compiled_couplings
-from drainsinkhorn.backends.cpu.loading import extent
+from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
+from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, STREAMED, Arithmetic, cost_rounding
 from drainsinkhorn.backends.cpu.resources import each
+from drainsinkhorn.backends.cpu.scores import extent
+from drainsinkhorn.backends.cpu.update_kernels import update_rule
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.support import restrict
@@ -24,9 +26,10 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
+from drainsinkhorn.numerics.residual import residual
 from drainsinkhorn.numerics.rounding import UNSAMPLED, unsampled
 from drainsinkhorn.numerics.starts import start
-from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride
+from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment
 
 Vector = NDArray[np.float64]
 
@@ -46,25 +49,39 @@ class _Side:
         self.size = len(points)
         padded = np.zeros((-(-self.size // 4) * 4, points.shape[1]))
         padded[: self.size] = points
-        self.rows = {np.float64: padded, np.float32: padded.astype(np.float32)}
+        self.rows = {FLOAT64: padded, FLOAT32: padded.astype(np.float32)}
         columns = np.ascontiguousarray(points.T)
-        self.columns = {np.float64: columns, np.float32: columns.astype(np.float32)}
+        self.columns = {FLOAT64: columns, FLOAT32: columns.astype(np.float32)}
         self.weights = weights
         self.samples = np.unique(np.linspace(0, self.size - 1, SAMPLES).astype(np.int64))
 
 
 class StreamingLane:
-    """One problem's state in bits: potentials, and the next f-leg (log ratios in nats), measured but not applied."""
+    """The state of one problem: potentials in bits, and the next f-leg, measured but not applied.
 
-    def __init__(self, instance: Instance[Any], threads: int, precision: str, *, momentum: bool = False) -> None:
+    Attributes:
+        f: Potentials of rows over `eps ln 2`, (n,).
+        g: Potentials of columns over `eps ln 2`, (m,).
+        before: x of the last update of f, (n,).
+        pending: Log marginal ratios of the rows in nats, (n,): the next f-leg.
+        error: Row residual of (f, g), without its rounding bound.
+        stale: Row residual with its rounding bound; NaN once a state was not finite.
+        depth: Cycles that were run.
+        frozen: True if the state no longer changes.
+    """
+
+    def __init__(
+        self, instance: Instance[Any], arithmetic: Arithmetic, threads: int, *, momentum: bool = False
+    ) -> None:
         self.instance = instance
         self.inner, self.support = (instance, None) if instance.positive else restrict(instance)
         self.threads = threads
         self.frozen = False
         self.depth = 0
-        self.dtype: Any = np.float64 if precision == "float64" else np.float32
-        self.climbs = precision == "auto"
+        self.dtype, self.may_switch = arithmetic.dtype, arithmetic.may_switch
         self.unit = instance.eps * LN2
+        marginal = instance.marginals.row
+        self.damping, self.kappa = marginal.damping(instance.eps), marginal.kappa * self.unit
         with np.errstate(over="ignore", invalid="ignore"):
             self._scale_points()
         self.f, self.g = (potentials / self.unit for potentials in start(self.inner))
@@ -75,103 +92,99 @@ class StreamingLane:
             self.measure()
 
     def _scale_points(self) -> None:
-        """Centre both clouds by one common vector and fold scale and eps into the coordinates."""
-        kind, form = self.inner.cost.kind, self.inner.cost.kind.distances
-        factor = self.inner.cost.scale / self.unit * form.factor
+        """Centre both clouds by one common vector and include scale and eps in the coordinates."""
+        cost, kind, form = self.inner.cost, self.inner.cost.kind, self.inner.cost.kind.distances
+        factor = cost.scale / self.unit * form.factor
         x, y = to_numpy(self.inner.x).astype(np.float64), to_numpy(self.inner.y).astype(np.float64)
         if form.directions:
             x, y = unit_rows(x), unit_rows(y)
         (middle,), (far,) = extent(np.ascontiguousarray(x)[None], np.ascontiguousarray(y)[None])
         self.root = form.root
         scale = factor if self.root else math.sqrt(factor)
-        largest = kind.largest(float(far))
-        # Centring and scaling round every coordinate twice more.
-        raw = kind.rounding(x.shape[1], largest) + 16 * UNIT * largest
-        self.rounding = 2 * raw * self.inner.cost.scale / self.inner.eps
+        raw = cost_rounding(STREAMED, kind, x.shape[1], kind.largest(float(far)))
+        self.rounding = 2 * raw * cost.scale / self.inner.eps
         a, b = to_numpy(self.inner.a), to_numpy(self.inner.b)
         self.x, self.y = _Side(scale * (x - middle), a), _Side(scale * (y - middle), b)
 
-    def ratios(self, rows: _Side, cols: _Side, f: Vector, g: Vector, dtype: Any) -> Vector:
-        """Log marginal ratios of one side, in nats."""
-        padded = len(rows.rows[dtype])
-        f_high, f_low = np.zeros(padded, dtype=dtype), np.ones(padded)
-        g_high, w = np.empty(cols.size, dtype=dtype), np.empty(cols.size, dtype=dtype)
+    def log_ratios(self, rows: _Side, cols: _Side, f: Vector, g: Vector) -> Vector:
+        """Log marginal ratios of one side in nats: `numerics.update.log_ratios`."""
+        points, others = rows.rows[self.dtype], cols.columns[self.dtype]
+        size = len(points)
+        f_high, f_low = np.zeros(size, dtype=self.dtype), np.ones(size)
+        g_high, w = np.empty(cols.size, dtype=self.dtype), np.empty(cols.size, dtype=self.dtype)
         s.split(f, rows.weights, f_high, f_low, np.empty(rows.size))
         s.split(g, cols.weights, g_high, np.empty(cols.size), w)
-        out = np.empty(padded)
-        blocks = -(-padded // BLOCK)
+        out = np.empty(size)
 
         def work(block: int) -> None:
-            first, last = block * BLOCK, min(padded, (block + 1) * BLOCK)
-            s.ratio_rows(rows.rows[dtype], cols.columns[dtype], self.root, f_high, f_low, g_high, w, first, last, out)
-            end = min(last, rows.size)
-            self._exact(rows, cols, f, g, True, first, end, out)
+            first, last = block * BLOCK, min(size, (block + 1) * BLOCK)
+            s.ratio_rows(points, others, self.root, f_high, f_low, g_high, w, first, last, out)
+            self._exact(rows, cols, f, g, True, first, min(last, rows.size), out)
 
-        each(self.threads, work, blocks)
+        each(self.threads, work, -(-size // BLOCK))
         return out[: rows.size]
 
     def _exact(
-        self, rows: _Side, cols: _Side, f: Vector, g: Vector, some: bool, first: int, last: int, out: Vector
+        self, rows: _Side, cols: _Side, f: Vector, g: Vector, only_outside: bool, first: int, last: int, out: Vector
     ) -> None:
-        points, others = rows.rows[np.float64], cols.columns[np.float64]
-        s.exact_rows(points, others, self.root, f, g, cols.weights, some, first, last, out)
+        """Log marginal ratios of some rows in float64; see `exact_rows`."""
+        points, others = rows.rows[FLOAT64], cols.columns[FLOAT64]
+        s.exact_rows(points, others, self.root, f, g, cols.weights, only_outside, first, last, out)
 
-    def measured_band(self, rows: _Side, cols: _Side, f: Vector, g: Vector, found: Vector) -> float:
-        """Rounding of measured ratios: sampled rows against float64, times a safety factor; and points far off."""
+    def measured_bound(self, rows: _Side, cols: _Side, f: Vector, g: Vector, log_ratios: Vector) -> float:
+        """Rounding bound of measured ratios: sampled rows against float64, times SAFETY; and points far off."""
         out = np.empty(rows.size)
         for i in rows.samples:
             self._exact(rows, cols, f, g, False, int(i), int(i) + 1, out)
-        errors = np.abs(np.expm1(found[rows.samples] - out[rows.samples]))
-        band = SAFETY * float(errors.max()) + self.double_band(f, g)
-        if self.dtype is np.float32:
+        errors = np.abs(np.expm1(log_ratios[rows.samples] - out[rows.samples]))
+        bound = SAFETY * float(errors.max()) + self.float64_bound(f, g)
+        if self.dtype == FLOAT32:
             sides = ((rows, f), (cols, g))
-            band += UNSAMPLED * LN2 * sum(float(unsampled(np, side.weights, p, side.samples)) for side, p in sides)
-        return band
+            bound += UNSAMPLED * LN2 * sum(float(unsampled(np, side.weights, p, side.samples)) for side, p in sides)
+        return bound
 
-    def double_band(self, f: Vector, g: Vector) -> float:
-        """Rounding of what float64 measures."""
+    def float64_bound(self, f: Vector, g: Vector) -> float:
+        """Rounding bound of what float64 measures."""
         return self.rounding + 8 * UNIT * (float(np.abs(f).max()) + float(np.abs(g).max()) + self.x.size + self.y.size)
 
     def measure(self) -> None:
-        """Measure the next f-leg; climb to float64 for good where float32 is not honest enough to decide."""
-        self.pending = self.ratios(self.x, self.y, self.f, self.g, self.dtype)
-        error, band = self.row_error(self.pending)
+        """Measure the next f-leg; switch to float64 for good where float32 is not accurate enough to decide."""
+        self.pending = self.log_ratios(self.x, self.y, self.f, self.g)
+        error, bound = self.row_residual(self.pending)
         stop = self.instance.tol
-        if self.climbs and self.dtype is np.float32 and error <= 4 * stop and band > stop / 10:
-            self.dtype = np.float64
+        if self.may_switch and self.dtype == FLOAT32 and error <= 4 * stop and bound > stop / 10:
+            self.dtype = FLOAT64
             self.measure()
         else:
-            self.error, self.stale = error, error + band
+            self.error, self.stale = error, error + bound
 
-    def row_error(self, ratios: Vector) -> tuple[float, float]:
-        """Row residual of the state from its ratios, and its band."""
-        error = float(np.sum(self.x.weights * np.abs(np.expm1(ratios))))
-        return error, self.measured_band(self.x, self.y, self.f, self.g, ratios)
+    def row_residual(self, log_ratios: Vector) -> tuple[float, float]:
+        """Row residual of the state, and its rounding bound."""
+        bound = self.measured_bound(self.x, self.y, self.f, self.g, log_ratios)
+        return residual(self.x.weights, log_ratios), bound
 
     def screened(self) -> float:
-        """The row residual in a pass of its own, band included."""
+        """The row residual in a pass of its own, with its rounding bound."""
         if math.isnan(self.stale):
             return math.nan
-        return sum(self.row_error(self.ratios(self.x, self.y, self.f, self.g, self.dtype)))
+        return sum(self.row_residual(self.log_ratios(self.x, self.y, self.f, self.g)))
 
     def _stride(self) -> Stride:
         if self.momentum is None:
             return PLAIN
-        along = -float(np.sum(self.x.weights * self.pending * (self.f - self.before)))
-        return self.momentum.stride(self.error, along)
+        return self.momentum.stride(self.error, alignment(self.x.weights, self.pending, self.f, self.before))
 
     def cycle(self) -> None:
-        """Apply the pending f-leg, run the g-leg, measure the next f-leg."""
+        """Apply the pending f-leg, run the g-leg, measure the next f-leg: `numerics.update.update`, in bits."""
         self.depth += 1
         if math.isnan(self.stale):
             return
-        stride = self._stride()
-        x = self.f - (stride.step * self.pending if stride.beta else self.pending) / LN2
-        f = x + stride.beta * (x - self.before) if stride.beta else x
-        ratios = self.ratios(self.y, self.x, self.g, f, self.dtype)
+        rule = update_rule.py_func
+        f, x = rule(self.f, self.before, self.pending, *self._stride(), self.damping, self.kappa, LN2)
+        log_ratios = self.log_ratios(self.y, self.x, self.g, f)
         if self.momentum is not None and self.momentum.rows_exact:
-            self.momentum.measured_columns(float(np.sum(self.y.weights * np.abs(np.expm1(ratios)))))
-        g = self.g - ratios / LN2
+            self.momentum.measured_columns(residual(self.y.weights, log_ratios))
+        g, _ = rule(self.g, self.g, log_ratios, *PLAIN, 1.0, 0.0, LN2)
         if np.isfinite(f).all() and np.isfinite(g).all():
             self.f, self.g, self.before = f, g, x
             self.measure()
@@ -179,9 +192,9 @@ class StreamingLane:
             self.stale = math.nan
 
     def discarded_cycle(self) -> None:
-        """Do the work of a cycle, its band included, and forget it."""
-        self.ratios(self.y, self.x, self.g, self.f, self.dtype)
-        self.row_error(self.ratios(self.x, self.y, self.f, self.g, self.dtype))
+        """Do the work of a cycle, its rounding bound included, and discard its outcome."""
+        self.log_ratios(self.y, self.x, self.g, self.f)
+        self.row_residual(self.log_ratios(self.x, self.y, self.f, self.g))
 
     def rounded(self) -> Rounded:
         """The state as it will be emitted, in units of the cost."""
@@ -201,17 +214,15 @@ class StreamingLane:
             return certify(self.instance, self.emit().potentials(0), sweep)
         state = self.rounded()
         f, g = state.f / self.unit, state.g / self.unit
-        row, col = self.ratios(self.x, self.y, f, g, self.dtype), self.ratios(self.y, self.x, g, f, self.dtype)
-        band = max(self.measured_band(self.x, self.y, f, g, row), self.measured_band(self.y, self.x, g, f, col))
-        rows = float(np.sum(self.x.weights * np.abs(np.expm1(row))))
-        cols = float(np.sum(self.y.weights * np.abs(np.expm1(col))))
-        return Residual(rows, cols, band)
+        row, col = self.log_ratios(self.x, self.y, f, g), self.log_ratios(self.y, self.x, g, f)
+        bound = max(self.measured_bound(self.x, self.y, f, g, row), self.measured_bound(self.y, self.x, g, f, col))
+        return Residual(residual(self.x.weights, row), residual(self.y.weights, col), bound)
 
 
 class StreamingPack(LanePack[StreamingLane]):
     """A list of lanes, each of which uses all threads."""
 
     def __init__(
-        self, instances: Sequence[Instance[Any]], threads: int, precision: str, *, momentum: bool = False
+        self, instances: Sequence[Instance[Any]], arithmetic: Arithmetic, threads: int, *, momentum: bool = False
     ) -> None:
-        super().__init__(instances, lambda instance: StreamingLane(instance, threads, precision, momentum=momentum))
+        super().__init__(instances, lambda instance: StreamingLane(instance, arithmetic, threads, momentum=momentum))

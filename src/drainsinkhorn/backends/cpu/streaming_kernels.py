@@ -119,7 +119,10 @@ def _row_sum(o, width, f, g, w):
 
 @ordered
 def ratio_rows(x, y, root, f_high, f_low, g_high, w, first, last, out):
-    """`out_i = rho_i` for rows first .. last (a multiple of four apart); x is padded to a multiple of four rows."""
+    """`out_i = rho_i`, `numerics.update.log_ratios` before the logarithm, for rows first .. last.
+
+    Their number is a multiple of four; x is padded to that.
+    """
     cols = y.shape[1]
     scores = np.empty((4, CHUNK), dtype=x.dtype)
     for i in range(first, last, 4):
@@ -139,7 +142,7 @@ def ratio_rows(x, y, root, f_high, f_low, g_high, w, first, last, out):
 
 @ordered
 def exact_rows(x, y, root, f, g, b, only_out_of_range, first, last, out):
-    """`out_i = log rho_i` (nats) in float64 with the largest term taken out; x, y, f and g in float64.
+    """`out_i = log rho_i` (nats) in float64: `numerics.update.log_ratios`, with the largest term taken out.
 
     With `only_out_of_range`, `out` holds ratios, and only rows outside LOW .. HIGH are computed; all become logarithms.
     """

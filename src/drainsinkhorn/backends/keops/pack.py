@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.cost_sizes import cost_sizes, samples
+from drainsinkhorn.backends.cost_sizes import cost_sizes, leg_rounding, samples
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.loading import load_arrays
 from drainsinkhorn.backends.keops.precision import Arithmetic
@@ -73,7 +73,7 @@ class Lane:
         number: A number of its own, which is among its arrays and moves with them.
         inner: The problem on the points that carry weight.
         support: Which points carry weight; None: all.
-        rounding: `Arithmetic.rounding` of the problem.
+        rounding: `leg_rounding` of the problem.
         momentum: Decides its strides; None: all are plain.
         samples: Indices of its sampled points, by the span of a side.
         rows: Range of its rows in the arrays.
@@ -358,5 +358,5 @@ class KeopsPack(CyclePack):
         inner, support = restrict(instance)
         sampled = {side: samples(to_numpy(w), SAMPLES) for side, w in (("rows", inner.a), ("cols", inner.b))}
         momentum = Momentum() if self._momentum else None
-        lane = Lane(instance, next(_numbers), inner, support, self._arithmetic.rounding(inner), momentum, sampled)
+        lane = Lane(instance, next(_numbers), inner, support, leg_rounding(inner), momentum, sampled)
         return lane, load_arrays(inner, lane.number, self._arithmetic)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from drainsinkhorn.backends.cost_sizes import cost_sizes
+from drainsinkhorn.backends.cost_sizes import is_single
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.costs import require_form
-from drainsinkhorn.numerics.rounding import float32_suffices, rounding_bound, sampled_bound, streamed_rounding
+from drainsinkhorn.numerics.rounding import rounding_bound, sampled_bound
 
 FORMS = ("distances", "formula")
 """Forms of costs that KeOps computes."""
@@ -54,16 +54,11 @@ class Arithmetic(NamedTuple):
         """What `result.arithmetic` says."""
         return f"{self.name}, streaming by KeOps on {self.device}"
 
-    def rounding(self, instance: Instance[Any]) -> float:
-        """Bound on the rounding error of a log marginal ratio in float64, in nats, apart from that of potentials."""
-        sizes = cost_sizes(instance)
-        return streamed_rounding(sizes.rounding, sizes.largest, sum(instance.shape))
-
     def bound(self, rounding: float, potentials: float, error: float, far: float = 0.0) -> float:
         """Bound on the rounding error of a residual.
 
         Args:
-            rounding: `rounding` of the lane.
+            rounding: `cost_sizes.leg_rounding` of the lane.
             potentials: `largest_potentials` of the lane in nats.
             error: `sampled_error` of the lane, if reductions are in float32.
             far: `unsampled` potentials of the lane in nats.
@@ -75,7 +70,4 @@ class Arithmetic(NamedTuple):
 def choose_arithmetic(instance: Instance[Any], precision: str, device: str) -> Arithmetic:
     """Return the arithmetic of a problem; precision "auto" takes float32 where it suffices for tol."""
     require_form(instance, "keops", FORMS)
-    single = precision == "float32"
-    if precision == "auto":
-        single = float32_suffices(cost_sizes(instance).typical, instance.tol)
-    return Arithmetic(instance.cost.kind, instance.dim, single, device)
+    return Arithmetic(instance.cost.kind, instance.dim, is_single(instance, precision), device)

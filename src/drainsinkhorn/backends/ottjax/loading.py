@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.cost_sizes import cost_sizes, middle, native, samples
+from drainsinkhorn.backends.cost_sizes import cost_sizes, leg_rounding, middle, native, samples
 from drainsinkhorn.backends.ottjax.kernels import SAMPLES
 from drainsinkhorn.backends.ottjax.precision import Arithmetic
 from drainsinkhorn.backends.support import Support
@@ -109,7 +109,7 @@ def load(instance: Instance[Any], arithmetic: Arithmetic) -> Loaded:
     arrays |= {name: _padded(values, arithmetic.n) for name, values in (("a", a), ("f", f))}
     arrays |= {name: _padded(values, arithmetic.m) for name, values in (("b", b), ("g", g))}
     arrays |= {
-        "eps": np.float64(eps), "rounding": np.float64(arithmetic.rounding(instance)),
+        "eps": np.float64(eps), "rounding": np.float64(leg_rounding(instance)),
         "rows": samples(a, SAMPLES), "cols": samples(b, SAMPLES),
         "owner": np.int64(number := next(_numbers)),
         "broken": np.bool_(not math.isfinite(cost_sizes(instance).largest) or not math.isfinite(1 / eps)),

@@ -15,10 +15,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from drainsinkhorn.backends.cost_sizes import cost_sizes
+from drainsinkhorn.backends.cost_sizes import is_single
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.costs import require_form
-from drainsinkhorn.numerics.rounding import float32_suffices, rounding_bound, sampled_bound, streamed_rounding
+from drainsinkhorn.numerics.rounding import rounding_bound, sampled_bound
 
 FORMS = ("distances", "cost_fn", "matrix")
 """Forms of costs that OTT computes."""
@@ -76,16 +76,11 @@ class Arithmetic:
         costs = "kept costs" if self.kept else f"online costs, {self.batch} rows at a time"
         return f"{self.name}, {costs}, phases of {self.stride}"
 
-    def rounding(self, instance: Instance[Any]) -> float:
-        """Bound on the rounding error of a log marginal ratio in float64, in nats, apart from that of potentials."""
-        sizes = cost_sizes(instance)
-        return streamed_rounding(sizes.rounding, sizes.largest, sum(instance.shape))
-
     def bound(self, rounding: Any, potentials: Any, error: Any, far: Any = 0.0) -> Any:
         """Bound on the rounding error of a residual, with samples compared in either precision.
 
         Args:
-            rounding: `rounding` of the lane.
+            rounding: `cost_sizes.leg_rounding` of the lane.
             potentials: `largest_potentials` of the lane in nats.
             error: `sampled_error` of the lane.
             far: `unsampled` potentials of the lane in nats.
@@ -104,12 +99,9 @@ def choose_arithmetic(
     n, m = (padded_size(size) for size in instance.shape)
     kind = _kernel_kind(instance)
     d = 0 if kind == "dense" else instance.dim
-    single = precision == "float32"
-    if precision == "auto":
-        single = float32_suffices(cost_sizes(instance).typical, instance.tol)
     online = kind != "dense" and (batch_size is not None or n * m > kept_pairs)
     batch = (batch_size or max(1, BATCH_PAIRS // max(n, m))) if online else 0
-    return Arithmetic(kind, n, m, d, single, batch, stride)
+    return Arithmetic(kind, n, m, d, is_single(instance, precision), batch, stride)
 
 
 def padded_size(size: int) -> int:

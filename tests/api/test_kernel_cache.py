@@ -20,16 +20,16 @@ from tests.conftest import needs
 numba = needs("numba")
 
 import drainsinkhorn as ds  # noqa: E402
-from drainsinkhorn.backends.cpu import stored  # noqa: E402
+from drainsinkhorn.backends.cpu import kernel_cache  # noqa: E402
 
 fcntl: Any = pytest.importorskip("fcntl", reason="processes wait for each other where there are locks")
 
 SCRIPT = """
 import os, sys, time
 import drainsinkhorn
-from drainsinkhorn.backends.cpu import stored
+from drainsinkhorn.backends.cpu import kernel_cache
 
-@stored.compiled()
+@kernel_cache.compiled()
 def twice(x):
     return 2 * x
 """
@@ -38,19 +38,19 @@ COMPILE = """
 open(f"{sys.argv[1]}-{os.getpid()}", "w").close()
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
-with stored.compiling("tiny"):
+with kernel_cache.compiling("tiny"):
     assert twice(2.0) == 4.0
     # A compilation that takes longer.
     time.sleep(0.5 * sum(twice.stats.cache_misses.values()))
 print(sum(twice.stats.cache_misses.values()))
 """
 HOLD = """
-with stored.compiling("tiny"):
+with kernel_cache.compiling("tiny"):
     print(os.getpid(), flush=True)
     time.sleep(600)
 """
 FORK = """
-with stored.compiling("tiny"):
+with kernel_cache.compiling("tiny"):
     if os.fork() == 0:
         print(os.getpid(), flush=True)
         time.sleep(600)
@@ -61,8 +61,8 @@ with stored.compiling("tiny"):
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that other tests noted is known, and nothing that a test notes is known to others."""
-    stored._warn_unsaved.cache_clear()
-    monkeypatch.setattr(stored, "_unsaved", [])
+    kernel_cache._warn_unsaved.cache_clear()
+    monkeypatch.setattr(kernel_cache, "_unsaved", [])
 
 
 def start(tmp_path: Path, then: str, *args: str) -> subprocess.Popen[str]:
@@ -80,9 +80,9 @@ def folder_of(parent: Path, name: str, *, age: float = 0.0) -> Path:
     """A folder as another version of this library leaves it."""
     folder = parent / name
     folder.mkdir(parents=True)
-    (folder / stored.IN_USE).touch()
+    (folder / kernel_cache.IN_USE).touch()
     when = time.time() - age
-    os.utime(folder / stored.IN_USE, (when, when))
+    os.utime(folder / kernel_cache.IN_USE, (when, when))
     (folder / "kernel.nbi").touch()
     return folder
 
@@ -91,11 +91,11 @@ def test_another_source_is_another_folder(tmp_path: Path) -> None:
     kernel, helper = tmp_path / "kernel.py", tmp_path / "helper.py"
     kernel.write_text("from helper import two\n")
     helper.write_text("def two(): return 2\n")
-    before = stored.fingerprint([kernel, helper])
-    assert stored.fingerprint([kernel, helper]) == before
-    assert stored.fingerprint([kernel, helper], "another version") != before
+    before = kernel_cache.fingerprint([kernel, helper])
+    assert kernel_cache.fingerprint([kernel, helper]) == before
+    assert kernel_cache.fingerprint([kernel, helper], "another version") != before
     helper.write_text("def two(): return 3\n")
-    assert stored.fingerprint([kernel, helper]) != before
+    assert kernel_cache.fingerprint([kernel, helper]) != before
 
 
 def test_kernels_lie_in_the_folder_of_their_version_and_sources(
@@ -103,7 +103,7 @@ def test_kernels_lie_in_the_folder_of_their_version_and_sources(
 ) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
-    @stored.compiled()
+    @kernel_cache.compiled()
     def twice(x: float) -> float:
         return 2 * x
 
@@ -115,15 +115,15 @@ def test_kernels_lie_in_the_folder_of_their_version_and_sources(
 
 
 def test_only_our_own_stale_unused_folders_are_removed(tmp_path: Path) -> None:
-    old = 2 * stored.STALE
+    old = 2 * kernel_cache.STALE
     others = folder_of(tmp_path, "kernels-old", age=old), folder_of(tmp_path, "numba-0.68", age=old)
     (tmp_path / "drainsinkhorn-results").mkdir()
     recent = folder_of(tmp_path, "drainsinkhorn-0.2.0-abc")
     stale = folder_of(tmp_path, "drainsinkhorn-0.0.1-abc", age=old)
     used = folder_of(tmp_path, "drainsinkhorn-0.0.2-abc", age=old)
-    with (used / stored.IN_USE).open() as held:
+    with (used / kernel_cache.IN_USE).open() as held:
         fcntl.flock(held, fcntl.LOCK_SH)
-        own = stored.kernel_folder(str(tmp_path))
+        own = kernel_cache.kernel_folder(str(tmp_path))
         assert own is not None
         kept = {own, *others, recent, used, tmp_path / "drainsinkhorn-results"}
         assert {*tmp_path.iterdir()} == kept
@@ -132,18 +132,18 @@ def test_only_our_own_stale_unused_folders_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_is_not_removed_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "STALE", -1.0)
+    monkeypatch.setattr(kernel_cache, "STALE", -1.0)
     holder = start(tmp_path, HOLD)
     try:
         assert holder.stdout is not None
         assert int(holder.stdout.readline()) == holder.pid
         (folder,) = (tmp_path / "cache").iterdir()
-        stored._remove_stale_folders(tmp_path / "cache" / "drainsinkhorn-other")
+        kernel_cache._remove_stale_folders(tmp_path / "cache" / "drainsinkhorn-other")
         assert folder.exists()
     finally:
         holder.kill()
         holder.communicate()
-    stored._remove_stale_folders(tmp_path / "cache" / "drainsinkhorn-other")
+    kernel_cache._remove_stale_folders(tmp_path / "cache" / "drainsinkhorn-other")
     assert not folder.exists()
 
 
@@ -191,15 +191,15 @@ def test_a_child_of_a_process_that_died_while_it_compiled_holds_nobody_up(tmp_pa
 
 def test_waiting_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(stored, "PATIENCE", 0.2)
-    folder = stored.kernel_folder(str(tmp_path))
+    monkeypatch.setattr(kernel_cache, "PATIENCE", 0.2)
+    folder = kernel_cache.kernel_folder(str(tmp_path))
     assert folder is not None
-    with (folder / stored.COMPILING).open("w") as held:
+    with (folder / kernel_cache.COMPILING).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with stored.compiling("tiny"):
+        with kernel_cache.compiling("tiny"):
             assert "waiting for another process" in caplog.text
     caplog.clear()
-    with stored.compiling("tiny"):
+    with kernel_cache.compiling("tiny"):
         assert not caplog.text, "all is there, and nobody is asked"
 
 
@@ -214,7 +214,7 @@ assert drainsinkhorn.__file__.startswith(sys.argv[1])
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for what in ("tiny", "small"):
-        with stored.compiling(what):
+        with kernel_cache.compiling(what):
             assert twice(2.0) == 4.0
 (warning,) = caught
 assert warning.category is drainsinkhorn.KernelCacheWarning
@@ -242,21 +242,21 @@ def test_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(numba.core.caching.IndexDataCacheFile, "save", full)
 
-    @stored.compiled()
+    @kernel_cache.compiled()
     def thrice(x: float) -> float:
         return 3 * x
 
-    with pytest.warns(ds.KernelCacheWarning, match="No space left on device"), stored.compiling("full"):
+    with pytest.warns(ds.KernelCacheWarning, match="No space left on device"), kernel_cache.compiling("full"):
         assert thrice(2.0) == 6.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with stored.compiling("full"):
+        with kernel_cache.compiling("full"):
             assert thrice(2) == 6
     assert not list(tmp_path.rglob("*.complete")), "nobody is told that kernels are there"
 
 
 def test_the_name_of_the_cache_depends_on_all_that_kernels_contain() -> None:
-    sources, package = set(stored.kernel_sources()), Path(ds.__file__).parent
+    sources, package = set(kernel_cache.kernel_sources()), Path(ds.__file__).parent
     for kernels in sorted((package / "backends/cpu").glob("*kernels.py")):
         for each in ast.walk(ast.parse(kernels.read_text())):
             if not isinstance(each, ast.ImportFrom) or not any(alias.name.isupper() for alias in each.names):
