@@ -255,9 +255,9 @@ class Options:
 
     def _pick(self, count: int | None, width: int) -> tuple[Mode, str]:
         if isinstance(self.mode, Mode):
-            return self.mode, "the caller passed this mode"
+            return self.mode, "given"
         if self.mode != "auto":
-            return MODES[self.mode], "the caller named this mode"
+            return MODES[self.mode], "asked for"
         if count == 1:
             return MODES["width-one"], "there is one problem"
         if isinstance(self.audit.every, Geometric):

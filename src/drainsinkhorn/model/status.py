@@ -9,7 +9,7 @@ class Status(enum.Enum):
     """How a problem ended. The value explains the status to users and gives advice."""
 
     CONVERGED = "both marginals are within tol, rounding included"
-    DEPTH_LIMIT = "the depth limit was reached before tol: raise max_depth, eps or tol, or start from better potentials"
+    DEPTH_LIMIT = "the depth limit came before tol: raise max_depth, eps or tol, or start from better potentials"
     NONFINITE = (
         "a number left the range of floating point: costs are too large for eps; rescale the points or raise eps"
     )
