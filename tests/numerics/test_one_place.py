@@ -18,6 +18,7 @@ RULES = {
     "reference.py": {"ReferenceLane.cycle", "ReferenceLane._update_cols"},
     "cpu/update_kernels.py": {"update_rule"},
     "keops/pack.py": {"KeopsPack._cycle"},
+    "triton/kernels/update.py": {"update_rule"},
     "ottjax/kernels.py": {"apply_leg"},
 }
 """Functions that apply the update rule, by module of `backends`. Every backend with a rule of its own has an entry."""
