@@ -7,18 +7,23 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
+from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residual, Residuals
 
 
-class Lane(Protocol):
-    """The state of one problem. core.protocol.Pack says what its methods mean."""
+class CycledLane(Protocol):
+    """What a pack must know of a lane to run its cycles; core.protocol says what the attributes mean."""
 
-    instance: Instance[Any]
     depth: int
     stale: float
     frozen: bool
+
+
+class Lane(CycledLane, Protocol):
+    """The state of one problem. core.protocol.Pack says what its methods mean."""
+
+    instance: Instance[Any]
 
     def cycle(self) -> None:
         """Run one cycle."""
@@ -28,7 +33,7 @@ class Lane(Protocol):
         """Do the work of a cycle and discard its outcome: the cost of a finished lane that is still in the pack."""
         ...
 
-    def screened(self) -> float:
+    def screen(self) -> float:
         """The row residual in a pass of its own, with its rounding bound."""
         ...
 
@@ -41,15 +46,31 @@ class Lane(Protocol):
         ...
 
 
+C = TypeVar("C", bound=CycledLane)
 L = TypeVar("L", bound=Lane)
 
 
-class CyclePack(Counted):
-    """A pack that runs one cycle of its lanes after another; lanes have `depth`, `stale` and `frozen`."""
+class CyclePack(Generic[C]):
+    """A pack that runs one cycle of its lanes after another; it begins without lanes."""
+
+    def __init__(self) -> None:
+        self._lanes: list[C] = []
+        self._slots = 0
+        self._legs = 0
 
     def _cycle(self, moving: Sequence[int], frozen: Sequence[int]) -> None:
         """Run one cycle of the lanes `moving`, and the work of one for the lanes `frozen`, which do not change."""
         raise NotImplementedError
+
+    @property
+    def width(self) -> int:
+        """The number of lanes."""
+        return len(self._lanes)
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs executed since the pack was built."""
+        return Spent(self._slots, self._legs)
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Run cycles one after another, for the lanes that are neither frozen nor held."""
@@ -71,7 +92,7 @@ class CyclePack(Counted):
             self._lanes[i].frozen = True
 
 
-class LanePack(CyclePack, Generic[L]):
+class LanePack(CyclePack[L], Generic[L]):
     """A list of lanes that differ only in how they compute.
 
     Args:
@@ -79,13 +100,9 @@ class LanePack(CyclePack, Generic[L]):
         open_lane: Builds a lane and measures its first f-leg.
     """
 
-    _lanes: list[L]
-
     def __init__(self, instances: Sequence[Instance[Any]], open_lane: Callable[[Instance[Any]], L]) -> None:
+        super().__init__()
         self._open_lane = open_lane
-        self._lanes = []
-        self._slots = 0
-        self._legs = 0
         self.repack([], instances)
 
     @np.errstate(all="ignore")
@@ -103,7 +120,7 @@ class LanePack(CyclePack, Generic[L]):
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual in a pass of its own."""
         self._legs += len(lanes)
-        return [self._lanes[i].screened() for i in lanes]
+        return [self._lanes[i].screen() for i in lanes]
 
     @np.errstate(all="ignore")
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:

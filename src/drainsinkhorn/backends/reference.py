@@ -183,7 +183,7 @@ class ReferenceLane:
         g, _ = update(self.g, self.geometry.log_col_ratio(f, self.g), self.geometry.eps)
         self.geometry.log_row_ratio(f, g)
 
-    def screened(self) -> float:
+    def screen(self) -> float:
         """Measure the row residual in a pass of its own, and add its rounding bound."""
         if math.isnan(self.stale):
             return math.nan

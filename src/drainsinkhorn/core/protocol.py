@@ -127,24 +127,6 @@ class Pack(Protocol[A]):
         ...
 
 
-class Counted:
-    """Base class of packs that keep their lanes in a list: width and work."""
-
-    _lanes: list[Any]
-    _slots: int
-    _legs: int
-
-    @property
-    def width(self) -> int:
-        """The number of lanes."""
-        return len(self._lanes)
-
-    @property
-    def spent(self) -> Spent:
-        """Slots and legs executed since the pack was built."""
-        return Spent(self._slots, self._legs)
-
-
 class Hints(NamedTuple):
     """How a backend runs problems like a given one, and what it recommends where the caller leaves a choice open.
 

@@ -25,7 +25,7 @@ from drainsinkhorn.backends.cpu.resources import MemoryBlock, each
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states
 from drainsinkhorn.backends.support import Couple, Support, restrict
-from drainsinkhorn.core.protocol import Counted, Emission, Progress, is_held
+from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
@@ -137,7 +137,7 @@ def _moved(vector: Vector, at: NDArray[np.int64], name: str) -> Vector:
     return np.maximum.reduceat(np.abs(round_to(vector, name) - vector), at[:-1])
 
 
-class CpuPack(Counted):
+class CpuPack:
     """Cached lanes of one precision. A narrower pack has fewer records in the lane table; nothing else is copied."""
 
     def __init__(
@@ -152,6 +152,16 @@ class CpuPack(Counted):
         self._slots = 0
         self._legs = 0
         self.repack([], instances)
+
+    @property
+    def width(self) -> int:
+        """The number of lanes."""
+        return len(self._lanes)
+
+    @property
+    def spent(self) -> Spent:
+        """Slots and legs executed since the pack was built."""
+        return Spent(self._slots, self._legs)
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Each lane runs on one thread until it is held or the cycles are over; few large lanes are shared."""

@@ -163,7 +163,7 @@ class StreamingLane:
         bound = self.measured_bound(self.x, self.y, self.f, self.g, log_ratios)
         return residual(self.x.weights, log_ratios), bound
 
-    def screened(self) -> float:
+    def screen(self) -> float:
         """The row residual in a pass of its own, with its rounding bound."""
         if math.isnan(self.stale):
             return math.nan

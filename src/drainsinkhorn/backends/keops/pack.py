@@ -115,7 +115,7 @@ class Lane:
 _numbers = itertools.count()
 
 
-class KeopsPack(CyclePack):
+class KeopsPack(CyclePack[Lane]):
     """Lanes that share an arithmetic.
 
     Args:
@@ -125,12 +125,10 @@ class KeopsPack(CyclePack):
     """
 
     def __init__(self, instances: Sequence[Instance[Any]], arithmetic: Arithmetic, *, momentum: bool = False) -> None:
+        super().__init__()
         self._arithmetic, self._momentum = arithmetic, momentum
         self._device = torch.device(arithmetic.device)
-        self._lanes: list[Lane] = []
         self._arrays: dict[str, Any] = {}
-        self._slots = 0
-        self._legs = 0
         self.repack([], instances)
 
     @memory_errors()
