@@ -70,7 +70,7 @@ class ToyLane:
     def discarded_cycle(self) -> None:
         self.row_ratios(*self.proposed())
 
-    def screened(self) -> float:
+    def screen(self) -> float:
         if math.isnan(self.stale):
             return math.nan
         return self.row_error(self.row_ratios(self.f, self.g)) + self.band(self.f, self.g)

@@ -16,8 +16,12 @@ class CycledLane(Protocol):
     """What a pack must know of a lane to run its cycles; core.protocol says what the attributes mean."""
 
     depth: int
-    stale: float
     frozen: bool
+
+    @property
+    def stale(self) -> float:
+        """The residual that the last leg left stale, rounding included."""
+        ...
 
 
 class Lane(CycledLane, Protocol):
