@@ -203,7 +203,7 @@ class TestWindows:
     def test_a_window_is_for_one_stream(self) -> None:
         windows = Windows()
         windows.claim()
-        with pytest.raises(ds.OptionsError, match="one stream"):
+        with pytest.raises(ds.OptionsError, match="another stream"):
             windows.claim()
 
     @pytest.mark.parametrize("most", [1000, 10**9])
