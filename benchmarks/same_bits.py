@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
+import re
 import sys
 import tempfile
 import time
@@ -34,6 +35,8 @@ from states import State, ask_both, serve
 BACKENDS = ("reference", "cpu", "triton", "ott", "keops")
 STRIDES = {"ott": 20, "keops": 1}
 """Backends that are compared to rounding, and how far depths may be apart."""
+TEXT = re.compile(r"\S*(message|error): ")
+"""A difference of texts."""
 SHOWN = 12
 """Differences of one case that are printed."""
 
@@ -111,6 +114,8 @@ class Comparison:
         total.update(count_statuses(old.get("value")))
         compared = [{key: each[key] for key in ("value", "error") if key in each} for each in (old, new)]
         found = list(differences(*compared, self._stride))
+        if self._asked.numbers:
+            found = [line for line in found if not TEXT.match(line)]
         total["different"] += bool(found)
         more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
         lines = [f"  DIFFERENT {name}: {line}" for line in [*found[:SHOWN], *more]]
@@ -187,6 +192,7 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="PATTERN", help="cases whose name contains this; * and ? as in a shell"
     )
+    parser.add_argument("--numbers", action="store_true", help="leave texts of messages and errors out")
     parser.add_argument("--verbose", action="store_true", help="print the seconds of every case")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and end")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
