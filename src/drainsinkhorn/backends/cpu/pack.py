@@ -296,15 +296,15 @@ class CpuPack:
 
     def _run_split(self, i: int, cycles: int, stops: NDArray[np.float64], ran: NDArray[np.int64]) -> None:
         """`run_lanes` for one large lane: the groups of each phase are shared among the threads."""
-        lane, one = self._table[i], self._one
-        groups = legs.groups_of(int(lane["rows"]))
+        table, one = self._table, self._one
+        groups, states = legs.groups_of(int(table["rows"][i])), table["state"]
         for _ in range(cycles):
-            phase = k.begin_cycle(lane, one)
+            phase = k.begin_row(table, i, one)
             while phase != k.DONE:
-                each(self._threads, lambda group, phase=phase: k.run_group(lane, phase, group, one), groups)
-                phase = k.end_phase(lane, phase, one)
-            if lane["state"] == NEEDS_KERNEL:
-                self._add_kernel(self._lanes[i], lane)
+                each(self._threads, lambda group, phase=phase: k.run_row_group(table, i, phase, group, one), groups)
+                phase = k.end_row_phase(table, i, phase, one)
+            if states[i] == NEEDS_KERNEL:
+                self._add_kernel(self._lanes[i], table[i])
             ran[i] += 1
             if self._is_held(i, stops):
                 break

@@ -398,6 +398,27 @@ def run_phases(lane, phase, one):
         phase = end_phase(lane, phase, one)
 
 
+# The parts of a cycle, called by the host: it costs more to pass a record than a table and a row number.
+
+
+@ordered
+def begin_row(table, row, one):
+    """`begin_cycle` of the lane in a row of the table."""
+    return begin_cycle(table[row], one)
+
+
+@ordered
+def run_row_group(table, row, phase, group, one):
+    """`run_group` of the lane in a row of the table."""
+    run_group(table[row], phase, group, one)
+
+
+@ordered
+def end_row_phase(table, row, phase, one):
+    """`end_phase` of the lane in a row of the table."""
+    return end_phase(table[row], phase, one)
+
+
 @ordered
 def run_lanes(table, order, first, last, cycles, stops, ran, one):
     """Run lanes `order[first:last]`, each until it is held or the cycles are over; adds cycles to `ran`."""
