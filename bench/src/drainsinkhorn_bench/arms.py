@@ -38,7 +38,7 @@ PEER_SECONDS = 5.0
 
 
 def backend_of(device: str) -> Backend[Any]:
-    """The backend of a device: ours on CUDA, the compiled one on a CPU."""
+    """Return the backend for a device: `triton` on CUDA, `cpu` otherwise."""
     return _loaded("triton" if device == "cuda" else "cpu")
 
 
@@ -48,7 +48,7 @@ def _loaded(name: str) -> Backend[Any]:
 
 
 def on(device: str, array: Array) -> Any:
-    """An array where problems lie: a tensor on CUDA, NumPy on a CPU."""
+    """Return an array as a contiguous torch tensor on the GPU ("cuda"), or as a contiguous NumPy array ("cpu")."""
     if device != "cuda":
         return np.ascontiguousarray(array)
     import torch
@@ -130,7 +130,10 @@ def default(
 
 
 def free(width: int, *, consumer: Consumer | None = None) -> list[Arm]:
-    """Mask and compact, plain, under our own audits: a row screen costs both the same, and so hides padding."""
+    """Return a mask and a compact arm of plain Sinkhorn with the free screen and first passage.
+
+    A row screen adds the same time to both arms, so their ratio would show less of what padding costs.
+    """
     more = "free screen, first passage"
     return [
         ours(f"free-{mode}", f"{mode}, {more}", mode, width, audit=Audit(), consumer=consumer)
@@ -139,7 +142,7 @@ def free(width: int, *, consumer: Consumer | None = None) -> list[Arm]:
 
 
 def answers_of(solution: Solution[Any]) -> dict[int, Potentials[Any]]:
-    """Potentials by place; a problem without any is left out."""
+    """Return potentials by the index of the problem; problems that have none are left out."""
     ended = solution.outcomes
     rows = zip(ended.tickets, ended.f, ended.g, strict=True)
     return {ticket: Potentials(f, g) for ticket, f, g in sorted(rows, key=lambda row: row[0]) if f is not None}
@@ -165,7 +168,10 @@ class Public(NamedTuple):
 
 
 def public_of(device: str) -> Public:
-    """FlashSinkhorn on CUDA. It has no CPU path: there OTT-JAX stands in, and says so in its name."""
+    """Return the public solver that runs one problem at a time: FlashSinkhorn on CUDA, OTT-JAX on a CPU.
+
+    FlashSinkhorn has no CPU path. The label of the OTT-JAX arm says that it replaces FlashSinkhorn.
+    """
     if device == "cuda":
         return Public(
             "official", "FlashSinkhorn serial, two-sided check", (), lambda stop, every: peers.Flash(stop, every)
@@ -243,7 +249,7 @@ def _like(problem: Problem[Any], answer: Potentials[Any]) -> Potentials[Any]:
 
 @contextlib.contextmanager
 def one_thread(device: str) -> Iterator[None]:
-    """Torch, and what shares its threads, with one thread on a CPU: what is small gains nothing from more.
+    """On a CPU, run torch and what shares its thread pool with one thread: small operations gain nothing from more.
 
     On a busy machine threads that wait for one another cost ten times what they compute.
     """
@@ -266,7 +272,7 @@ def versus(
     endpoint: str = "e1",
     units: Sequence[str] | None = None,
 ) -> Contrast:
-    """A contrast; `key` is that of its number in the paper, if it has one there."""
+    """Return a contrast; `key` names the paper's ratio in RATIOS, and is empty if the paper has none."""
     told = {"key": key, "value": RATIOS[key].value, "source": RATIOS[key].source} if key else None
     return Contrast(
         name=name, numerator=numerator, denominator=denominator, endpoint=endpoint, paper=told,

@@ -114,7 +114,7 @@ class Attacked(WrappedPack):
 
 
 def _taken(token: str) -> bool:
-    """Whether this process is the first to ask."""
+    """Create the file `token`; return True if this process created it, False if it existed already."""
     try:
         os.close(os.open(token, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -123,7 +123,7 @@ def _taken(token: str) -> bool:
 
 
 def _flip(lane: Any) -> None:
-    """One bit of the exponent of one potential."""
+    """Flip one bit in the exponent of one potential of a lane."""
     bits = np.ascontiguousarray(lane.f).view(np.uint64)
     bits[3] ^= np.uint64(1 << 54)
     lane.measure()
@@ -194,7 +194,7 @@ ATTACKS: dict[str, str] = {
 """Every attack, and who must stop it."""
 FEW = {"quarantine": 2, "recheck": 2, "identity": 8, "a later premature pass, all rechecked": 4}
 """Number of problems, by guard or attack, where workers stop repeatedly and have to be replaced each time."""
-ATTEMPTS = 4
+ATTEMPTS = 12
 """Times that an attack is tried until it ends as stated; one that lets a wrong answer out is not tried again."""
 SAID = {
     "identity": "but emit returned",
@@ -232,7 +232,7 @@ def problems(seed: int = 0) -> list[Problem[Any]]:
 
 
 def _spoiled(attack: str, given: list[Problem[Any]]) -> tuple[list[Problem[Any]], set[int]]:
-    """The problems of an attack on the door, and which of them it hit."""
+    """Return the problems, one made invalid if the attack is on validation, and the indices of those changed."""
     bad = 3
     given = list(given)
     n = SIZE
@@ -295,7 +295,7 @@ def _judged(
     lost: list[Lost],
     rejected: int,
 ) -> Ended:
-    """Whether it ended as written, and in words how."""
+    """Judge whether an attack ended as the guard `expected` demands, and describe what happened."""
     said = {k for k, result in results.items() if result.status is Status.CONVERGED}
     wrong = {k for k in said if not max(marginal_errors(given[k], results[k].potentials)) <= TOL}
     refused = {k for k, result in results.items() if result.status is Status.INVALID}
@@ -326,11 +326,11 @@ def _judged(
 
 
 def attacks(workers: int, sound: Backend[Any], lanes: Backend[Any]) -> Iterator[tuple[str, Ended]]:
-    """Every attack on a fleet of so many workers.
+    """Run every attack on one fleet; yield the name of each attack and how it ended.
 
     Args:
-        workers: How many.
-        sound: The backend that is attacked through its words.
+        workers: Number of workers of the fleet.
+        sound: The backend for attacks on what packs report or emit, on problems and on processes.
         lanes: The backend whose state is attacked: its packs are lists of lanes (`reference`).
     """
     with _silence(), LocalFleet(workers, strikes=1) as fleet:
@@ -347,7 +347,7 @@ def attacks(workers: int, sound: Backend[Any], lanes: Backend[Any]) -> Iterator[
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Workers that are made to fail say so on stderr, which nobody should take for a failure of the campaign."""
+    """Discard stderr: error messages of workers that fail on purpose would look like a failure of the campaign."""
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)

@@ -58,11 +58,11 @@ class Attempt:
         self.write("fact", arm, name=name, value=value)
 
     def standing(self) -> list[Arm]:
-        """Arms that passed and are not void since."""
+        """Return the arms that passed the gate and have not become void since."""
         return [arm for name, (arm, _) in self.first.items() if name not in self.void]
 
     def gate(self, arm: Arm) -> None:
-        """Run an arm once and audit what it says; its facts and slots are written down too."""
+        """Run an arm once, audit its potentials, and record the verdict; if it passes, also record its facts."""
         self.fingerprint = self.fingerprint or _hash_problems(self.work)
         reason = arm.available()
         if reason is not None:
@@ -160,7 +160,7 @@ class Attempt:
         )
 
     def theory(self) -> None:
-        """What theory says beside what was measured."""
+        """Record what theory predicts for the arms that were timed."""
         ran = {
             arm.name: (outcome, self.laps[arm.name])
             for arm, outcome in self.first.values()
@@ -193,7 +193,7 @@ def endpoints(outcome: Outcome) -> tuple[dict[str, float | None], bool]:
 
 
 def _account(outcome: Outcome) -> Record:
-    """Slots and widths, where our solver ran."""
+    """Return slots, padding and widths from the ledger; None for each if this library's solver did not run."""
     ledger = outcome.ledger
     if ledger is None:
         return {"slots": None, "active_slots": None, "padding": None, "widths": None}

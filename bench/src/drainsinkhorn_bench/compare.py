@@ -55,7 +55,7 @@ def commit_of(repository: Path, revision: str) -> str:
 
 
 def repository_of(folder: Path) -> Path:
-    """The repository around a folder, which must be one of this library."""
+    """Return the root of the git repository around a folder; CompareError if it is not one of this library."""
     try:
         root = Path(_git(folder, "rev-parse", "--show-toplevel"))
     except CompareError as error:
@@ -87,7 +87,7 @@ def worktree(repository: Path, commit: str, parent: Path) -> Iterator[Path]:
 
 
 class Process:
-    """A side in a process of its own."""
+    """A process that runs `probe` with the library of one commit."""
 
     def __init__(self, folder: Path, device: str) -> None:
         # -P keeps the folder of the script off the path: only the worktree's library is found.
@@ -124,7 +124,7 @@ class Process:
         return json.loads(text)
 
     def close(self) -> None:
-        """End it."""
+        """Kill the process and close its pipes."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -151,13 +151,13 @@ def compare(
     """Measure two commits.
 
     Args:
-        repository: Where both are.
-        base: What is compared with.
-        head: What is judged.
+        repository: The git repository that has both commits.
+        base: The commit that `head` is compared with.
+        head: The commit that is judged against `base`.
         cases: Names of probe.CASES; empty: all.
         rounds: Paired measurements of every case.
         device: "cpu" or "cuda".
-        tell: Told what runs now.
+        tell: Called with a description of each step when it begins.
     """
     if unknown := [name for name in cases if name not in probe.CASES]:
         raise OptionsError(f"there is no case {unknown[0]!r}; there are {', '.join(probe.CASES)}")
@@ -199,7 +199,7 @@ def _case(name: str, sides: dict[str, Process], rounds: int, tell: Callable[[str
 
 
 def judge(name: str, laps: dict[str, list[float]], note: str = "") -> Compared:
-    """Paired ratios of a case, and what they amount to."""
+    """Summarise the paired time ratios of a case and compare them with the noise: faster, slower or no difference."""
     head, floor = (
         summary(
             name,

@@ -11,7 +11,10 @@ Array = NDArray[Any]
 
 
 def sensor_log(seed: int, count: int = 40_000, sensors: int = 7) -> Array:
-    """Regimes of unequal spread that alternate, with slow drifts: windows differ as those of a machine do."""
+    """Return a sensor log (count, sensors) that switches between twelve regimes of unequal spread and drifts slowly.
+
+    Windows of the log differ from one another, as those of a real machine do.
+    """
     rng = np.random.default_rng([seed, 41])
     mixing = rng.normal(size=(sensors, sensors)) / sensors**0.5
     centres, spreads = 2 * rng.normal(size=(12, sensors)), rng.uniform(0.05, 0.8, size=12)

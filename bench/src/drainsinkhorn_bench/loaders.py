@@ -35,7 +35,7 @@ class Source:
     """Where data came from.
 
     Attributes:
-        text: In words; "generated" where nothing was read.
+        text: Description of the source; "generated" if no file was read.
         inputs: sha256 by file name.
         differs: Sentences on what is other than in the paper.
     """
@@ -164,8 +164,9 @@ def packer19(data: Path | None, per_time: int, seed: int = 0) -> Cells:
 
     Args:
         data: The folder.
-        per_time: Cells that a time point must have; the subset has few cells in 50 dimensions and many in two.
-        seed: Of what is generated.
+        per_time: Cells needed in each time window. The subset has 50-dimensional points of few cells and
+            two-dimensional points of many; the latter are read if the former are fewer than `2 * per_time`.
+        seed: Seed of generated cells.
     """
     if data is None:
         return _in_time(*generated.cells(seed, per_time), Source("generated", differs=("the cells are generated",)))
@@ -229,7 +230,7 @@ def _packer_npz(paths: list[Path], per_time: int) -> Cells:
 
 
 def _blocks(points: Array, side: int = 5) -> Array:
-    """Groups for cells without names: blocks of a grid over the first two coordinates, equally filled by line."""
+    """Assign cells without names to blocks of a grid whose lines are quantiles of the first two coordinates."""
     place = [
         np.searchsorted(np.quantile(points[:, k], np.linspace(0, 1, side + 1)[1:-1]), points[:, k]) for k in (0, 1)
     ]

@@ -36,7 +36,7 @@ Manifest = dict[str, Any]
 
 
 def digest(value: Any) -> str:
-    """sha256 of a JSON value, in a form that has only one spelling."""
+    """Return the sha256 of the canonical JSON text of a value: keys sorted, no spaces."""
     text = json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -121,7 +121,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, this library and what it runs on; what is not installed is not there."""
+    """Return versions of Python, of this library and of those PACKAGES that are installed."""
     found = {"python": meters.python(), "drainsinkhorn": drainsinkhorn.__version__}
     for package in PACKAGES:
         try:
@@ -141,7 +141,7 @@ def environment() -> dict[str, str]:
 
 
 def freeze(folder: Path, made: Manifest) -> None:
-    """Write the manifest, or see that the one that stands there is the same."""
+    """Write the manifest; if the folder already has one, raise FileError unless both are equal."""
     path = folder / MANIFEST
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ def heap_at_rest() -> Iterator[None]:
 
 
 def clock_facts(where: Place) -> dict[str, Any]:
-    """How time is told."""
+    """Return facts about the clock: its name, implementation and resolution, and how the device is synchronised."""
     info = time.get_clock_info("perf_counter")
     return {
         "name": "time.perf_counter",

@@ -47,7 +47,7 @@ def weights(problem: Problem[Any], dtype: Any = np.float32) -> tuple[Array, Arra
 
 
 def log_weights(problem: Problem[Any]) -> tuple[Array, Array]:
-    """Their logarithms, in float64."""
+    """Return the logarithms of both sides' weights, in float64."""
     a, b = weights(problem, np.float64)
     return np.log(a), np.log(b)
 
@@ -99,7 +99,7 @@ class Ott:
         self._many_dense = jax.jit(jax.vmap(dense, in_axes=(None, 0, 0, 0)))
 
     def serial(self, problems: Problems) -> Found:
-        """One after another."""
+        """Solve problems one after another."""
         found = list[Any]()
         for p in problems:
             run, given = (self._dense, [p.cost]) if p.x is None else (self._points, [p.x, p.y])
@@ -131,7 +131,7 @@ class Ott:
         return self._jax.dlpack.from_dlpack(value) if library(value) == "torch" else value
 
     def _back(self, problem: Problem[Any], out: Any) -> Potentials[Any]:
-        """OTT: `P = exp((f + g - C) / eps)`."""
+        """Convert potentials of OTT, where `P = exp((f + g - C) / eps)`, to this library's convention."""
         f, g = (scale_of(problem) * np.asarray(side, np.float64) for side in out[:2])
         log_a, log_b = log_weights(problem)
         return Potentials(f - problem.eps * log_a, g - problem.eps * log_b)
@@ -160,7 +160,7 @@ class Pot:
         return scale_of(problem) * self._ot.dist(to_numpy(problem.x), to_numpy(problem.y))
 
     def serial(self, problems: Problems) -> Found:
-        """One after another."""
+        """Solve problems one after another."""
         found, depths = list[Any](), list[int | None]()
         for p in problems:
             a, b = weights(p)
@@ -214,7 +214,7 @@ class Flash:
         )
 
     def serial(self, problems: Problems) -> Found:
-        """One after another."""
+        """Solve problems one after another."""
         found = [self.one(p) for p in problems]
         return Found(lambda: [potentials for potentials, _ in found], [depth for _, depth in found])
 

@@ -18,7 +18,7 @@ ENDPOINTS = ("e1", "e2", "e3")
 
 
 def always() -> str | None:
-    """An arm that can run everywhere."""
+    """Return None: default of `Arm.available`, for an arm that can run everywhere."""
     return None
 
 
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
     Attributes:
         device: "cpu" or "cuda".
-        clock: Seconds; what was launched on the device before the call has finished when it returns.
+        clock: Returns the time in seconds, after it has waited for all work launched on the device.
     """
 
     device: str
@@ -75,14 +75,14 @@ class Outcome:
     Attributes:
         answers: Potentials by place in the unit's problems, in this library's convention; the gate audits them in
             float64. An arm that had no time for all of them gives some and sets `extrapolated`.
-        e1: Seconds to potentials after verify. None where it cannot be told apart: give `consumer` instead.
+        e1: Seconds to potentials after verify. None if not timed apart from the consumer; set `consumer` then.
         e2: Seconds with the consumer. None without one.
         e3: Seconds with training. None without one.
         consumer: Seconds of the consumer alone, measured in this very run, where `e1` is None; the harness then takes
             `e1 = e2 - consumer` and marks it reconstructed.
         depths: Cycles of every problem; None for a problem of which they are unknown. Empty: unknown for all.
         ledger: The account, where our solver ran.
-        ran: How it ran, where our solver ran and its slots can be predicted.
+        ran: Settings of this library's solver, from which theory predicts slots and time; None: no prediction.
         extrapolated: True if seconds were scaled up from a part of the problems.
         arithmetic: Precision and representation, where known.
         note: What a reader must know beside the numbers.
@@ -112,7 +112,7 @@ class Arm:
         label: What a reader sees.
         run: Solve a unit once and say how long it took by `work.place.clock`.
         options: Everything that makes this arm what it is, as JSON; part of the manifest.
-        available: Why it cannot run here, or None.
+        available: Returns the reason why the arm cannot run on this machine, or None if it can.
         slack: An audited residual up to `slack * tol` passes the gate. 1 for our arms; 1.01 for peers, whose own check
             is in float32.
     """
@@ -202,17 +202,17 @@ class Campaign:
     """A frozen experiment.
 
     Attributes:
-        name: The name of its module in `campaign.named`, and of its folder.
+        name: The name of its module in `drainsinkhorn_bench.named`, and of its folder.
         title: What a reader sees.
         scale: "small" or "full".
         arms: Configurations.
         units: Paired timings.
-        contrasts: What is asked of them; may be empty.
-        studies: Everything else.
+        contrasts: Ratios of arms that are computed from the units; may be empty.
+        studies: Parts that are not paired timings.
         inputs: sha256 by file name of what is read; empty where all is generated.
         options: Everything else that could change a result, as JSON: data folder or generated, and what differs from
             the paper ("differs": [sentences]).
-        seed: Of everything random, the statistics included.
+        seed: Seed of all random numbers, including those of the statistics.
     """
 
     name: str

@@ -70,7 +70,7 @@ def _numpy(array: Any) -> Any:
 
 
 class Side:
-    """Answers requests."""
+    """Carries out the requests `gate` and `time` of `compare` with the library of one commit."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -107,7 +107,7 @@ class Side:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Read requests from stdin, one JSON list per line, and write a JSON answer to each, until the input ends."""
     # Whatever libraries print goes to the errors; answers have their own way out.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,10 +1,10 @@
 """Kernels against what the machine allows: a cycle of one lane, beside the least time its arithmetic or traffic takes.
 
-The floor is the largest of what a cycle cannot do without. Streaming: 2 n m exponentials and, beyond a few dimensions,
-as many products of coordinates. Cached: reading the lane's matrix once (CPU) or its scores twice (CUDA). On CUDA
-exponentials go through the special-function units, 16 for each multiprocessor and clock, and products, in three parts
-of fp16, through the tensor cores; reading is timed with torch. On a CPU everything is timed with one thread:
-exponentials by NumPy, products and reading by BLAS.
+A cycle needs several kinds of work; the floor is the time of the slowest of them. Streaming: 2 n m exponentials and,
+beyond a few dimensions, as many products of coordinates. Cached: reading the lane's matrix once (CPU) or its scores
+twice (CUDA). On CUDA exponentials go through the special-function units, 16 for each multiprocessor and clock, and
+products, in three parts of fp16, through the tensor cores; reading is timed with torch. On a CPU everything is timed
+with one thread: exponentials by NumPy, products and reading by BLAS.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ CUDA = {
 
 
 def shapes(scale: str, device: str) -> list[Shape]:
-    """What is timed on a device."""
+    """Return the shapes whose kernels are timed on a device."""
     return list((CUDA if device == "cuda" else CPU)[scale])
 
 

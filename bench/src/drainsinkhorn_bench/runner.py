@@ -1,7 +1,8 @@
 """Runs a campaign: gate first, then arms in turns, every number to the raw file as it comes. Stops between units.
 
-A unit is one attempt: gates, warm-ups, interleaved repeats, theory beside them, and a `done`. One that was interrupted
-is begun again from its gates, so that a pair never spans two attempts. A run stops only between attempts.
+An attempt at a unit runs its gates, warm-ups and interleaved repeats, records what theory predicts, and writes a `done`
+record. A unit whose attempt was interrupted is begun again from its gates, so that a pair never spans two attempts. A
+run stops only between attempts.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def run(
         folder: Where its manifest and raw file are, or will be.
         place: Where it runs.
         seconds: Begin no unit that would end later than this; the first is begun in any case.
-        tell: Told where the run stands.
+        tell: Called with the progress of the run (`Tick`).
         only: Run only units and studies whose name begins so.
     """
     frozen = manifest(campaign, place)

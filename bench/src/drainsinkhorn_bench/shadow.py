@@ -47,7 +47,11 @@ class _Watching(WrappedBackend):
 
 
 def shadow(problems: Sequence[Problem[Any]], backend: Backend[Any], tol: float, width: int) -> dict[str, Any]:
-    """Solve under the paper's audits with a shadow: screen-negative events, ready lanes among them, and the row gap."""
+    """Solve under the paper's audits, verify also the lanes that did not pass the screen, and return the counts.
+
+    `events` are lanes that did not pass a screen, `missed_ready` those of them that verify would have passed.
+    `largest_row_gap` is the largest difference between the row residuals of screen and verify in one state.
+    """
     watching = _Watching(backend)
     solution = solve(
         list(problems), tol=tol, backend=watching, mode="compact", width=width, audit=replace(PAPER, shadow=True),

@@ -70,7 +70,10 @@ def _name(ran: Ran) -> str | None:
 
 
 def beside(work: Work, measured: Mapping[str, tuple[Outcome, Sequence[float]]]) -> Iterator[Said]:
-    """Facts of a unit: curve, predicted time and break-even of arms that our solver ran, modal depths of problems.
+    """Yield what theory says of a unit, as facts.
+
+    For arms that this library's solver ran: cost of a cycle by width, break-even of repacks, and predicted time. For
+    problems: depths of plain Sinkhorn, measured and predicted by the modal response.
 
     Args:
         work: The unit.

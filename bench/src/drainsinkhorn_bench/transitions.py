@@ -25,8 +25,8 @@ class Transitions(NamedTuple):
 
     Attributes:
         rows: Group of every earlier cell.
-        forward: Group of every later cell as a row of zeros and a one, where the problem lies.
-        tables: Tables of the tight reference.
+        forward: One-hot group of every later cell, (cells, groups), on the device of the problem.
+        tables: Transition tables of solutions to tol REFERENCE.
     """
 
     rows: list[Array]
@@ -51,7 +51,7 @@ def transitions(
 def tables(
     known: Transitions, problems: Sequence[Problem[Any]], backend: Backend[Any], answers: Mapping[int, Potentials[Any]]
 ) -> dict[int, Array]:
-    """Mass from group to group, for every answer; one in all."""
+    """Return tables of the mass from group to group, by index of the problem; each table sums to one."""
     places = sorted(answers)
     plans = couple(backend, [problems[k] for k in places], [answers[k] for k in places])
     found = dict[int, Array]()
@@ -69,5 +69,5 @@ def deviation(known: Transitions, found: Mapping[int, Array]) -> float:
 
 
 def consume(work: Work, backend: Backend[Any], answers: Mapping[int, Potentials[Any]]) -> dict[str, Any]:
-    """The consumer of an arm."""
+    """Compute the transition tables of an arm; return their largest total variation from the reference tables."""
     return {"tv": deviation(work.extra, tables(work.extra, work.problems, backend, answers))}

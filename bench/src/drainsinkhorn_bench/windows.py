@@ -42,7 +42,7 @@ def cell_pairs(cells: Cells, n: int, count: int, seed: int) -> list[tuple[Array,
 
 
 def cell_windows(cells: Cells, pairs: list[tuple[Array, Array]], eps: float, device: str) -> list[Problem[Any]]:
-    """The problems of such pairs."""
+    """Return the problems between the cells of each pair that `cell_pairs` returned."""
     return [problem(cells.points[early], cells.points[late], eps, device) for early, late in pairs]
 
 

@@ -364,7 +364,7 @@ class BlockCouplings:
 
 
 def _times(mass: Vector, rows: Matrix) -> Matrix:
-    """Rows times their masses; zero without mass, however far away the point lies."""
+    """Return rows times their masses; zero for a row without mass, even if its values are not finite."""
     return np.where(mass[:, None] > 0, mass[:, None] * rows, 0.0)
 
 

@@ -20,8 +20,9 @@ Matrix = NDArray[np.float64]
 class Kernels(Protocol):
     """The reductions of one problem in float64: all that a lane needs to know of it.
 
-    A decorator may hold some of the rows only, and let others hold the rest: then f, a and ratios of rows are those it
-    holds, `join` and `split` go between them and all rows, and every number it returns is the same for all who share.
+    An implementation may hold only some of the rows while other processes (ranks) hold the rest. Then f, a and ratios
+    of rows cover the rows that it holds; `split` selects them from potentials of all rows, and `join` collects all
+    rows. Column ratios and scalars are the same on all ranks.
     """
 
     eps: float
@@ -65,7 +66,7 @@ class Kernels(Protocol):
 
 
 class AllRows:
-    """The part of `Kernels` that is the same for all who hold every row."""
+    """The methods of `Kernels` for implementations that hold every row."""
 
     whole: bool = True
 
@@ -82,11 +83,11 @@ class AllRows:
         return bool(np.isfinite(f).all() and np.isfinite(g).all())
 
     def split(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
-        """All of them."""
+        """Return both unchanged: all rows are held here."""
         return f, g
 
     def join(self, f: Vector) -> Vector:
-        """All of them."""
+        """Return f unchanged: all rows are held here."""
         return f
 
 

@@ -97,7 +97,7 @@ class CyclePack(Generic[C]):
 
 
 class LanePack(CyclePack[L], Generic[L]):
-    """A list of lanes that differ only in how they compute.
+    """A pack whose lanes are objects in a list; `open_lane` decides how a lane computes.
 
     Args:
         instances: The problems of the first lanes.
@@ -128,7 +128,7 @@ class LanePack(CyclePack[L], Generic[L]):
 
     @np.errstate(all="ignore")
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
-        """Both sides of the states as they will be emitted."""
+        """Return both residuals of the states as they will be emitted."""
         self._legs += 2 * len(lanes)
         return Residuals.from_rows(self._lanes[i].verify(exact=exact) for i in lanes)
 

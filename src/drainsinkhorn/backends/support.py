@@ -32,7 +32,7 @@ class _Idle(NamedTuple):
 
     Attributes:
         into: Potentials of the whole side, to be completed.
-        places: Where those of these points belong.
+        places: Indices of these points in `into`.
         instance: These points as x, points of the other side that have weight as y.
         known: Potentials over y.
     """
@@ -100,7 +100,8 @@ def c_transforms(
     Args:
         instances: Instances whose start and weights of x are ignored.
         potentials: Over the y of each.
-        couple: Computes those of many pairs, for all problems together. NumPy computes the others, or all.
+        couple: Computes the transforms of problems with more than FEW_PAIRS pairs, all in one call. NumPy computes
+            those of smaller problems, and of all problems if this is None.
     """
     instances = [replace(p, a=uniform(p.like.shape[0]), init="zero") for p in instances]
     # Judged one by one: what a problem gets must not depend on its neighbours.
@@ -117,7 +118,7 @@ def c_transforms(
 
 
 def _by_chunks(instance: Instance[Any], potentials: Vector) -> Vector:
-    """The same by NumPy for one problem, some points at a time."""
+    """Return the soft c-transforms of one problem, computed by NumPy for some points x at a time."""
     rows, cols = (np.arange(size) for size in instance.shape)
     step = max(1, CHUNK_PAIRS // cols.size)
     chunks = [part(instance, rows[first : first + step], cols) for first in range(0, rows.size, step)]

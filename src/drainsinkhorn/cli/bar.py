@@ -23,10 +23,10 @@ Clock = Callable[[], float]
 class TimeLeft:
     """How long the rest of a run will take.
 
-    A live lane goes to its forecast; one without goes as deep as the mean, and at least twice as deep as it is. A
-    waiting problem goes as deep as the mean of those that have ended or have a forecast: those that have ended are the
-    shallow ones. What a cycle of a problem takes is measured from the opening of the first pack. A rescue is
-    not foreseen.
+    A live lane is expected to retire at its forecast. The mean depth is taken over retired problems and forecasts: that
+    of retired problems alone would be too small, since shallow problems retire first. A waiting problem is expected to
+    run to the mean depth; a live lane without a forecast, to the mean or to twice its present depth, whichever is
+    larger. The time of a cycle is the mean since the first pack was opened. The time of a rescue is not estimated.
 
     Args:
         total: How many problems there are.
@@ -59,7 +59,7 @@ class TimeLeft:
             self._rescue.update(event.tickets)
 
     def seconds(self) -> float | None:
-        """None while it is unknown."""
+        """Return the seconds left; None while they are unknown."""
         lanes = self._forecasts.lanes().values()
         predicted = [lane.predicted_depth for lane in lanes if lane.predicted_depth is not None]
         known = self._ran + len(predicted)

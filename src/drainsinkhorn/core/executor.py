@@ -73,7 +73,10 @@ def execute(
 def _run_alone(
     backend: Backend[Any], lane: Admission, plan: Plan, observe: Observer, seconds: dict[str, float]
 ) -> Iterator[Retired]:
-    """Run a lane once more that ran out of memory, then on `Backend.frugal`; reject it if memory runs out again."""
+    """Run a lane by itself after memory ran out: first on the same backend, then on `Backend.frugal`.
+
+    The problem is rejected if memory runs out on both.
+    """
     # Arrays of the discarded pack may be in reference cycles.
     gc.collect()
     backend.release()

@@ -175,7 +175,7 @@ class Options:
 
     Attributes:
         tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
-        max_depth: Cycles after which an unfinished problem is given up (then rescued once, by as many at most).
+        max_depth: Largest number of cycles of a problem, after which it is given up; a rescue may run as many again.
         width: Lanes of a pack; None: what the backend recommends for problems of this size.
         mode: "auto", a name in MODES, or a Mode.
         audit: When and how lanes are checked.

@@ -39,5 +39,5 @@ class Batch:
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 
     def give_back(self, admissions: Sequence[Admission]) -> None:
-        """Put problems back in front."""
+        """Put problems back, so that `take` returns them first."""
         self._waiting.extendleft(reversed(admissions))

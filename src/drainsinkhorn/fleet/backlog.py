@@ -52,7 +52,7 @@ class Backlog:
         self.predicted[ticket] = self._predict(problem)
 
     def queue(self, ticket: int, start: Potentials[Any] | None) -> None:
-        """Let a problem wait to be sent, with another start unless that is None."""
+        """Append a problem to those that wait to be sent; unless `start` is None, it replaces the problem's `init`."""
         if start is not None:
             self.problems[ticket] = replace(self.problems[ticket], init=start)
         self._waiting.append(ticket)

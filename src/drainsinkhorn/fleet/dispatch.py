@@ -1,10 +1,10 @@
-"""The fleet's loop: windows out, results back, and what to do when a worker dies.
+"""The loop of a fleet: it sends windows to workers, collects results, and replaces workers that die.
 
 Every worker runs one `stream` over the problems it gets, so lanes are refilled across windows. A window is the problems
 that are sent at once; its size follows from predicted work, so that workers end together. If a worker dies, hangs or
-fails, its unanswered problems run again, and no result is lost. The problem that caused it is found by halving: the
-unanswered problems are sent again in two halves, each alone to a worker, and so on. A problem that is alone on a worker
-when the worker is lost has a strike, and after some strikes it is quarantined.
+fails, its unanswered problems run again, and no result is lost. The problem that caused the failure is found by
+halving: the unanswered problems are sent again in two halves, each alone to a worker, and so on. A problem that is
+alone on a worker when the worker is lost has a strike, and after some strikes it is quarantined.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Dispatch:
 
     Args:
         pool: The workers.
-        session: The session. Its journal is kept here, not by workers; its observer is told `Reported`, `Lost` and
-            `Finished`.
+        session: The session. This process writes its journal, workers do not; its observer receives `Reported`, `Lost`
+            and `Finished`.
         hang: Seconds without a message after which a worker that has work, or is starting, is replaced.
         strikes: Number of workers lost while they had a problem alone, at which the problem is quarantined.
     """
@@ -332,7 +332,10 @@ class Dispatch:
         self._results.append(result)
 
     def _pass_on(self, problem: Any, outcome: Outcome, *, ran: bool) -> None:
-        """Start the successor of a problem in its chain, unless it was rejected or, if recalled, one is under way."""
+        """Start the next problem of a chain from this outcome.
+
+        Do nothing after a rejected problem, or after a recalled one while another problem of the chain is under way.
+        """
         chain = getattr(problem, "chain", None)
         is_passed = not ran and (outcome.status is Status.INVALID or self._chains.is_under_way(chain))
         if chain is None or is_passed:

@@ -1,4 +1,4 @@
-"""The same `stream`, on many workers."""
+"""Run one `stream` on many workers."""
 
 from __future__ import annotations
 

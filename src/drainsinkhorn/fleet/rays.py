@@ -168,13 +168,13 @@ class Actor:
         self._run.push(wire.Parcel(tickets, problems, wire.views(block, rows)))
 
     def end(self) -> None:
-        """Note that no further window comes."""
+        """Record that no further window comes."""
         assert self._run is not None, "the end is sent when the actor is ready"
         self._run.end()
 
 
 class RayPool:
-    """Actors, and the stream of messages of each."""
+    """Runs the workers of a fleet as Ray actors, each of which yields a stream of messages."""
 
     def __init__(self, ray: Any, size: int, cores: int, gpus: float, started: bool) -> None:
         self.size = size

@@ -1,12 +1,13 @@
 """One huge problem over many devices: each rank of a torch.distributed group holds some of its rows.
 
-Every rank calls `solve` with the same problems and runs the same executor. A rank's kernels know its own rows; a
-decorator around them combines what goes across. Rows need nothing from other ranks. Columns are log-sum-exps of partial
-ones:
+Every rank calls `solve` with the same problems and runs the same executor. A rank's kernels compute with its own rows
+and all columns; `RowSharded` wraps them and combines the results of all ranks. Row sums need nothing from other ranks.
+A column sum is combined from the partial sums of the ranks:
 
     log sum_i t_ij = M_j + log sum_r exp(L_rj - M_j),    L_rj over the rows of rank r,  M_j = max_r L_rj
 
-Whatever a decision is taken from is reduced on rank 0 and handed to all, so ranks can never disagree about a lane.
+Every number on which the executor bases a decision is reduced on rank 0 and broadcast, so all ranks take the same
+decision about a lane.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Ranks:
         return float(self.combine(np.array([value]), operation)[0])
 
     def all_true(self, mine: bool) -> bool:
-        """Whether it is true for all ranks."""
+        """Return True if `mine` is true on all ranks."""
         return self.number(float(mine), "MIN") == 1.0
 
     def agree(self, instances: Sequence[Instance[Any]]) -> None:
@@ -167,7 +168,7 @@ class RowSharded:
         return both[: self._n][self._rows], both[self._n :]
 
     def join(self, f: Vector) -> Vector:
-        """The rows of all ranks."""
+        """Return the potentials of all rows, (n,), from those of each rank's rows."""
         rows = np.zeros(self._n)
         rows[self._rows] = f
         return self._ranks.combine(rows, "SUM")
@@ -202,7 +203,7 @@ class RowShardedPack(LanePack[ReferenceLane]):
             return super().advance(cycles, stops, lockstep=lockstep)
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
-        """Return row residuals from a pass of their own, in step with the other ranks."""
+        """Return row residuals, computed without updating potentials, in step with the other ranks."""
         with self._in_step():
             return super().screen(lanes)
 
@@ -230,7 +231,7 @@ class RowShardedPack(LanePack[ReferenceLane]):
             ) from error
 
     def _prepare(self, instances: Sequence[Instance[Any]]) -> None:
-        """Build the kernels, which takes memory and needs nobody; then see whether all ranks could."""
+        """Build the kernels of this rank; if memory does not suffice on one rank, raise MemoryError on all."""
         trouble = ""
         try:
             with memory_errors():
@@ -247,7 +248,7 @@ class RowShardedPack(LanePack[ReferenceLane]):
 
 @dataclass(frozen=True, slots=True)
 class RowShardedBackend:
-    """Rows of every problem over the ranks of a torch.distributed group, in float64.
+    """Distributes the rows of every problem over the ranks of a torch.distributed group and computes in float64.
 
     Start the program on every rank (torchrun), call `torch.distributed.init_process_group`, and then `solve` with the
     same problems everywhere; every rank gets every result. Give the group a `timeout`: it is how long a rank waits for
@@ -255,9 +256,10 @@ class RowShardedBackend:
 
     Attributes:
         kernels: "dense" keeps a rank's part of the matrix (16 bytes for each pair); "streaming" recomputes scores from
-            the points with torch, on `device`; "auto" is dense up to `dense_pairs` pairs of a rank, on a CPU.
+            the points with torch, on `device`; "auto" is "streaming" for an nccl group or if a rank has more than
+            `dense_pairs` pairs, else "dense".
         device: Where streaming kernels run: a torch device; "auto" is cuda for an nccl group, else cpu.
-        dense_pairs: See above.
+        dense_pairs: Largest number of pairs of a rank for which "auto" is "dense".
         group: The group; None: all ranks.
         acceleration: "momentum" or "none"; `solve` sets it.
     """
@@ -287,7 +289,7 @@ class RowShardedBackend:
         return lanes
 
     def hints(self, instance: Instance[Any]) -> Hints:
-        """Return kernels and ranks, and a width of one: these problems are huge."""
+        """Return the kind of kernels and the number of ranks as arithmetic, and a width of 1, for huge problems."""
         return Hints(self._arithmetic(instance), 1)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:

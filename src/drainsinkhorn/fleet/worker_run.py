@@ -69,7 +69,7 @@ class Windows(Tap[Any]):
         self._arrived.put((time.monotonic(), parcel))
 
     def close(self) -> None:
-        """Note that no further window comes."""
+        """Record that no further window comes."""
         self._arrived.put(None)
 
     def __next__(self) -> Problem[Any]:

@@ -1,6 +1,7 @@
 """Entropic values, divergences and potentials that JAX can differentiate, batched over problems, inside jit too.
 
-Solving happens on the host, in one callback for the whole batch, so these run on the CPU backend whatever the device.
+JAX passes the whole batch to the host in one callback, as NumPy arrays, so "auto" takes a backend for the CPU, whatever
+the device of the JAX arrays.
 """
 
 from __future__ import annotations

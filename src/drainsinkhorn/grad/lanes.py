@@ -61,7 +61,10 @@ def plans_of(solution: Solution[Any]) -> list[tuple[list[int], Couplings[Any]]]:
 
 
 def fix_gauge(f: Any, g: Any, b: Any, finite: Any) -> Potentials[Any]:
-    """Shift potentials so that `sum_j b_j g_j = 0`: of all pairs `(f + t, g - t)` the one that has derivatives.
+    """Shift potentials so that `sum_j b_j g_j = 0`.
+
+    All pairs `(f + t, g - t)` give the same plan. This condition selects one, so that potentials are a differentiable
+    function of points and weights.
 
     `finite` is g with zeros for NaN, so that gradients of shared weights stay finite if one lane has no potentials.
     """

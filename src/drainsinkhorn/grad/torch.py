@@ -145,7 +145,7 @@ def _detach_columns(tensors: Sequence[Any]) -> list[list[Any]]:
 
 
 def _like(gradient: Any, tensor: Any, scale: Any) -> Any:
-    """A gradient in the dtype of what it belongs to, times the cotangent of its lane; zero where that is zero."""
+    """Return `gradient * scale` with dtype and device of `tensor`; 0 where `scale`, the lane's cotangent, is 0."""
     scaled = torch.where(scale == 0, torch.zeros_like(gradient), gradient * scale)
     return scaled.to(dtype=tensor.dtype, device=tensor.device)
 

@@ -46,7 +46,7 @@ class Couplings(Protocol[A]):
         ...
 
     def average(self, values: Sequence[A], side: str = "row") -> list[A]:
-        """Means of values under the conditional distribution of every point of the side, also of weight zero."""
+        """Mean of the values under the conditional distribution of each point of the side, even if its weight is 0."""
         ...
 
     def barycentric_map(self, side: str = "row") -> list[A]:
@@ -83,7 +83,7 @@ class Coupler(Protocol[A]):
 
     @property
     def name(self) -> str:
-        """The name by which users select it."""
+        """The name by which users select the backend."""
         ...
 
     def couple(self, instances: Sequence[Instance[A]], potentials: Sequence[Potentials[A]]) -> Couplings[A]:

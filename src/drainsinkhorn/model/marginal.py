@@ -25,7 +25,7 @@ class Marginal:
         return self.kappa == 0.0
 
     def damping(self, eps: float) -> float:
-        """The factor of a leg, `lambda = 1 / (1 + eps kappa)`: 1 where the marginal is hard."""
+        """Return the factor `lambda = 1 / (1 + eps kappa)` that damps the update of a leg: 1 for a hard marginal."""
         return 1.0 / (1.0 + eps * self.kappa)
 
 

@@ -20,7 +20,10 @@ class Potentials(NamedTuple, Generic[A]):
 
 
 class WeaklyReferable:
-    """Base of classes with weak references; Python 3.12.3 leaves `weakref_slot` out of generic dataclasses."""
+    """Base of classes whose objects can be weakly referenced.
+
+    Python 3.12.3 leaves `weakref_slot` out of generic dataclasses.
+    """
 
     __slots__ = ("__weakref__",)
 

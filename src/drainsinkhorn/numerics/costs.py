@@ -88,12 +88,12 @@ class PointCost:
 
     @property
     def distances(self) -> Distances | None:
-        """Its form "distances"; None if it has none."""
+        """The cost as a factor times distances or their squares; None if it does not have this form."""
         return None
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Forms in which backends may run it, see the module's docstring."""
+        """Forms in which backends can compute the cost; the docstring of the module lists them."""
         return ("matrix",) if self.distances is None else ("distances",)
 
     def pairwise(self, x: Matrix, y: Matrix) -> Matrix:
@@ -117,8 +117,7 @@ class PointCost:
     def rounding(self, dim: int, largest: Any) -> Any:
         """A bound on the absolute error of a cost whose absolute value is at most `largest`, underflow included.
 
-        By default a cost that is not by distances is taken for what `pairwise` gives, with the rounding of a sum of
-        `dim` squares.
+        For a cost without the form "distances" the default is the bound for a sum of `dim` squares.
         """
         form, error = self.distances, (dim + 3) * UNIT
         if form is not None and form.root:
@@ -131,7 +130,7 @@ class PointCost:
         return 4 * form.factor * error * (largest / form.factor) ** 0.5 + error * largest + 4 * form.factor * error**2
 
     def check(self, name: str, points: Any) -> None:
-        """Raise ProblemError for points, called x or y, that have no such cost; the zero vector has no direction."""
+        """Raise ProblemError if the cost is undefined at a point, as the cosine is at 0; `name` is "x" or "y"."""
         form = self.distances
         if form is not None and form.directions:
             zero = np.flatnonzero(~to_numpy(points).any(axis=1))
@@ -273,7 +272,7 @@ class Turned(PointCost):
         return evaluate(self.kind, y, x).T
 
     def rounding(self, dim: int, largest: Any) -> Any:
-        """The bound of the kind."""
+        """Return the rounding bound of the caller's own cost."""
         return self.kind.rounding(dim, largest)
 
     def __str__(self) -> str:
@@ -320,7 +319,7 @@ def require_form(instance: Instance[Any], backend: str, forms: Collection[str]) 
 
 
 def with_matrix(instance: Instance[Any], forms: Collection[str]) -> Instance[Any]:
-    """The instance with a matrix in place of its points, if its cost has no other of these forms."""
+    """Replace the points of an instance by its cost matrix, unless its cost has another form that is in `forms`."""
     if instance.is_dense or any(form in forms for form in instance.cost.kind.forms if form != "matrix"):
         return instance
     return replace(instance, matrix=cost_matrix(instance)[0], x=None, y=None)

@@ -29,9 +29,10 @@ FULL_DIM = 64
 
 
 def correlation(spread: float, eps: float) -> float:
-    """`c / sqrt(A B)`: the correlation of the entropic coupling of two Gaussians on the line, cost |x - y|^2.
+    """Correlation of the entropic coupling of two Gaussians on the line, with cost |x - y|^2.
 
-    A cycle of plain Sinkhorn multiplies the error by its square.
+    It is `c / sqrt(A B)`, with covariance c and variances A and B. A cycle of plain Sinkhorn multiplies the error by
+    the square of the correlation.
 
     Args:
         spread: `sqrt(A B)`, the product of both standard deviations.

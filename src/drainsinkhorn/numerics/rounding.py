@@ -223,15 +223,16 @@ class PlanSums:
 
 
 def certified_residual(sums: PlanSums) -> Residual:
-    """Return both residuals with a rigorous bound on their rounding error; infinite where the expansion does not hold.
+    """Return both residuals and a rigorous bound on their rounding error; the bound may be infinite (see below).
 
     Write P for the computed plan and E_ij for a bound on the error of the exponent of entry ij:
 
         E_ij = 4 u (|f_i| / eps + |log a_i|) + 4 u (|g_j| / eps + |log b_j|) + (4 u C_ij + e_ij) / eps
 
-    where e_ij bounds the error of the cost: `bound_costs` by differences, `product_error` times (|x_i|^2 + |y_j|^2) by
-    inner products of centred points (Higham, section 3.1), 0 for a dense matrix. If every E_ij is below 0.1, the error
-    of an entry is at most 1.06 E_ij P_ij, so that of a residual is at most
+    where e_ij bounds the error of the cost: 0 for a dense matrix, else the error from `bound_costs`. If squared
+    distances are computed by inner products of centred points (Higham, section 3.1), e_ij also contains `product_error`
+    times (|x_i|^2 + |y_j|^2), times the factor of the cost. If every E_ij is below 0.1, the error of an entry is at
+    most 1.06 E_ij P_ij, so that of a residual is at most
 
         1.06 sum_ij P_ij E_ij + (2 (n + m) + 32) u (1 + sum_ij P_ij)
 

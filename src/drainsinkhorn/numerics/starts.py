@@ -41,7 +41,7 @@ HEADROOM = 64.0
 
 
 class Quadratic(NamedTuple):
-    """Starting potentials `g(y) = (y - m)' M (y - m) + l' (y - m)` in nats, for a stack of problems.
+    """Starting potentials over eps, `g(y) / eps = (y - m)' M (y - m) + l' (y - m)`, for a stack of problems.
 
     Attributes:
         mean: m, (L, d).

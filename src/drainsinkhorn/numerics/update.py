@@ -69,7 +69,7 @@ def log_ratios(
 
 
 class Stride(NamedTuple):
-    """Step and beta of the next leg: numbers, or one of each for every point where lanes lie end to end."""
+    """Step and beta of the update rule: numbers, or arrays over the points of all lanes if lanes are concatenated."""
 
     step: Any
     beta: Any
@@ -117,8 +117,8 @@ def alignment(weights: Any, log_ratios: Any, potentials: Any, before: Any, add: 
         weights: Weights a of the side, (n,).
         log_ratios: L, (n,).
         potentials: f, (n,).
-        before: x of the last update, (n,).
-        add: Sums one value for each point of the side; of lanes end to end, the points of each lane.
+        before: x of the last update, as in the update rule, (n,).
+        add: Sums values over the points of the side; if lanes are concatenated, over the points of each lane.
     """
     return -add(weights * log_ratios * (potentials - before))
 
@@ -147,8 +147,9 @@ class Momentum:
     def stride(self, error: float, along: float) -> Stride:
         """Return the stride of the next f-leg.
 
-        It is plain at the first leg; where the residual has grown, and for 2^k legs after that; while plain legs
-        contract fast; and where the leg points against the last displacement.
+        The stride is PLAIN (step 1, beta 0) at the first leg; if the residual has grown, and for 2^k legs after that,
+        where k counts earlier growths; while plain legs contract fast; and if the leg points against the last
+        displacement. Otherwise the leg has momentum.
 
         Args:
             error: Row residual of the state, without its rounding bound.

@@ -1,1 +1,1 @@
-"""What to do with a finished coupling: products, maps, samples, costs, pictures."""
+"""Functions that compute products, maps, samples, costs and plots from finished couplings."""

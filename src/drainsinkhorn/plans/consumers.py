@@ -42,7 +42,7 @@ def apply(results: Results, values: Any, side: str = "row") -> Any:
 
 
 def barycentric_map(results: Results, side: str = "row") -> Any:
-    """Where each point goes on average: images (n, d) of x for "row", (m, d) of y for "col"."""
+    """Barycentric projection (conditional mean) of each point: of x, (n, d), for "row"; of y, (m, d), for "col"."""
     return _one_or_many(results, lambda plans, _: plans.barycentric_map(side))
 
 
@@ -81,7 +81,7 @@ def transport_cost(results: Results) -> TransportCost | list[TransportCost]:
 
 
 def transport_costs(results: Iterable[Result[Any]]) -> list[TransportCost]:
-    """`transport_cost` of many results: the same values, with a type that says so."""
+    """`transport_cost` of many results; type checkers see that it always returns a list."""
     return _together(_many(results), lambda plans, _: plans.transport_cost())
 
 

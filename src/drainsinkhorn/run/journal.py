@@ -195,7 +195,7 @@ class Journal:
 
 
 def _unused_name(path: Path) -> Path:
-    """Return the path, or with the first of the suffixes .2, .3, ... under which neither a file nor its WAL exists."""
+    """Return the first of path, path.2, path.3, ... at which neither a file nor its WAL exists."""
     names = itertools.chain([path], (path.with_name(f"{path.name}.{k}") for k in itertools.count(2)))
     return next(name for name in names if not name.exists() and not name.with_name(name.name + "-wal").exists())
 
@@ -246,7 +246,7 @@ def _has_journal_header(path: Path) -> bool:
 
 
 def _rows(source: sqlite3.Connection) -> Iterator[Row]:
-    """Yield the rows of a damaged table that can be read, from its begin and then from its end."""
+    """Yield the readable rows of a damaged table: forwards up to the damage, then backwards from the end."""
     for order in ("", " DESC"):
         try:
             yield from source.execute(f"SELECT * FROM ended ORDER BY rowid{order}")
@@ -315,7 +315,7 @@ def _is_whole(row: Row) -> bool:
 
 
 def _checksum(row: Row) -> bytes:
-    """Return a digest of all other fields of a row and of the format, so no row of another format is intact."""
+    """Return a digest of all other fields of a row and of the format, so a row of another format fails the check."""
     # Values of different types have different representations; the lengths of blobs determine where each blob ends.
     shown = [("blob", len(value)) if isinstance(value, bytes) else value for value in row]
     digest = hashlib.blake2b(repr((FORMAT, shown)).encode(), digest_size=16)

@@ -90,8 +90,9 @@ class Recheck:
             "all": all rows and columns of every result; "none": no result.
         margin: Share of tol at which lanes stop; the recheck compares with tol itself.
         backend: Name of the backend, for error messages.
-        count: Number of problems of the run; None: unknown. If a recheck takes longer than FIRST of the predicted time
-            of the run, the first result is rechecked in a fraction of such runs; a hash of ticket and residual decides.
+        count: Number of problems of the run; None: unknown. If a recheck takes longer than the share FIRST of the
+            predicted time of the run, the first result is rechecked only in a fraction of such runs; a hash of ticket
+            and residual decides.
     """
 
     def __init__(self, mode: str, margin: float, backend: str, count: int | None) -> None:
@@ -164,7 +165,7 @@ def _fraction(outcome: Outcome) -> float:
 
 
 def price_of(instance: Instance[Any]) -> float:
-    """Predict the seconds for the first rows and columns of a problem."""
+    """Predict the seconds that a recheck of the rows and columns sampled first takes."""
     (rows, cols, dim), where = _shape(instance), _where(instance)
     has_own_cost = not instance.is_dense and instance.cost.kind.distances is None
     sampled = _first_count(rows, cols, dim)

@@ -297,7 +297,7 @@ class LocalRun:
         return rescue.explain(ended, self.session.options.audit.margin, remarks + self._remarks.get(ticket, []))
 
     def _yield(self, instances: Sequence[Instance[Any]], outcomes: Outcomes) -> Iterator[Outcomes]:
-        """Recheck, record and yield problems that have ended. If one is refuted, raise after those before it."""
+        """Recheck, record and yield ended problems. If a recheck refutes one, yield those before it, then raise."""
         if self._remarks or self._unused_starts or any(status in RESCUABLE for status in outcomes.statuses):
             details = [self._explain(ended).detail for ended in map(Ended, instances, outcomes)]
             outcomes = replace(outcomes, details=details)

@@ -263,7 +263,7 @@ class ProblemStack(list[Problem[Any]]):
     Attributes:
         columns: Arguments of `problems` by name.
         init: The start that all problems share; None: that of the run.
-        problems: The problems as they were made: the list may have been changed since.
+        problems: The problems as they were made. The stack itself is a list, which the caller may have changed since.
     """
 
     def __init__(self, problems: list[Problem[Any]], columns: dict[str, Column], init: str | None) -> None:

@@ -121,8 +121,9 @@ def judge(problem: Problem[Any], potentials: Potentials[Any], tol: float) -> Jud
 
     The plan is `a_i b_j exp((f_i + g_j - C_ij) / eps)`, where C comes from the caller's points by direct differences,
     or is the caller's matrix, and a and b are the caller's weights over their exact sums. Float64 is tried first, with
-    a bound on its rounding; where the bound reaches tol, double-double scores and long double sums follow, then decimal
-    arithmetic of 60 digits and more, entry by entry.
+    a bound on its rounding error. If the residual differs from tol by no more than the bound, scaled costs in
+    double-double with sums in long double are tried next, then decimal arithmetic of 60 digits and more, entry by
+    entry.
 
     Args:
         problem: The problem as given.
@@ -207,13 +208,13 @@ def _marginals(
     """Marginal errors from blocks of rows of the plan.
 
     Args:
-        claim: What is judged.
+        claim: The problem and its potentials.
         a: Normalised weights of the rows.
         b: Normalised weights of the columns.
         entries: Function from rows to `exp((f + g - C) / eps)`, and to the same with each exponent raised by its error
             bound.
         unit: Bound on the relative error of one sum, product, exponential or normalised weight.
-        arithmetic: Its name.
+        arithmetic: Name of the arithmetic that `entries` uses.
     """
     row, error, columns, total = b[0] * 0, b[0] * 0, b * 0, b[0] * 0
     for rows in _blocks(claim):

@@ -105,7 +105,7 @@ class DrivenPack:
                 return
 
     def strides(self, progress: Progress) -> list[int]:
-        """Depths in strides."""
+        """Return the depth of each lane divided by `Backend.stride`, of which every advance runs a multiple."""
         return [depth // self.stride for depth in progress.depths]
 
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SoakFinding:
-    """Something that must not happen.
+    """A violation that a soak has detected, of one of the kinds that the module `soak` lists.
 
     Attributes:
         kind: See `soak`.
@@ -19,7 +19,7 @@ class SoakFinding:
         alone: True if it also happens when only the problems of its chain are solved.
         detail: What was claimed and what is true.
         tol: The tol that replaced the problem's own for an "edge" finding; None: its own.
-        frugal: Whether lanes had their most frugal representation.
+        frugal: Whether lanes had the representation that needs least memory (`Backend.frugal`).
     """
 
     kind: str
@@ -42,7 +42,7 @@ class SoakFinding:
 
 @dataclass
 class Tally:
-    """What came of a soak.
+    """Counts and findings of a soak, a run over many hostile problems.
 
     Attributes:
         backend: Name of the backend.

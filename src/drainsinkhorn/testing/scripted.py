@@ -24,7 +24,8 @@ class Script:
         rejects: Verify says no for this many cycles after that.
         nan_at: From this depth on every number is NaN.
         shape: Its signature.
-        start: The residual it starts from; None: it stands still until it passes, else it falls by a factor per cycle.
+        start: Residual at depth 0, which then falls by a constant factor per cycle; None: the residual is constant
+            until the screen passes.
     """
 
     depth: int
@@ -90,7 +91,7 @@ class ScriptedBackend:
         raise NotImplementedError("a scripted problem has no plan")
 
     def using(self, acceleration: str) -> ScriptedBackend:
-        """Itself: scripts cannot be hurried."""
+        """Return this backend: scripts have no acceleration."""
         return self
 
     def precise(self) -> ScriptedBackend:
@@ -98,7 +99,7 @@ class ScriptedBackend:
         return self
 
     def frugal(self) -> ScriptedBackend:
-        """With room for `spare` lanes, if that is set."""
+        """Return a backend with streaming lanes and room for `spare` of them; this one if `spare` is None."""
         return self if self.spare is None else replace(self, room=self.spare, streams=True)
 
     def release(self) -> None:

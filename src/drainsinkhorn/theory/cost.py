@@ -93,7 +93,7 @@ class WidthCost:
         return self._at(self.cycle, width) * max(1.0, width / self.widths[-1])
 
     def _at(self, values: Sequence[float], width: int) -> float:
-        """Linear between measured widths, constant beyond the last, zero at width zero."""
+        """Interpolate `values` linearly between measured widths: constant outside them, zero at width zero."""
         widths = self.widths
         if width <= 0:
             return 0.0
@@ -132,8 +132,8 @@ class WidthCost:
     def break_even(self, width: int | None = None, cycles: int = 8) -> float:
         """The smallest shrink that pays for its repack within `cycles` cycles, at a width; inf where none does.
 
-        The smallest s with `cycles * [c(W) - c(W - s)] > H_repack(W - s)`. The default of `cycles` is the time between
-        two audits, after which a further repack can follow. It is what `Mode(min_shrink=)` takes.
+        It is the smallest s with `cycles * [c(W) - c(W - s)] > H_repack(W - s)`, to be passed as `Mode(min_shrink=s)`.
+        The default of `cycles` is the time between two audits, after which a further repack can follow.
         """
         width = self.widths[-1] if width is None else width
         if width < 1 or cycles < 1:
@@ -145,7 +145,7 @@ class WidthCost:
         return math.inf
 
     def overhead(self, window: Sequence[int], audit: Audit = AUDIT) -> float:
-        """`H` of a window of depths: what compact spends on looking and repacking beyond a static batch."""
+        """`H` of a window of depths: predicted seconds outside `advance` in mode "compact" minus those in "static"."""
         width = len(window)
         drained, static = (self.predict(window, mode, width, audit).parts for mode in ("compact", "static"))
         return sum(drained.values()) - drained["advance"] - sum(static.values()) + static["advance"]
@@ -157,7 +157,7 @@ def _zeros() -> dict[str, int]:
 
 @dataclass
 class _Meter:
-    """Counts calls and lanes by verb, and adds up the cycles at their price."""
+    """Counts calls and lanes of each method of a pack, and sums the predicted seconds of `advance`."""
 
     price: Callable[[Sequence[tuple[int, int]], int, int, bool], float]
     advancing: float = 0.0

@@ -140,7 +140,7 @@ class Modal:
         return np.sqrt(((strength[:, None] * self.eigenvalues[:, None] ** (k - 1)) ** 2).sum(axis=0))
 
     def residual_slowest(self, depths: Sequence[int]) -> Vector:
-        """What lambda_2 alone says: the first residual, smaller by lambda_2 in every cycle."""
+        """The row residual that lambda_2 alone predicts, `r_1 lambda_2^(k - 1)`, after each of these depths k."""
         k = np.asarray(depths, dtype=np.float64)
         return self.residual([1])[0] * self.eigenvalues[0] ** (k - 1)
 

@@ -1,4 +1,4 @@
-"""Measure the width-cost curve of a backend, in runs like real ones: the executor's own loop lies between the calls."""
+"""Measure the width-cost curve of a backend, mostly in runs of `solve`, where the executor calls it as usual."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class _Trials:
         return typical(trial.seconds.get(verb, 0.0) for trial in self._trials[kind, width])
 
     def curves(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-        """`c(A)`, the cost of a call, and what a cycle in lockstep costs more; one number per width."""
+        """Seconds at each width: of a cycle, `c(A)`; of a call beside its cycles; added to a cycle by lockstep."""
         calls, cycle, call, lockstep = self._depth // OFTEN, list[float](), list[float](), list[float]()
         for width in self._widths:
             short, long, step = (self._median(kind, width, "advance") for kind in ("short", "long", "step"))
@@ -239,7 +239,7 @@ def _seconds_of(call: Callable[[], object]) -> float:
 
 
 def _price(call: Callable[[int], object], before: Callable[[int], object], widest: int, seconds: float) -> Price:
-    """Cost of a verb, right after what comes `before` it: at one lane, half of them and all."""
+    """Fit the price of `call`, timed right after `before`, each with one lane, half of the lanes and all lanes."""
     lanes = sorted({1, max(1, widest // 2), widest})
     times: dict[int, list[float]] = {count: [] for count in lanes}
     until = time.perf_counter() + seconds

@@ -1,4 +1,4 @@
-"""What each part is worth, one variable at a time: the paper's four rows on Packer19, then what is ours."""
+"""How much time each feature of the solver saves on Packer19: the paper's four features, then six that we added."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Training:
         return [Finding("gates_nine", {"rows": gates_nine(mine, theirs)})]
 
     def arms(self) -> list[Arm]:
-        """One for each kind of couplings."""
+        """Return one arm for each way in `couples` to compute the couplings."""
         return [
             Arm(
                 name=name,
@@ -256,7 +256,7 @@ def _contrasts(peer: str, windows: int) -> list[Contrast]:
 
 
 def _sweep(name: str, mode: str) -> Arm:
-    """Static or compact at the width of the unit."""
+    """Return an arm in mode "static" or "compact" whose width is the number of problems of the unit."""
 
     def run(work: Work) -> Outcome:
         return ours(name, mode, mode, len(work.problems), audit=SWEEP).run(work)

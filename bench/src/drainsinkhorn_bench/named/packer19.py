@@ -32,7 +32,10 @@ State = tuple[Potentials[Any], int, float]
 
 
 def replayed(problem: Problem[Any], place: Place) -> dict[float, State]:
-    """The native rule on our own plain cycles: the first check at which no potential had changed by a threshold."""
+    """Run plain cycles of this library and stop them by FlashSinkhorn's own rule; return the state by threshold.
+
+    The rule stops at the first check at which no potential has changed by the threshold or more since the last check.
+    """
     wide = replace(
         problem, x=to_numpy(problem.x).astype(np.float64), y=to_numpy(problem.y).astype(np.float64), init="zero"
     )
@@ -57,7 +60,7 @@ def _change(new: Array, old: Array) -> float:
 
 
 def official(problem: Problem[Any], place: Place) -> dict[float, State]:
-    """The native rule of FlashSinkhorn itself."""
+    """Run FlashSinkhorn with its own stopping rule; return the state by threshold."""
     flash, found = peers.Flash(1e-3), dict[float, State]()
     flash.native(problem, 1.0, 2 * CHECK)
     for threshold in THRESHOLDS:
@@ -89,7 +92,7 @@ def native(problems: list[Problem[Any]], known: Transitions, place: Place) -> It
 
 
 def contrasts_at(tol: float, peer: str) -> list[Contrast]:
-    """Contrasts of the unit of a tolerance; `peer` is the arm of the public solver."""
+    """Return the contrasts of the unit that solves to `tol`; `peer` is the arm of the public solver."""
     name, at = f"tol {tol:.0e}", f"@{tol:.0e}".replace("e-0", "e-")
     contrast = partial(versus, units=[name])
     return [

@@ -22,7 +22,7 @@ EPS, ROUTES, TOL = 0.05, 2, 1e-3
 
 
 def room(device: str) -> int:
-    """Workers that have a core, or a GPU, to themselves."""
+    """Return how many workers can each have a core, or on CUDA a GPU, to themselves."""
     facts = machine(device)
     return int(facts["gpu_count"] if device == "cuda" else facts["cores"])
 

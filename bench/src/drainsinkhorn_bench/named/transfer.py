@@ -22,7 +22,7 @@ SPREADING = Audit(every=Geometric(8, 1.25), margin=MARGIN)
 
 
 def over_ott(_: str) -> Backend[Any]:
-    """OTT-JAX on JAX's own device."""
+    """Return the backend that computes with OTT-JAX, on JAX's default device."""
     from drainsinkhorn.backends.ottjax import OttBackend
 
     return OttBackend(stride=STRIDE)
@@ -76,7 +76,7 @@ class Window:
     count: int
 
     def names(self) -> list[str]:
-        """Of its units."""
+        """Return the names of the units."""
         return [f"{self.title} {seed}" for seed in range(self.count)]
 
 
@@ -137,7 +137,7 @@ def campaign(scale: str, data: Path | None, device: str) -> Campaign:
 
 
 def _ott_arms(device: str, width: int) -> list[Arm]:
-    """OTT-JAX by itself, and under the drain."""
+    """Return arms of OTT-JAX itself (vmap and serial) and arms of this library's executor on the OTT-JAX backend."""
     peer, absent = cache(lambda stop: peers.Ott(stop, STRIDE)), partial(missing, lambda: over_ott(device))
     told = {"every": STRIDE, "margin": MARGIN}
     drained = partial(ours, width=width, audit=PHASES, backend=over_ott, available=absent)

@@ -34,7 +34,7 @@ class Claim(NamedTuple):
     """Something that must hold.
 
     Attributes:
-        name: What.
+        name: The statement.
         asked: How it is judged.
         found: What these records say.
         holds: None where it was not measured.
@@ -140,7 +140,7 @@ def _farthest(offsets: Sequence[float]) -> str:
 
 
 def _order(every: Sequence[Evidence]) -> Claim:
-    """Ratios of layouts ordered as their padding, up to what intervals cannot tell apart."""
+    """Claim that layouts with more padding gain at least as much from compaction, as far as intervals can tell."""
     rows = list[tuple[float, float, float]]()
     for e in every:
         for fact in e.facts("layout"):

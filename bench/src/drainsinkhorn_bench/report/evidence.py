@@ -97,7 +97,7 @@ class Evidence:
         return self.median(unit, arm, lambda record: record["seconds"][endpoint])
 
     def median(self, unit: str | None, arm: str, ask: Any) -> float | None:
-        """The median of something over the timed runs of an arm, in one unit or in all."""
+        """Return the median of `ask(record)` over timed runs of an arm, in one unit, or in all if `unit` is None."""
         own = [record for record in self.timings if record["arm"] == arm and unit in (None, record["unit"])]
         values = [value for record in own if (value := ask(record)) is not None]
         return middle.median(values) if values else None
@@ -182,7 +182,7 @@ def quoted(campaign: str, given: Any) -> paper.Ratio | None:
 
 
 def spread(values: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of them, evenly spaced, the first and the last included."""
+    """Return at most `most` values, evenly spaced, the first and the last included."""
     if len(values) <= most:
         return list(values)
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]

@@ -42,7 +42,7 @@ def _series(place: int, name: str) -> Series:
 
 
 def _promise(every: Sequence[Evidence]) -> Iterator[Figure]:
-    """Ratio over compact against padding, every unit of every campaign."""
+    """Draw the ratio of mask or static time to compact time against padding, for every unit of every campaign."""
     spots = [(e.name, *row) for e in every for mode in RIVALS for row in padded(e, mode)]
     if not spots:
         return

@@ -80,7 +80,11 @@ def _section(part: Section) -> str:
 
 
 def _arranged(blocks: Sequence[Block]) -> Iterator[str]:
-    """Blocks in their order; one of half a page that has no neighbour takes the whole line, its words beside it."""
+    """Yield the HTML of blocks in their order.
+
+    A half-width block with no half-width block of its type beside it takes the whole width. A figure then has its text
+    beside it.
+    """
     waiting = False
     for place, block in enumerate(blocks):
         text = block.html()
@@ -94,7 +98,7 @@ def _arranged(blocks: Sequence[Block]) -> Iterator[str]:
 
 
 def _half(block: Block) -> str | None:
-    """What half of the page's width is enough for."""
+    """Return "table" or "figure" if half the page's width is enough for the block, else None."""
     if isinstance(block, Table):
         return "table" if block.slim and not block.folded else None
     return None if block.wide else "figure"

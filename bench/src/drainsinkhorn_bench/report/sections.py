@@ -63,7 +63,7 @@ def section(e: Evidence) -> Section:
 
 
 def _rank(block: Block) -> int:
-    """First the ratios, then small figures beside one another, wide ones, tables, and what is folded."""
+    """Return the place of a block in a section: ratios, half-width figures, wide figures, tables, collapsed tables."""
     if isinstance(block, Table):
         return 4 if block.folded else 3
     return 0 if block.first else 2 if block.wide else 1

@@ -57,7 +57,7 @@ class Table:
         return self.columns[place].startswith(">")
 
     def html(self) -> str:
-        """As HTML."""
+        """Return the table as HTML."""
         head = "".join(self._cell("th", place, text) for place, text in enumerate(self.heads))
         body = "".join(
             "<tr>" + "".join(self._cell("td", place, text) for place, text in enumerate(row)) + "</tr>"
@@ -83,14 +83,14 @@ class Table:
         return f"<{name}{given}>{shown}</{name}>"
 
     def markdown(self) -> str:
-        """As Markdown."""
+        """Return the table as Markdown."""
         rule = ["---:" if self.right(place) else "---" for place in range(len(self.columns))]
         lines = [self.heads, rule, *self.rows]
         text = "\n".join("| " + " | ".join(words.markdown(cell) for cell in line) + " |" for line in lines)
         return f"### {self._whole}\n\n{text}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def latex(self) -> str:
-        """As LaTeX, with booktabs and graphicx."""
+        """Return the table as LaTeX, which needs booktabs and graphicx."""
         form = "".join("r" if self.right(place) else "l" for place in range(len(self.columns)))
         lines = [r" & ".join(words.latex(cell) for cell in line) + r" \\" for line in [self.heads, *self.rows]]
         note = [rf"\par\smallskip{{\footnotesize {words.latex(self.note)}}}"] if self.note else []

@@ -1,4 +1,4 @@
-"""Numbers and sentences as text, once, and the same text as HTML, Markdown or LaTeX."""
+"""Functions that format numbers as text, and that convert text to HTML, Markdown or LaTeX."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def brief_seconds(value: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number to some digits, in plain notation, never cutting whole digits."""
+    """Return a number with at least `digits` significant digits, all those before the point, without an exponent."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     places = max(0, digits - 1 - math.floor(math.log10(abs(value))))

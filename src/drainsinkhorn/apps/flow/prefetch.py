@@ -265,7 +265,7 @@ class CouplingDataset(torch.utils.data.IterableDataset[Pairs]):
         self._epoch = 0
 
     def __iter__(self) -> Iterator[Pairs]:
-        """One epoch."""
+        """Yield the coupled pairs of one epoch."""
         worker = torch.utils.data.get_worker_info()
         batches: Iterable[Any] = self.source()
         # A worker may be started anew for every epoch, and then only the loader's own seed differs between epochs.

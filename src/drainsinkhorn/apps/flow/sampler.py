@@ -140,7 +140,7 @@ class OTPlanSampler:
     def sample_trajectory(self, X: Tensor) -> Any:
         """Trajectories (n, times, ...) through populations X, each step drawn from the plan to the next time.
 
-        All steps are solved as one batch. A NumPy array, as torchcfm's.
+        All steps are solved as one batch. The result is a NumPy array, as in torchcfm.
         """
         refuse_other_than_tensors(X=X)
         steps = [(X[:, t], X[:, t + 1]) for t in range(X.shape[1] - 1)]

@@ -91,7 +91,7 @@ def _support(weights: Any) -> Any:
 
 
 def _read(values: Any, places: Any = None) -> Any:
-    """Return an array of the caller, or those places of it, as a NumPy array in float64."""
+    """Return an array of the caller, or its entries at `places`, as a NumPy array in float64."""
     values = to_numpy(values)
     return (values if places is None else values[places]).astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""The compiled CPU backend: Numba kernels behind the pack contract, truly batched, truly ragged."""
+"""The compiled CPU backend: Numba kernels that run packs of lanes of unequal sizes without padding."""
 
 from __future__ import annotations
 

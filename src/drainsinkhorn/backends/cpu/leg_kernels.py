@@ -174,10 +174,10 @@ def plain_leg(x, g, weight):
 
 @ordered
 def log_columns(lane, form, f, out):
-    """`out_j = -logsumexp_i(log a_i + f_i - S_ij)`, largest terms first, then the sums; f has log a added.
+    """Write `out_j = -logsumexp_i(f_i - S_ij)`, where the argument f is the potential plus log a.
 
-    It is the plain g-leg in the log domain: `numerics.update.log_ratios` of the columns with g = 0. `form` is that of
-    `load_scores`.
+    It is the plain g-leg in the log domain: `numerics.update.log_ratios` of the columns with g = 0. A first pass finds
+    the largest term of each column, a second pass sums. `form` is that of `load_scores`.
     """
     rows, cols = lane.rows, lane.cols
     block, largest = np.empty((BLOCK, padded(cols))), np.full(cols, -np.inf)

@@ -258,7 +258,7 @@ class CpuPack:
         return table, lanes
 
     def _fill_shared(self, table: NDArray[Any], places: list[int]) -> None:
-        """Compute the kernel that some lanes share, and copy its base to all of them."""
+        """Compute the kernel that some lanes share, and copy its base F, the row potentials in it, to all of them."""
         lane = table[places[0]]
         if not math.isfinite(lane["score_rounding"]):
             return

@@ -126,7 +126,7 @@ class CompiledConditionals:
 
 
 def _conditionals(side: Side) -> CompiledConditionals | PlainConditionals:
-    """A cost of the caller's own is evaluated by NumPy, some rows at a time."""
+    """Return the conditional distributions of a side: compiled, or in NumPy if the cost is the caller's own."""
     instance = side.instance
     is_own = not instance.is_dense and instance.cost.kind.distances is None
     return PlainConditionals(side) if is_own else CompiledConditionals(side)

@@ -63,7 +63,7 @@ class Arithmetic:
 
     @property
     def kernels(self) -> str:
-        """Name of the set of kernels that compute it."""
+        """Name of the set of kernels that run lanes of this arithmetic."""
         return "streaming" if self.is_streaming else self.dtype.name
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ def choose_arithmetic(
 def sum_rounding(rows: int, cols: int, dtype: np.dtype[Any]) -> float:
     """Rounding bound of a residual from sums in a dtype.
 
-    Errors of n terms add up like sqrt(n) units, taken four times; docs/adr/0007.
+    The errors of n terms are taken to add up to sqrt(n) unit roundoffs, times a safety factor of four; docs/adr/0007.
     """
     return UNITS[dtype] * (8 + 4 * math.sqrt(max(rows, cols)))
 
@@ -119,7 +119,7 @@ def cost_rounding(form: int, kind: Any, dim: int, largest: Any) -> Any:
 
     Args:
         form: A kind of tile, or STREAMED.
-        kind: The cost; its own `rounding` is that of the caller's formula.
+        kind: The cost, whose `rounding` bounds the error of its formula.
         dim: Coordinates of a point.
         largest: Bound on costs, a number or an array.
     """

@@ -26,7 +26,7 @@ BLOCK = 16
 
 @ordered
 def direct_form(lane):
-    """The form in which scores of a lane come from differences of points, even where it expands squares."""
+    """Return the form that computes scores of a lane without expanding squares: DIRECT in place of EXPANDED."""
     return DIRECT if lane.form == EXPANDED else lane.form
 
 
@@ -147,7 +147,10 @@ class PointLayout(NamedTuple):
 
 
 def lay_out(x: Array, y: Array, middle: Array | None) -> PointLayout:
-    """Rows and panels of stacks of clouds, centred if `middle` (L, d) is given; else rows are x itself."""
+    """Return clouds x and y, both (L, points, d), as tiles read them: rows of x, and panels of WIDE points of y.
+
+    Points are centred on `middle`, (L, d), if it is given; otherwise rows are x itself.
+    """
     (lanes, n, dim), panels = x.shape, -(-y.shape[1] // WIDE)
     centred = middle is not None
     shift = np.zeros((lanes, dim)) if middle is None else middle

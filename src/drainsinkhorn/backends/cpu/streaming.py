@@ -132,7 +132,11 @@ class StreamingLane:
         s.exact_rows(points, others, self.root, f, g, cols.weights, only_outside, first, last, out)
 
     def measured_bound(self, rows: _Side, cols: _Side, f: Vector, g: Vector, log_ratios: Vector) -> float:
-        """Rounding bound of measured ratios: sampled rows against float64, times SAFETY; and points far off."""
+        """Return a rounding bound of measured ratios.
+
+        It is SAFETY times the largest error of sampled rows against float64, plus the bound of float64 itself and, in
+        float32, a bound for large potentials of points that were not sampled.
+        """
         out = np.empty(rows.size)
         for i in rows.samples:
             self._exact(rows, cols, f, g, False, int(i), int(i) + 1, out)

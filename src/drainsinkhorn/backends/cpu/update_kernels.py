@@ -147,7 +147,7 @@ def has_scalings(lane):
 
 @ordered
 def sweep_rows(lane, kernel, part, first, last, one):
-    """Measure the next f-leg of some rows and add up their columns with the weights t that are expected.
+    """Measure the next f-leg of some rows, and add up column sums with the weights t of the expected step and beta.
 
     Implements `numerics.update.log_ratios` of rows and columns.
     """
@@ -252,7 +252,7 @@ def leg_errors(lane):
 
 @ordered
 def begin_cycle(lane, one):
-    """Apply the pending f-leg and the g-leg after it, `numerics.update.update`; returns the first phase."""
+    """Apply the pending f-leg and the g-leg after it, `numerics.update.update`; return the first phase of the cycle."""
     rows, cols, is_fresh = lane.rows, lane.cols, lane.state == FRESH
     lane.depth += 1
     if lane.state == NOT_FINITE:
@@ -326,9 +326,10 @@ def end_sweep(lane, one):
 
 @ordered
 def end_absorb(lane, one):
-    """Read the leg off an absorption, decide step and beta unless that was done. True if the columns are its own.
+    """Finish an absorption: measure the f-leg, and decide its step and beta unless they are decided already.
 
-    The base is the plain leg, so the log marginal ratio of a row is f - F.
+    The kernel is absorbed at the plain f-leg F, so the log marginal ratio of a row is f - F. Returns True if the column
+    sums of the absorption are those of the decided leg, and False if they must be added up again.
     """
     rows = lane.rows
     f, base_f, a = double(lane.f, rows), double(lane.base_f, rows), double(lane.a64, rows)

@@ -18,7 +18,9 @@ from drainsinkhorn.numerics.starts import start
 
 @np.errstate(all="ignore")
 def load_arrays(instance: Instance[Any], number: int, arithmetic: Arithmetic) -> dict[str, Any]:
-    """Return the arrays of a lane on its device: float64, potentials in nats; "short" points in the lane's dtype.
+    """Return the arrays of a lane on its device, in float64; potentials are in nats.
+
+    "short_x" and "short_y" are the points in the lane's own dtype.
 
     Args:
         instance: The problem, on the points that carry weight.

@@ -42,7 +42,7 @@ class Side(NamedTuple):
 
     Attributes:
         axis: 1 for rows, 0 for columns: the axis over which KeOps sums.
-        span: Attribute of a lane with the range of its points, and the name of their number.
+        span: "rows" or "cols": the attribute of a lane that holds the range of its points; also a key of `_lengths`.
         points: Name of its points in float64.
         weights: Name of its weights.
         scale: Name of the factors of a Formula's costs.

@@ -2,7 +2,7 @@
 
     out_i = logsumexp_j (h_j - s_j C(x_i, y_j))        # over the j of i's own lane
 
-PyKeOps is imported here, when the first reduction is asked for, and not before `probe.require` has let it.
+This module imports PyKeOps when the first reduction is compiled. Call `probe.require` before that.
 """
 
 # pyright: basic
@@ -67,7 +67,7 @@ def alone() -> Iterator[None]:
 
 @lru_cache(maxsize=256)
 def _reducer(formula: str, dim: int, axis: int, weighted: bool, device: str, dtype: Any) -> Any:
-    """A compiled reduction over j (axis 1) or i (axis 0), by what PyKeOps compiles one for."""
+    """Return a compiled reduction over j (axis 1) or i (axis 0); PyKeOps compiles one for each set of arguments."""
     with alone():
         return _compiled(formula, dim, axis, weighted, device, dtype)
 
@@ -113,7 +113,7 @@ def reduce(kind: Any, x: Any, y: Any, h: Any, s: Any, axis: int, ranges: tuple[A
         x: Rows' points.
         y: Columns' points.
         h: Log weights and potentials of the side that is summed over, in nats.
-        s: What a Formula's costs are multiplied by, on the side that is summed over; None for a name.
+        s: Factors of a Formula's costs, on the side that is summed over; None for a cost by distances.
         axis: 1 for rows, 0 for columns.
         ranges: From `blocks`, rows first.
     """
@@ -130,7 +130,10 @@ def reduce(kind: Any, x: Any, y: Any, h: Any, s: Any, axis: int, ranges: tuple[A
 
 
 def formula_matrix(formula: Any, x: Any, y: Any) -> Any:
-    """All costs of a formula in float64: a log-sum-exp over one column, in a batch of them, is that column."""
+    """Return all costs of a formula, (n, m), in float64.
+
+    PyKeOps reduces each column in a batch of its own: the log-sum-exp over a single column is minus its cost.
+    """
     rows, cols = (torch.as_tensor(np.ascontiguousarray(p, dtype=np.float64)) for p in (x, y))
     one = torch.ones((len(cols), 1, 1), dtype=torch.float64)
     reducer = _reducer(formula.text, rows.shape[1], 1, True, "cpu", torch.float64)

@@ -26,7 +26,7 @@ class OttCost(PointCost):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """A cost function of OTT."""
+        """Forms in which backends can compute this cost: only as a CostFn of OTT."""
         return ("cost_fn",)
 
     @classmethod

@@ -5,8 +5,8 @@ without weight, and a point that pads a lane to its size, has the potential -inf
 update along axis 1 and comes first; OTT's own loop begins with axis 0. So OTT makes the same updates on the transposed
 problem.
 
-Points come scaled so that eps is 1, directions as points (half their squared distance is the cosine cost), and for a
-caller's own cost as they are.
+For costs by distances the points are scaled so that eps is 1; for the cosine cost they are first normalised, since half
+the squared distance of unit vectors is that cost. For a caller's own cost the points are not changed.
 """
 
 # pyright: basic
@@ -87,7 +87,7 @@ def _direct(arithmetic: Arithmetic, x: Any, y: Any) -> Any:
 
 
 def _load(arithmetic: Arithmetic, given: Lane) -> Lane:
-    """A lane from arrays: points or costs, weights, start, eps, places of the samples, its own rounding."""
+    """Return a lane from the arrays of `loading.load`, with its first f-leg measured."""
     dtype, rows, cols = arithmetic.dtype, given["rows"], given["cols"]
     lane = {key: given[key] for key in ("a", "b", "rows", "cols", "rounding", "owner", "broken")}
     lane |= {"eps": given["eps"].astype(dtype), "exact_eps": given["eps"]}
@@ -152,7 +152,7 @@ def _error(
         exact: (f, g) in float64.
         axis: 1 for rows, 0 for columns.
         after: Potentials of the side after the leg.
-        far: `unsampled` potentials in nats.
+        far: By how much potentials exceed those of the sample, in nats (`numerics.rounding.unsampled`).
     """
     weights, places, costs = ("a", "rows", "row_costs") if axis == 1 else ("b", "cols", "col_costs")
     mass, sampled, eps = lane[weights], lane[places], lane["exact_eps"]

@@ -66,7 +66,7 @@ class OttPack:
 
     @property
     def spent(self) -> Spent:
-        """Slots and legs so far, those of lanes that only fill a rung included."""
+        """Slots and legs so far, including those of copies that pad the lanes to a power of two."""
         return Spent(self._slots, self._legs)
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
@@ -160,7 +160,7 @@ class OttPack:
         return rounded(lane.instance, *lane.to_support(f, g))
 
     def emit(self, lanes: Sequence[int]) -> Emission:
-        """Copies for the caller."""
+        """Return copies of the potentials for the caller."""
         return Emission.join(emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes)
 
     def freeze(self, lanes: Sequence[int]) -> None:

@@ -111,7 +111,7 @@ def padded_size(size: int) -> int:
 
 
 def _kernel_kind(instance: Instance[Any]) -> Any:
-    """The kind of an Arithmetic."""
+    """Return `Arithmetic.kind` for a problem."""
     kind = None if instance.is_dense else instance.cost.kind
     if kind is None or not ("cost_fn" in kind.forms or kind.distances is not None):
         return "dense"

@@ -1,8 +1,9 @@
 """Finished plans on the device: lanes of similar size are stacked and consumed by one launch.
 
-Precision follows the caller: problems in float32 are consumed in float32 from split scores, if probed rows show that
-errors are below ACCURACY, and in float64 otherwise. The host reads back once for each verb (draws: twice), when all is
-launched; inaccurate lanes are then consumed again in float64, now and from then on.
+Problems in float32 are consumed in float32 (inner products by float16 high and low parts) if probed rows show that
+errors are below ACCURACY. All others are consumed in float64. The host reads back once for each verb (draws: twice),
+when all is launched. Lanes that turn out to be inaccurate are then consumed again in float64, and later verbs on that
+side consume them in float64 at once.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
@@ -307,7 +308,10 @@ class TritonCouplings:
 
     @memory_errors()
     def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
-        """Return gradients in the points from means of the other cloud; of the euclidean cost, in float64."""
+        """Return gradients of the cost with respect to the points, from means of the other cloud.
+
+        Gradients of the euclidean cost are computed in float64.
+        """
         s = _index(side)
         points = [self._on(cloud) for cloud in self._clouds(s)]
         for instance in self._instances:

@@ -50,8 +50,8 @@ class Cycles:
     """Runs cycles of the lanes of a pack.
 
     Attributes:
-        fused: Legs on the rows apply themselves, all but the last of a call. Sums are the same to the bit as those of
-            `apply`, since as many threads compute them.
+        fused: The kernel that measures the f-leg also applies it, except for the last f-leg of a call. Sums are the
+            same to the bit as those of `apply`, since as many threads compute them.
         active: Lanes for which cycles are launched: all, or those that are not held.
     """
 
@@ -116,7 +116,10 @@ class Cycles:
         return any(passes) if lockstep else all(passes)
 
     def _cycle(self, *, first: bool, last: bool, lockstep: bool) -> list[Launch]:
-        """Apply, columns, rows. Fused legs on the rows apply themselves, but the last of a call."""
+        """Return the launches of a cycle: apply the pending f-leg, run the g-leg, measure the next f-leg.
+
+        If f-legs are fused, only the first cycle of a call launches `apply`.
+        """
         fused = self.fused and not lockstep
         applies = first or not fused
         key = ("cycle", first, applies, last or not fused, lockstep, self._table.parity)

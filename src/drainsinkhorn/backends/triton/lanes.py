@@ -72,7 +72,7 @@ class Lane:
 
     @property
     def band(self) -> float:
-        """Rounding bound of what float64 measures."""
+        """Rounding bound of a residual that is measured in float64."""
         return self.group.band[self.row]
 
     @property

@@ -70,7 +70,7 @@ class LoadedGroup:
 
     @cached_property
     def band(self) -> list[float]:
-        """Rounding bounds of what float64 measures."""
+        """Rounding bounds of residuals that are measured in float64, by lane."""
         return self.extents[0].tolist()
 
     @cached_property

@@ -6,8 +6,9 @@ stack then keeps a float32 matrix instead, whose entries
     M_ij = f_i + g_j - C_ij / (eps ln 2) = log2(P_ij / (a_i b_j))
 
 are computed in float64 and rounded last. Entries that carry mass are near zero: rounding changes a term by at most
-2^-25 |M| ln 2 of it, a term far below one hardly counts, and none is above one over the smallest weight. Lanes in which
-that, or the rounding of float64, is too much are marked as inaccurate. So no rows are probed.
+2^-25 |M| ln 2 of it, a term far below one hardly counts, and none is above one over the smallest weight. Lanes whose
+smallest weight is too small for this bound, or whose float64 inner products may have too large errors, are marked as
+inaccurate. So no rows are probed.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false

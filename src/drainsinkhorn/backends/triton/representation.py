@@ -32,7 +32,7 @@ class Representation:
         bn: Columns of a tile.
         warps: Warps of a program.
         stages: Stages of its pipeline.
-        least: Blocks of columns that are worth a program.
+        least: Fewest blocks of columns for each of the programs that share a tile of rows.
         registers: Most registers of a thread; 0 leaves them to the compiler.
         resident: Programs that fit on a multiprocessor.
     """

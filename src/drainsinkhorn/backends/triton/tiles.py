@@ -38,7 +38,7 @@ KINDS = {DIRECT: "direct", ROOT: "root", PRODUCT: "product", STORED: "stored"}
 
 
 def made(bm: int, bn: int, warps: int, stages: int, least: int, registers: int, resident: int) -> Tile:
-    """Return a tile by its numbers."""
+    """Return a Tile from its fields in their order."""
     return Tile(bm=bm, bn=bn, warps=warps, stages=stages, least=least, registers=registers, resident=resident)
 
 
@@ -146,7 +146,7 @@ CONSUMER_TILES: dict[tuple[int, int], ConsumerTile] = {
 
 
 def consumer_tile(kind: int, dp: int, channels: int) -> ConsumerTile:
-    """The tile for means of so many channels, or for what has none: products of terms and values want 16 x 16."""
+    """Return the tile of consumers that compute means of `channels` channels, or no means if that is 0."""
     found = CONSUMER_TILES[kind, dp]
     if channels > 16 or (channels == 0 and kind == PRODUCT):
         # Sums of many channels, and places of the largest terms, take the registers of half a tile.

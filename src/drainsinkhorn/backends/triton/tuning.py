@@ -62,7 +62,7 @@ class Trial(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Most legs run side by side; the last lanes of a window run alone."""
+        """Mean of both times; `together` counts twice, since only the last lanes of a window run alone."""
         return (2 * self.together + self.alone) / 3
 
 

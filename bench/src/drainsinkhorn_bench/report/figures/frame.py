@@ -163,6 +163,6 @@ class Strip:
         self._parts.append(tag("svg", inner, x=self._x(value), y=middle, overflow="visible", width=1, height=1))
 
     def render(self, told: str) -> str:
-        """The SVG element; `told` is what a reader who cannot see it hears."""
+        """Return the SVG element; `told` is its text for screen readers."""
         body = "".join(self._parts)
         return tag("svg", body, class_="strip", width="100%", height=self._height, role="img", aria_label=told)

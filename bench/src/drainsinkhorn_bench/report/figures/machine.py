@@ -1,4 +1,4 @@
-"""The machine: cost of a cycle by width, kernels against their floor, workers."""
+"""Figures about the machine: cost of a cycle by width, kernel times over their lower bounds, throughput of workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Kernel(NamedTuple):
 
 
 def roofline(key: str, kernels: Sequence[Kernel], note: str) -> Figure:
-    """How many times the floor every kernel takes."""
+    """Draw the time of each kernel as a multiple of its floor, the least time that the machine allows."""
     highest = max([2.0, *(kernel.seconds / kernel.floor for kernel in kernels)])
     log = highest > 8
     ends = around([1.0, highest], log=True, room=0.04) if log else (0.0, highest * 1.04)
@@ -68,7 +68,7 @@ def _few(places: Sequence[int]) -> list[int]:
 
 
 class Crew(NamedTuple):
-    """Some workers: how many times the throughput of one they reach."""
+    """A number of workers, and their throughput as a multiple of that of one worker."""
 
     workers: int
     scaling: float

@@ -31,11 +31,11 @@ class Measured(NamedTuple):
         ratio: Geometric mean; None where void.
         low: Lower end of the interval.
         high: Upper end.
-        wins: "5 of 6", of pairs.
+        wins: How many pairs have a ratio above one, e.g. "5 of 6".
         units: Units that the pairs come from.
         paper: The paper's ratio.
         missing: Why there is no ratio: "void" or "not run".
-        tone: Of its mark.
+        tone: CSS class for the colour of the mark.
     """
 
     name: str
@@ -142,7 +142,7 @@ def waterfall(key: str, rows: Sequence[Measured], note: str) -> Figure:
 
 
 class Level(NamedTuple):
-    """One value of what is varied, with the ratio found there."""
+    """One value of the varied option, and the ratio measured at this value."""
 
     value: float
     label: str
@@ -160,7 +160,10 @@ def sweep(
     paper: Mapping[str, Sequence[tuple[float, Ratio]]],
     note: str,
 ) -> Figure:
-    """Ratios along what is varied, one line for each contrast; the paper's, by key of a contrast, hollow."""
+    """Draw ratios over the varied option, one line for each series, and the paper's ratios as hollow marks.
+
+    `paper` has the paper's ratios by the key of their series.
+    """
     every = [level for found in levels.values() for level in found]
     theirs = [(value, ratio) for found in paper.values() for value, ratio in found]
     values = [v for level in every for v in (level.ratio, level.low, level.high)]

@@ -11,7 +11,7 @@ from drainsinkhorn_bench.report.svg import WIDE, Axis, Plot, around, time_ticks
 
 
 class Foretold(NamedTuple):
-    """A prediction and what came."""
+    """A predicted time and the measured one, in seconds."""
 
     predicted: float
     measured: float

@@ -12,7 +12,7 @@ from drainsinkhorn_bench.report.tables import Block, Table
 
 
 def crews(e: Evidence) -> Iterator[Block]:
-    """Workers and throughput."""
+    """Yield a figure and a table of throughput by number of workers."""
     routes = dict[str, list[machine.Crew]]()
     rows = list[list[str]]()
     for fact in e.facts("workers"):
@@ -41,7 +41,7 @@ def crews(e: Evidence) -> Iterator[Block]:
 
 
 def curves(e: Evidence) -> Iterator[Block]:
-    """Cost of a cycle by width."""
+    """Yield a figure of the cost of a cycle by width."""
     found = dict[str, dict[int, float]]()
     for fact in e.facts("curve"):
         value = fact["value"]

@@ -106,7 +106,7 @@ def sweeps(e: Evidence) -> Iterator[Block]:
 
 
 def _along(e: Evidence, option: str) -> dict[tuple[str, str], dict[float, speed.Measured]]:
-    """By arms, then by the value that all units of a contrast share."""
+    """Return E1 ratios by pair of arms, then by the option's value, for contrasts whose units share one value."""
     found = dict[tuple[str, str], dict[float, speed.Measured]]()
     for contrast, row in zip(e.contrasts, e.measured, strict=True):
         values = {e.option(unit, option) for unit in contrast["units"] or ()}
@@ -124,7 +124,7 @@ def _level(option: str, value: float, row: speed.Measured) -> speed.Level:
 
 
 def frontier(e: Evidence) -> Iterator[Block]:
-    """Time against the deviation of the output."""
+    """Yield a figure and a table of time against the deviation of the output."""
     spots = list[speed.Spot]()
     for fact in e.facts("tv"):
         seconds = e.typical(fact["unit"], fact["arm"]) if fact["unit"] and fact["arm"] else None

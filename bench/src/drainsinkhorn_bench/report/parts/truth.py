@@ -13,7 +13,7 @@ METHODS = (("fp32", "fp32"), ("tf32", "TF32"), ("split", "fp16 split"), ("guarde
 
 
 def decisions(e: Evidence) -> Iterator[Block]:
-    """Decisions of each precision against float64."""
+    """Yield a figure and a table that compare the pass decisions of each precision with those of float64."""
     facts = [fact["value"] for fact in e.facts("decision")]
     if not facts:
         return
@@ -54,7 +54,7 @@ def decisions(e: Evidence) -> Iterator[Block]:
 
 
 def attacks(e: Evidence) -> Iterator[Block]:
-    """Attacks on a running solve and the guard of each; a line for each kind, with the numbers of workers."""
+    """Yield a table of attacks: how each ended, what stopped it, and with which numbers of workers it was tried."""
     facts = [fact["value"] for fact in e.facts("attack")]
     if not facts:
         return

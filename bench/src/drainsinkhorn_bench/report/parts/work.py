@@ -116,8 +116,8 @@ def _joules(value: float | None) -> str:
 def _needed(e: Evidence, arm: str) -> float | None:
     """Slots that the problems of an arm needed.
 
-    Static windows run all lanes to the common end, so that their own depths tell nothing; what they needed is what an
-    arm needed that differs from them in its mode alone.
+    In a static window all lanes run to the same depth, which does not show when each was ready. For a static arm the
+    slots are therefore those of a mask or compact arm whose other options are the same; None if there is none.
     """
     options = {known["name"]: known["options"] for known in e.manifest["arms"]}
     if options[arm].get("mode") != "static":

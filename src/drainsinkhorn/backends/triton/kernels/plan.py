@@ -5,11 +5,11 @@ The terms of a row are
 
     t_ij = 2^(h_i + k_j - c_ij),    sum_j t_ij w_j = rho_i 2^-l_i
 
-h is the rounded part of a potential in bits and l its rest (see `kernels.leg`), k and log2 w are those of the potential
-of the other side with the logarithm of its weight: w is one to a few parts in ten thousand. Padding has k far below
-everything and w = 0. If potentials are INSIDE the product, the free coordinate of a point holds k, and the product adds
-it. Cached exponents (STORED) are a matrix for each lane, (L, rows, columns), that contains both potentials: h and l are
-zero, and k is that of the weight alone.
+h is the rounded part of a potential in bits and l its rest (see `kernels.leg`). k and log2 w are the rounded part and
+the rest of the other side's potential plus log2 of its weight, so w differs from one by a few parts in ten thousand.
+Padding has k far below everything and w = 0. If potentials are INSIDE the product, the free coordinate of a point holds
+k, and the product adds it. Cached exponents (STORED) are a matrix for each lane, (L, rows, columns), that contains both
+potentials: h and l are zero, and k is that of the weight alone.
 
 The marginal ratios of a finished plan are near one, so no largest term is taken out. A lane whose sums are out of range
 is marked as `inaccurate`, and is consumed again by the `float64_` kernels.
@@ -154,7 +154,7 @@ def average(points, other_points, stride, other_stride, dim, sizes, level, other
             inaccurate, fine, mass, values, scales, channels, out, KIND: tl.constexpr, DP: tl.constexpr,
             CHUNKS: tl.constexpr, INSIDE: tl.constexpr, SIDE: tl.constexpr, CP: tl.constexpr, WEIGHTED: tl.constexpr,
             BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Write means of values under the conditional distributions of rows, (L, pad, channels), or P values if WEIGHTED.
+    """Write means of values under the conditional distributions of rows, (L, pad, channels); if WEIGHTED, `P @ values`.
 
     Implements the product of `numerics.transforms.conditionals` with values, which are (L, blocks, M, 2, CP): high and
     low parts of a block of channels, times w and over `scales`, (L, channels).

@@ -147,9 +147,9 @@ def exponents(points16, points32, points, own, rows, inside, others, near, dim, 
               BN: tl.constexpr, INSIDE: tl.constexpr, HIGH_PARTS: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """`level_i + h_j - C_ij / (eps ln 2)` of a tile, up to the norms that potentials carry.
 
-    With INSIDE potentials are inside the product, which has added h_j; that of PACKED or of ROOMY points has added
-    level_i as well. With HIGH_PARTS the product is that of float16 high parts alone. A WHOLE tile has no column past
-    the end.
+    With INSIDE potentials are inside the product, which has added h_j. The product of PACKED points, or of points with
+    ROOMY chunks, which have places for both potentials, has added level_i as well. With HIGH_PARTS the product is that
+    of float16 high parts alone. A WHOLE tile has no column past the end.
     """
     if KIND == PACKED:
         theirs = points16 + other_points + others[None, :].to(tl.int64) * 16 + tl.arange(0, 16)[:, None]
