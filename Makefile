@@ -25,11 +25,11 @@ soak: .venv/test.stamp  ## Solve thousands of hostile problems and audit every r
 	echo "make soak SEED=$$seed"; \
 	for job in "cpu 10000" "cpu 2000 --frugal" "triton 500" "ott 500" "keops 500"; do set -- $$job; \
 	  $(BIN)/python -m drainsinkhorn.testing.soak --backend $$1 --problems $$2 --seed $$seed $$3 || status=1; done; \
-	DRAIN_SOAK=1 $(BIN)/python -m pytest -q -n auto tests/faults/test_journal*.py || status=1; exit $$status
+	DRAIN_SOAK=1 $(BIN)/python -m pytest -q -n auto tests/run/test_journal*.py || status=1; exit $$status
 
 # On a machine with a CUDA device: with the Python at hand, which has torch, triton and pytest; nothing is installed.
 gpu-test:  ## Run the tests of the GPU backend with the Python at hand; nothing is installed
-	PYTHONPATH=src $(PYTHON) -m pytest -q -p no:cacheprovider tests/gpu
+	PYTHONPATH=src $(PYTHON) -m pytest -q -p no:cacheprovider tests/backends/triton
 
 # Every campaign at small scale, then the report; a run that was stopped goes on when make bench is run again.
 # make bench DATA=folder reads real data; SECONDS=500 stops cleanly before that; SCALE=full has the paper's sizes.

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.budget import pytest_runtest_logreport as pytest_runtest_logreport
+from tests.budget import pytest_terminal_summary as pytest_terminal_summary
+
 # One profile everywhere: examples are derandomised so that a failure on one machine is a failure on all.
 settings.register_profile("drain", derandomize=True, deadline=None, database=None)
 settings.load_profile("drain")
@@ -37,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Tests of the GPU alone do without: what little of the CPU they need is compiled when it is used.
     """
-    only_gpu = bool(config.args) and all("tests/gpu" in arg for arg in config.args)
+    only_gpu = bool(config.args) and all("tests/backends/triton" in arg for arg in config.args)
     if not (only_gpu or hasattr(config, "workerinput")) and importlib.util.find_spec("numba") is not None:
         compile_kernels()
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import needs
 from typer.testing import CliRunner
 
 import drainsinkhorn as ds
@@ -25,6 +24,7 @@ from drainsinkhorn.cli.files import read_problems
 from drainsinkhorn.cli.main import app
 from drainsinkhorn.cli.show import curve
 from drainsinkhorn.testing import marginal_errors
+from tests.conftest import needs
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(3, 12, 2)), rng.normal(size=(3, 9, 2))

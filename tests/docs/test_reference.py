@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.conftest import needs
 
 ROOT = Path(__file__).parents[2]

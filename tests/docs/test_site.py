@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import pytest
+
 from tests.conftest import needs
 
 ROOT = Path(__file__).parents[2]

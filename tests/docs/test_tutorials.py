@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from tests.conftest import needs
 
 ROOT = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.conftest import needs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

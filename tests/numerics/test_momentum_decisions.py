@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from tests.device import DEVICE, torch
 
 from drainsinkhorn.backends.cpu.lane_table import new_lanes
 from drainsinkhorn.backends.cpu.update_kernels import decide
 from drainsinkhorn.backends.triton.kernels import columns as t
 from drainsinkhorn.backends.triton.kernels import update as kernels
 from drainsinkhorn.numerics.update import GROWTH, MAX_BACKOFF, OFFSET, PLAIN, STEP, Momentum, Stride
+from tests.device import DEVICE, torch
 
 # Imported there after tests.device, which decides whether Triton interprets.
 triton, tl = kernels.triton, kernels.tl

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.outside.costs import Chord, Uphill
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.certificate import certify
@@ -19,6 +18,7 @@ from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.core.protocol import Emission, Hints
 from drainsinkhorn.numerics.costs import UNIT, cost_matrix, require_form
 from drainsinkhorn.testing import check_backend
+from tests.outside.costs import Chord, Uphill
 
 FORMS = ("distances", "matrix")
 """Forms of costs that it runs."""

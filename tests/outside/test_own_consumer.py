@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.outside.costs import Chord, Manhattan
-from tests.outside.test_own_backend import ToyBackend
 
 import drainsinkhorn as ds
 from drainsinkhorn.plans.consumers import couplings
+from tests.outside.costs import Chord, Manhattan
+from tests.outside.test_own_backend import ToyBackend
 
 
 def label_entropies(results: Iterable[ds.Result[Any]], labels: Sequence[Any], kinds: int) -> list[Any]:

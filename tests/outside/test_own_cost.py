@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import needs
-from tests.device import DEVICE, torch
-from tests.outside.costs import Chord, HalfSquare, InnerProduct, Manhattan, Uphill, direct
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
 from drainsinkhorn.backends.cpu import CpuBackend
+from tests.conftest import needs
+from tests.device import DEVICE, torch
+from tests.outside.costs import Chord, HalfSquare, InnerProduct, Manhattan, Uphill, direct
 
 # Triton's interpreter computes in NumPy, which warns of overflow where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

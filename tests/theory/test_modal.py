@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import needs
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
@@ -16,6 +15,7 @@ from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.theory import Transfer, modal_response
 from drainsinkhorn.workloads.clouds import problems
+from tests.conftest import needs
 
 SOLVED = {"backend": "reference", "accelerate": "none", "max_depth": 10**5}
 
