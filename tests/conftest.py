@@ -21,6 +21,14 @@ from tests.budget import pytest_terminal_summary as pytest_terminal_summary
 settings.register_profile("drain", derandomize=True, deadline=None, database=None)
 settings.load_profile("drain")
 
+def _sees_cuda() -> bool:
+    return importlib.util.find_spec("torch") is not None and importlib.import_module("torch").cuda.is_available()
+
+
+# Triton reads this when it is first imported, whichever module of tests does that.
+if importlib.util.find_spec("triton") is not None and not _sees_cuda():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # What a shell starts in the background ignores Ctrl-C, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
