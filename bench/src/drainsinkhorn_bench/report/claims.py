@@ -1,4 +1,4 @@
-"""What must hold, and whether these records say so."""
+"""Claims about the library, and whether the records of campaigns confirm them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PADDED, DELIVERED = 0.2, 0.92
 RIVALS = {"mask": ("mask",), "static": ("static", "row-screen")}
 """Names of the arms that run in a mode, after the prefix that says under which audits."""
 FREE = "free-"
-"""Arms under our own audits. With the paper's a pass of rows every few cycles costs mask and compact the same."""
+"""Prefix of arms under the library's default audits; see `arms.free`."""
 FORETOLD = 0.10
 """How far a predicted time may be from the measured one."""
 CASES = 100
@@ -47,7 +47,7 @@ class Claim(NamedTuple):
 
 
 def claims(every: Sequence[Evidence]) -> list[Claim]:
-    """What must hold, checked against these records."""
+    """Return every claim, judged by these records."""
     return [
         *_audited(every), _identity(every), *_compaction(every), _even(every), _order(every), _foretold(every),
         *_precision(every),
@@ -120,7 +120,7 @@ def _compaction(every: Sequence[Evidence]) -> Iterator[Claim]:
 
 
 def _even(every: Sequence[Evidence]) -> Claim:
-    """Static over mask at equal slots."""
+    """Claim that static takes as long as mask where all lanes finish together, so that both execute equal slots."""
     found = list[tuple[float, float]]()
     for e in every:
         for arm in (arm for arm in RIVALS["static"] if {arm, "mask"} <= e.arms.keys()):
