@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_info
 import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import loading
 from drainsinkhorn.numerics import starts
-from drainsinkhorn.numerics.blas import SINGLE_THREAD
+from drainsinkhorn.numerics.blas import single_thread
 
 
 def blas_threads() -> set[int]:
@@ -20,25 +20,24 @@ def blas_threads() -> set[int]:
 
 
 class TestSingleThread:
-    def test_contexts_of_two_threads_overlap_and_the_last_restores(self) -> None:
-        before, seen = blas_threads(), list[set[int]]()
-        entered, ended = threading.Event(), threading.Event()
+    def test_threads_that_overlap_restore_the_number_of_threads(self) -> None:
+        before, entered, ended = blas_threads(), threading.Event(), threading.Event()
 
         def other() -> None:
-            with SINGLE_THREAD:
+            with single_thread():
                 entered.set()
                 ended.wait(10)
-                seen.append(blas_threads())
 
         thread = threading.Thread(target=other)
-        with SINGLE_THREAD:
+        with single_thread():
             thread.start()
             assert entered.wait(10)
-            seen.append(blas_threads())
-        seen.append(blas_threads())
+            assert blas_threads() == {1}
         ended.set()
         thread.join()
-        assert seen == [{1}] * 3
+        assert blas_threads() == before
+        with single_thread():
+            assert blas_threads() == {1}
         assert blas_threads() == before
 
     def test_large_covariances_are_decomposed_by_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +53,7 @@ class TestSingleThread:
         for dim in (3, 50):
             x, y = rng.normal(size=(80, dim)), 3 * rng.normal(size=(80, dim))
             ds.solve(x, y, eps=1.0, init="gaussian", max_depth=1, rescue=False, warn=False)
-        assert {dim for dim, _ in seen} == {3, 50}
+        assert {dim for dim, _ in seen} >= {3, 50}
         assert all(threads == {1} for dim, threads in seen if dim == 50)
 
 

@@ -6,41 +6,27 @@ other processes use the cores, that takes a hundred times as long as one thread 
 
 from __future__ import annotations
 
-import threading
+from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 
-class SingleThread:
-    """A context in which BLAS uses one thread. Contexts of several threads may overlap; the last one to end restores.
+def single_thread() -> AbstractContextManager[Any]:
+    """Return a context in which the BLAS libraries of this process use one thread.
+
+    The limit belongs to the process. If two threads enter at the same time, the second one has no effect.
 
     Examples:
         >>> import numpy as np
-        >>> with SINGLE_THREAD:
+        >>> with single_thread():
         ...     values = np.linalg.eigvalsh(np.eye(3))
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._depth = 0
-        self._libraries: Any = None
-        self._limit: Any = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._libraries is None:
-                from threadpoolctl import ThreadpoolController
-
-                self._libraries = ThreadpoolController().select(user_api="blas")
-            if self._depth == 0:
-                self._limit = self._libraries.limit(limits=1)
-            self._depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._depth -= 1
-            if self._depth == 0:
-                self._limit.restore_original_limits()
+    return _libraries().limit(limits=1)
 
 
-SINGLE_THREAD = SingleThread()
-"""The context of this process: the number of BLAS threads belongs to the process."""
+@cache
+def _libraries() -> Any:
+    """The BLAS libraries of this process. The search takes a millisecond, so it is done once; NumPy's is loaded."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import ROUNDOFF, to_caller, to_numpy
-from drainsinkhorn.numerics.blas import SINGLE_THREAD
+from drainsinkhorn.numerics.blas import single_thread
 
 Array = NDArray[np.float64]
 
@@ -101,7 +101,7 @@ def _eigh(matrices: Array) -> Any:
     """Eigenvalues and eigenvectors of symmetric matrices (L, d, d)."""
     if matrices.shape[1] <= THREADED_DIM:
         return np.linalg.eigh(matrices)
-    with SINGLE_THREAD:
+    with single_thread():
         return np.linalg.eigh(matrices)
 
 
