@@ -6,22 +6,35 @@ other processes use the cores, that takes a hundred times as long as one thread 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+_is_limited = threading.Lock()
 
-def single_thread() -> AbstractContextManager[Any]:
-    """Return a context in which the BLAS libraries of this process use one thread.
 
-    The limit belongs to the process. If two threads enter at the same time, the second one has no effect.
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Let the BLAS libraries of this process use one thread within this block.
+
+    The limit belongs to the process. A thread that enters while another one is inside sets no limit of its own: it would
+    take the other's limit for the number to restore.
 
     Examples:
         >>> import numpy as np
         >>> with single_thread():
         ...     values = np.linalg.eigvalsh(np.eye(3))
     """
-    return _libraries().limit(limits=1)
+    if not _is_limited.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _libraries().limit(limits=1):
+            yield
+    finally:
+        _is_limited.release()
 
 
 @cache
