@@ -19,8 +19,8 @@ _is_limited = threading.Lock()
 def single_thread() -> Iterator[None]:
     """Let the BLAS libraries of this process use one thread within this block.
 
-    The limit belongs to the process. A thread that enters while another one is inside sets no limit of its own: it would
-    take the other's limit for the number to restore.
+    The limit belongs to the process. A thread that enters while another one is inside sets no limit of its own, since
+    it would take the other's limit for the number to restore.
 
     Examples:
         >>> import numpy as np
