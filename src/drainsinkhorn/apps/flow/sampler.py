@@ -31,6 +31,10 @@ class OTPlanSampler:
     `method="sinkhorn"` solves the entropic problem with this library, on the device of the tensors and to a verified
     tol; only `get_map` builds a plan. "exact", "unbalanced" and "partial" call POT on the CPU, as torchcfm does.
 
+    Without `seed`, draws follow `np.random.seed` and leave torch's generator alone, as in torchcfm: pairs of POT's plans
+    are those that torchcfm draws from the same plan, and every draw takes as many numbers of NumPy's global generator
+    as torchcfm's. Pairs of "sinkhorn" plans are different ones.
+
     Args:
         method: One of METHODS.
         reg: Entropic strength, in units of the squared distance.
@@ -39,7 +43,7 @@ class OTPlanSampler:
         num_threads: Threads of "exact".
         warn: Warn of a problem that did not converge; its last state is used.
         tol: Bound on the larger L1 marginal residual of "sinkhorn".
-        seed: Seed of all draws; None: torch's generator gives one, so that `torch.manual_seed` decides.
+        seed: Seed of all draws; None: NumPy's global generator, so that `np.random.seed` decides.
         backend: "auto", a name, or a Backend.
     """
 
@@ -65,10 +69,17 @@ class OTPlanSampler:
         self.tol, self.backend = tol, backend
         self._seeds = None if seed is None else np.random.default_rng(seed)
 
-    def _next_seed(self) -> int:
+    def _next_seed(self, count: int) -> int:
+        """A seed for `count` draws, made of as many numbers of NumPy's global generator as these draws take there."""
         if self._seeds is not None:
             return int(self._seeds.integers(2**62))
-        return int(torch.randint(2**62, ()).item())
+        return int.from_bytes(_global_numbers(count)[:2].tobytes(), "little")
+
+    def _numbers(self, count: int) -> Any:
+        """Numbers in [0, 1) for `count` draws from plans of POT, (count,)."""
+        if self._seeds is None:
+            return _global_numbers(count)
+        return np.random.default_rng(self._next_seed(count)).random(count)
 
     def _solve(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Solution[Any]:
         flat = [tuple(points.detach().reshape(len(points), -1) for points in pair) for pair in pairs]
@@ -108,7 +119,8 @@ class OTPlanSampler:
     def sample_map(self, pi: Any, batch_size: int, replace: bool = True) -> tuple[Any, Any]:
         """Indices (i, j) of pairs drawn from a dense plan."""
         mass = np.asarray(pi, dtype=np.float64).ravel()
-        rng = np.random.default_rng(self._next_seed())
+        # RandomState is NumPy's global generator, which torchcfm uses too.
+        rng: Any = np.random if self._seeds is None else np.random.default_rng(self._next_seed(batch_size))
         drawn = rng.choice(mass.size, p=mass / mass.sum(), size=batch_size, replace=replace)
         return np.divmod(drawn, np.shape(pi)[1])
 
@@ -119,11 +131,8 @@ class OTPlanSampler:
             i, j = self.sample_map(self._pot_map(x0, x1), len(x0), replace=replace)
             return torch.from_numpy(i).to(x0.device), torch.from_numpy(j).to(x1.device)
         result = self._solve([(x0, x1)])[0]
-        return (
-            sample(result, len(x0), seed=self._next_seed())
-            if replace
-            else _distinct(result, len(x0), self._next_seed())
-        )
+        draw = sample if replace else _distinct
+        return draw(result, len(x0), seed=self._next_seed(len(x0)))
 
     def sample_plan(self, x0: Tensor, x1: Tensor, replace: bool = True) -> tuple[Tensor, Tensor]:
         """Pairs drawn from the plan, as many as x0 has points."""
@@ -148,11 +157,11 @@ class OTPlanSampler:
         solution = self._solve(steps) if self.method == "sinkhorn" and steps else None
         for t, (x0, x1) in enumerate(steps):
             if solution is not None:
-                places.append(partners(solution[t], places[-1], seed=self._next_seed()))
+                places.append(partners(solution[t], places[-1], seed=self._next_seed(len(X))))
                 continue
             rows = self._pot_map(x0, x1)[places[-1].cpu().numpy()]
-            rng = np.random.default_rng(self._next_seed())
-            passed = rows.cumsum(axis=1) <= rng.random((len(rows), 1)) * rows.sum(axis=1, keepdims=True)
+            sums = (rows / rows.sum(axis=1, keepdims=True)).cumsum(axis=1)
+            passed = sums / sums[:, -1:] <= self._numbers(len(rows))[:, None]
             columns = np.minimum(passed.sum(axis=1), rows.shape[1] - 1)
             places.append(torch.from_numpy(columns).to(X.device))
         return torch.stack([X[:, t][i] for t, i in enumerate(places)], dim=1).detach().cpu().numpy()
@@ -187,7 +196,12 @@ def _largest(x: Tensor, y: Tensor) -> float:
     return largest if largest > 0 else 1.0
 
 
-def _distinct(result: Result[Any], count: int, seed: int) -> tuple[Any, Any]:
+def _global_numbers(count: int) -> Any:
+    """Numbers in [0, 1) from NumPy's global generator, (count,)."""
+    return np.random.random_sample(count)  # noqa: NPY002  the generator that `np.random.seed` seeds
+
+
+def _distinct(result: Result[Any], count: int, *, seed: int) -> tuple[Any, Any]:
     """Draw pairs without replacement: repeated pairs are skipped."""
     n, m = (len(p) for p in result.potentials)
     if count > n * m:
