@@ -182,7 +182,7 @@ class TestWorkers:
     def test_no_group_in_a_worker(self, in_worker: Any) -> None:
         in_worker(0, 2)
         with pytest.raises(ds.ProblemError, match="not in a worker of a DataLoader; use num_workers=0"):
-            epoch(shuffled(group="any"))
+            epoch(shuffled(group="world"))
 
 
 class TestReading:

@@ -52,12 +52,14 @@ class _Notice(NamedTuple):
 
 
 def ranks_of(group: Any) -> Ranks:
-    """The ranks of a group; ProblemError in a worker of a DataLoader, which belongs to no group."""
+    """The ranks of a group, or all ranks for "world"; ProblemError in a worker of a DataLoader, which is no rank."""
     from drainsinkhorn.fleet.rows import Ranks
 
+    if isinstance(group, str) and group != "world":
+        raise ProblemError(f'group must be "world" or a group of torch.distributed, got {group!r}')
     if torch.utils.data.get_worker_info() is not None:
         raise ProblemError("group= works in the process of a rank, not in a worker of a DataLoader; use num_workers=0")
-    return Ranks(group)
+    return Ranks(None if isinstance(group, str) else group)
 
 
 def gather_minibatches(batches: Iterable[Any], group: Any) -> Iterator[Gathered]:
@@ -125,8 +127,8 @@ def _refuse_shapes(notice: _Notice, first: _Notice, name: str) -> None:
     if any(kind is not None and not kind[0] for kind in notice.kinds):
         raise ProblemError(f"{name} has {found}; every entry must have one row for each point")
     # Labels belong to x1, and labels of x0, the fourth entry, to x0.
-    owners = [notice.kinds[k] for k in (0, 1, 1, 0)]
-    for kind, owner in zip(notice.kinds, owners, strict=False):
+    for kind, place in zip(notice.kinds, (0, 1, 1, 0), strict=False):
+        owner = notice.kinds[place]
         if kind is not None and owner is not None and kind[0][0] != owner[0][0]:
             raise ProblemError(f"{name} has {found}; pass one label for each point")
     rows, expected = (

@@ -80,7 +80,7 @@ def couple_minibatches(
         seed: Together with the place of a minibatch it decides the draw.
         tol: Bound on the larger L1 marginal residual.
         warn: Warn if problems did not converge (their last states are used), or sources were left out.
-        group: A torch.distributed group (`torch.distributed.group.WORLD`: all ranks). Every rank passes its own
+        group: A group of torch.distributed, or "world" for all ranks. Every rank passes its own
             minibatches, as many as the others and with the same `eps` and `seed`. The k-th minibatches of all ranks are
             gathered and coupled as one, and each rank receives as many of its pairs as it has sources. None: this
             process couples alone.

@@ -143,8 +143,8 @@ class CoupledBatches(Iterator[Pairs]):
         ahead: Number of windows that are coupled ahead of the one in use, while one more is being read.
         seed: One number or several. The seed and the number of a window decide its draws.
         eps: Entropic strength, as for `couple_minibatches`.
-        group: A torch.distributed group, as for `couple_minibatches`: minibatches of all ranks are gathered as they are
-            read. All ranks end with the first that has no minibatch left.
+        group: A group of torch.distributed, or "world", as for `couple_minibatches`: minibatches of all ranks are
+            gathered as they are read, in the caller's thread. All ranks end with the first that has none left.
         **settings: Other keywords of `couple_minibatches`.
 
     `next` raises errors of the thread, and those of `batches`, after it has returned all pairs coupled before. `close`

@@ -77,7 +77,7 @@ class OTPlanSampler:
         tol: Bound on the larger L1 marginal residual of "sinkhorn".
         seed: Seed of all draws; None: NumPy's global generator, so that `np.random.seed` decides.
         backend: "auto", a name, or a Backend.
-        group: A torch.distributed group (`torch.distributed.group.WORLD`: all ranks). Every rank passes its own
+        group: A group of torch.distributed, or "world" for all ranks. Every rank passes its own
             minibatch; they are gathered and coupled as one, pairs are drawn from the seed of rank 0, and each rank
             receives as many of them as its x0 has points. None: this process couples alone.
     """
