@@ -17,6 +17,9 @@ MANY_DIMENSIONS, MATRIX_PAIRS = 48, 2**22
 """Least number of coordinates and largest number of pairs for which a CPU computes a cost matrix, once for solving and
 sampling."""
 
+ENTRIES = ("x0", "x1", "label", "label of x0")
+"""Names of the entries of a minibatch; a label belongs to a point of x1."""
+
 Tensor = torch.Tensor
 
 
@@ -26,6 +29,19 @@ def refuse_other_than_tensors(**named: Any) -> None:
         if not isinstance(value, torch.Tensor):
             advice = "write torch.as_tensor(...), with numbers in place of names"
             raise ProblemError(f"{name} must be a torch tensor, got {type(value).__name__}; {advice}")
+
+
+def check_minibatch(place: int, batch: Any) -> None:
+    """Raise ProblemError unless a minibatch is `(x0, x1)`, with or without labels of x1 and x0, all torch tensors."""
+    if not isinstance(batch, (tuple, list)) or not 2 <= len(batch) <= 4:
+        found = f"{len(batch)} entries" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise ProblemError(
+            f"minibatch {place} must be (x0, x1), (x0, x1, label) or (x0, x1, label, label of x0), got {found}"
+        )
+    entries = {
+        f"{name} of minibatch {place}": entry for name, entry in zip(ENTRIES, batch, strict=False) if entry is not None
+    }
+    refuse_other_than_tensors(**entries)
 
 
 def problems_of(
