@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.eps import RelativeEps, SharpnessEps, is_descriptor
+from drainsinkhorn.model.eps import DEFAULT_EPS, RelativeEps, SharpnessEps, is_descriptor
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Outcome, Residual, Result
 from drainsinkhorn.model.status import Status
@@ -80,6 +80,11 @@ def plain(value: Any) -> Array:
     array = np.ascontiguousarray(array)
     # Potentials are rounded to the caller's dtype where they are verified.
     return array.view(BFLOAT16) if is_array(value) and float_name(value) == "bfloat16" else array
+
+
+def provisional(problem: Problem[Any]) -> Problem[Any]:
+    """Return the problem with an eps that is found at once in place of a sharpness, which a worker looks for."""
+    return replace(problem, eps=DEFAULT_EPS) if isinstance(problem.eps, SharpnessEps) else problem
 
 
 def plain_problem(problem: Any) -> Problem[Any]:

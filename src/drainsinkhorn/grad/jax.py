@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from drainsinkhorn.backends import load
+from drainsinkhorn.core.options import check_settings
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
-from drainsinkhorn.grad.lanes import Task, fix_gauge, lanes_of, plans_of, refuse_zeros
+from drainsinkhorn.grad.lanes import Task, fix_gauge, lanes_of, make_task, plans_of, refuse_zeros
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.run.validate import validate
@@ -26,7 +27,14 @@ Columns = tuple[list[Any], list[Any], list[Any], list[Any]]
 
 
 def value(
-    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+    x: Any,
+    y: Any,
+    *,
+    eps: Any = None,
+    a: Any = None,
+    b: Any = None,
+    cost: str | Cost = "sqeuclidean",
+    **settings: Any,
 ) -> jax.Array:
     """Entropic values `min_P sum P C + eps KL(P | a b')`, (W,), differentiable in points and weights.
 
@@ -35,7 +43,9 @@ def value(
     Args:
         x: Points: shared (n, d), stacked (W, n, d), or a list of unequal clouds.
         y: Points of the other side, in one of the forms of x.
-        eps: A number, or one for each problem; not traced.
+        eps: A number, `relative`, `sharpness`, or a list with one of them for each problem; not traced, and
+            a constant for derivatives.
+            None: `relative(0.05)`. In a divergence, all three problems of a pair have the eps of x to y.
         a: Weights of x; normalised here, so that derivatives are those of the normalised problem. None: uniform.
         b: Weights of y, normalised likewise.
         cost: A name or a Cost.
@@ -50,36 +60,53 @@ def value(
         >>> slope.shape
         (4, 20, 2)
     """
+    check_settings(settings, value)
     lanes = lanes_of(x, y, a, b, eps, cost)
-    return _value(_task(lanes, cost, settings), *_columns(lanes)) if lanes else _nothing(x, y)
+    return _value(make_task(lanes, cost, settings), *_columns(lanes)) if lanes else _nothing(x, y)
 
 
 def divergence(
-    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+    x: Any,
+    y: Any,
+    *,
+    eps: Any = None,
+    a: Any = None,
+    b: Any = None,
+    cost: str | Cost = "sqeuclidean",
+    **settings: Any,
 ) -> jax.Array:
     """Debiased Sinkhorn divergences, (W,), differentiable in points and weights; arguments as for `value`."""
+    check_settings(settings, divergence)
     pairs = lanes_of(x, y, a, b, eps, cost)
     if not pairs:
         return _nothing(x, y)
-    lanes, within = with_clouds_themselves(pairs)
-    values: Any = _value(_task(lanes, cost, settings), *_columns(lanes))
+    lanes, within, sources = with_clouds_themselves(pairs)
+    values: Any = _value(make_task(lanes, cost, settings, sources), *_columns(lanes))
     first, second = (values[np.array([pair[side] for pair in within])] for side in (0, 1))
     return values[: len(pairs)] - first / 2 - second / 2
 
 
 def potentials(
-    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+    x: Any,
+    y: Any,
+    *,
+    eps: Any = None,
+    a: Any = None,
+    b: Any = None,
+    cost: str | Cost = "sqeuclidean",
+    **settings: Any,
 ) -> list[Potentials[jax.Array]]:
     """Potentials of every problem, differentiable in points and weights by implicit differentiation.
 
     They are shifted so that g is zero in the mean under b; solve to a small tol, since derivatives are as good as it.
     Arguments as for `value`; weights must be positive.
     """
+    check_settings(settings, potentials)
     lanes = lanes_of(x, y, a, b, eps, cost)
     if not lanes:
         return []
     columns = _columns(lanes)
-    sides: Any = _potentials(_task(lanes, cost, settings), *columns)
+    sides: Any = _potentials(make_task(lanes, cost, settings), *columns)
     fs, gs = sides
     return [fix_gauge(f, g, other, jnp.nan_to_num(g)) for f, g, other in zip(fs, gs, columns[3], strict=True)]
 
@@ -88,10 +115,6 @@ def _nothing(*points: Any) -> jax.Array:
     """The values of no problems."""
     dtypes = [p.dtype for p in map(jnp.asarray, points) if jnp.issubdtype(p.dtype, jnp.floating)]
     return jnp.zeros(0, jnp.result_type(*dtypes) if dtypes else float)
-
-
-def _task(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any]) -> Task:
-    return Task(tuple(float(lane.eps) for lane in lanes), cost, settings)
 
 
 def _columns(lanes: Sequence[Problem[Any]]) -> Columns:
@@ -177,31 +200,41 @@ def _potentials(task: Task, xs: Any, ys: Any, weights: Any, others: Any) -> Any:
 
 
 def _potentials_forward(task: Task, *columns: Any) -> Any:
-    """Potentials in their dtype, and their rounding errors, because derivatives need potentials in float64."""
+    """Potentials and eps in their dtype, and the rounding errors of both, because derivatives need them in float64."""
     shapes = _shapes(columns[2:])
+    strengths = jax.ShapeDtypeStruct((len(shapes[0]),), shapes[0][0].dtype)
 
     def host(*inputs: Any) -> Any:
         arrays = _host(inputs)
         refuse_zeros(arrays[2:])
+        solution = task.solve(*arrays)
         pairs = [
             result.emitted or Potentials(*(np.full(len(w), np.nan) for w in both))
-            for result, both in zip(task.solve(*arrays), zip(*arrays[2:], strict=True), strict=True)
+            for result, both in zip(solution, zip(*arrays[2:], strict=True), strict=True)
         ]
         exact = [[np.asarray(pair[side], np.float64) for pair in pairs] for side in (0, 1)]
         rounded = [_as(column, shape) for column, shape in zip(exact, shapes, strict=True)]
         lost = [[e - f for e, f in zip(*both, strict=True)] for both in zip(exact, rounded, strict=True)]
-        return rounded, [_as(column, shape) for column, shape in zip(lost, shapes, strict=True)]
+        eps = np.array([result.eps if task.has_descriptors else 0.0 for result in solution])
+        with np.errstate(over="ignore"):
+            near = eps.astype(strengths.dtype)
+        parts = near, (eps - near).astype(strengths.dtype)
+        return rounded, [_as(column, shape) for column, shape in zip(lost, shapes, strict=True)], parts
 
-    rounded, lost = _call(host, (shapes, shapes), *columns)
-    return rounded, (columns, rounded, lost)
+    rounded, lost, eps = _call(host, (shapes, shapes, (strengths, strengths)), *columns)
+    return rounded, (columns, rounded, lost, eps)
 
 
 def _potentials_backward(task: Task, saved: Any, cotangents: Any) -> Any:
-    columns, rounded, lost = saved
+    columns, rounded, lost, eps = saved
     shapes = _shapes(columns)
 
-    def host(columns: Any, rounded: Any, lost: Any, cotangents: Any) -> Any:
-        problems, moved = task.problems(*_host(columns)), _host(cotangents)
+    def host(columns: Any, rounded: Any, lost: Any, eps: Any, cotangents: Any) -> Any:
+        # Numbers that were found in the forward pass are not looked for again.
+        near, rest = (np.asarray(part, np.float64) for part in eps)
+        found = (near + rest).tolist() if task.has_descriptors else []
+        xs, ys, weights, others = _host(columns)
+        problems, moved = task.problems(xs, ys, weights, others, found), _host(cotangents)
         exact = [
             [f.astype(np.float64) + e for f, e in zip(*both, strict=True)]
             for both in zip(_host(rounded), _host(lost), strict=True)
@@ -220,7 +253,7 @@ def _potentials_backward(task: Task, saved: Any, cotangents: Any) -> Any:
                     column[k] = gradient
         return tuple(_as(column, shape) for column, shape in zip(out, shapes, strict=True))
 
-    return _call(host, tuple(shapes), columns, rounded, lost, cotangents)
+    return _call(host, tuple(shapes), columns, rounded, lost, eps, cotangents)
 
 
 _potentials.defvjp(_potentials_forward, _potentials_backward)

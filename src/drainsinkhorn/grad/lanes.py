@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import Couplings
+from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.plans.consumers import couplings
+from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.solve import solve
+from drainsinkhorn.run.solve import DEFAULTS, solve
 from drainsinkhorn.run.stack import problems
 
 
@@ -20,13 +22,17 @@ from drainsinkhorn.run.stack import problems
 class Task:
     """The inputs of a batch that are not differentiated.
 
+    An eps that is relative, or a sharpness, is found when the lanes are solved, and is a constant for derivatives.
+
     Attributes:
-        eps: Entropic strength of every lane.
+        eps: The eps of every lane, a number or a descriptor.
+        sources: For every lane, the lane from whose points a descriptor of eps is resolved.
         cost: The cost between points, of all lanes.
         settings: Keywords of `solve`.
     """
 
-    eps: tuple[float, ...]
+    eps: tuple[Any, ...]
+    sources: tuple[int, ...]
     cost: str | Cost
     settings: dict[str, Any]
 
@@ -41,10 +47,31 @@ class Task:
             _warn_of_unconverged(solution)
         return solution
 
-    def problems(self, xs: Any, ys: Any, weights: Any, others: Any) -> list[Problem[Any]]:
-        """The lanes as problems."""
-        rows = zip(xs, ys, weights, others, self.eps, strict=True)
-        return [Problem(x=x, y=y, a=a, b=b, eps=eps, cost=self.cost) for x, y, a, b, eps in rows]
+    def problems(self, xs: Any, ys: Any, weights: Any, others: Any, eps: Sequence[Any] = ()) -> list[Problem[Any]]:
+        """The lanes as problems; `eps` has the numbers of all lanes, if they were found before."""
+        rows = zip(xs, ys, weights, others, eps or self.eps, strict=True)
+        lanes = [Problem(x=x, y=y, a=a, b=b, eps=eps, cost=self.cost) for x, y, a, b, eps in rows]
+        if eps or not self.has_descriptors:
+            return lanes
+        places = sorted(set(self.sources))
+        options = self.settings.get("options", DEFAULTS).with_fields(self.settings.get("tol"), self.settings)
+        backend = self.settings.get("backend", "auto")
+        stated = resolve_eps([lanes[place] for place in places], backend=backend, options=options)
+        found = dict(zip(places, stated, strict=True))
+        return [replace(lane, eps=found[source].eps) for lane, source in zip(lanes, self.sources, strict=True)]
+
+    @property
+    def has_descriptors(self) -> bool:
+        """True if an eps is no number."""
+        return any(map(is_descriptor, self.eps))
+
+
+def make_task(
+    lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any], sources: Sequence[int] | None = None
+) -> Task:
+    """Return the task of these lanes; `sources` as in Task, None: each lane has its own eps."""
+    eps = tuple(lane.eps if is_descriptor(lane.eps) else float(lane.eps) for lane in lanes)  # type: ignore[arg-type]
+    return Task(eps, tuple(range(len(lanes)) if sources is None else sources), cost, settings)
 
 
 def lanes_of(x: Any, y: Any, a: Any, b: Any, eps: Any, cost: Any) -> list[Problem[Any]]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from drainsinkhorn.core.options import check_settings
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
-from drainsinkhorn.grad.lanes import Task, fix_gauge, lanes_of, plans_of, refuse_zeros
+from drainsinkhorn.grad.lanes import Task, fix_gauge, lanes_of, make_task, plans_of, refuse_zeros
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
@@ -21,7 +22,14 @@ Tensor = torch.Tensor
 
 
 def value(
-    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+    x: Any,
+    y: Any,
+    *,
+    eps: Any = None,
+    a: Any = None,
+    b: Any = None,
+    cost: str | Cost = "sqeuclidean",
+    **settings: Any,
 ) -> Tensor:
     """Entropic values `min_P sum P C + eps KL(P | a b')`, (W,), differentiable in points and weights.
 
@@ -30,7 +38,8 @@ def value(
     Args:
         x: Points: shared (n, d), stacked (W, n, d), or a list of unequal clouds.
         y: Points of the other side, in one of the forms of x.
-        eps: A number, or one for each problem.
+        eps: A number, `relative`, `sharpness`, or a list with one of them for each problem; a constant for derivatives.
+            None: `relative(0.05)`. In a divergence, all three problems of a pair have the eps of x to y.
         a: Weights of x; normalised here, so that derivatives are those of the normalised problem. None: uniform.
         b: Weights of y, normalised likewise.
         cost: A name or a Cost.
@@ -46,12 +55,20 @@ def value(
         >>> tuple(x.grad.shape)
         (4, 20, 2)
     """
+    check_settings(settings, value)
     lanes = lanes_of(x, y, a, b, eps, cost)
     return _values(lanes, cost, settings) if lanes else _nothing(x, y)
 
 
 def divergence(
-    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+    x: Any,
+    y: Any,
+    *,
+    eps: Any = None,
+    a: Any = None,
+    b: Any = None,
+    cost: str | Cost = "sqeuclidean",
+    **settings: Any,
 ) -> Tensor:
     """Debiased Sinkhorn divergences, (W,), differentiable in points and weights; arguments as for `value`.
 
@@ -61,17 +78,25 @@ def divergence(
         >>> tuple(x.grad.shape)
         (4, 20, 2)
     """
+    check_settings(settings, divergence)
     pairs = lanes_of(x, y, a, b, eps, cost)
     if not pairs:
         return _nothing(x, y)
-    lanes, within = with_clouds_themselves(pairs)
-    values = _values(lanes, cost, settings)
+    lanes, within, sources = with_clouds_themselves(pairs)
+    values = _values(lanes, cost, settings, sources)
     first, second = (values[[pair[side] for pair in within]] for side in (0, 1))
     return values[: len(pairs)] - first / 2 - second / 2
 
 
 def potentials(
-    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+    x: Any,
+    y: Any,
+    *,
+    eps: Any = None,
+    a: Any = None,
+    b: Any = None,
+    cost: str | Cost = "sqeuclidean",
+    **settings: Any,
 ) -> list[Potentials[Tensor]]:
     """Potentials of every problem, differentiable in points and weights by implicit differentiation.
 
@@ -83,6 +108,7 @@ def potentials(
         >>> pairs = potentials(x, torch.randn(30, 2, dtype=torch.float64), eps=0.5, tol=1e-6)
         >>> sum(f.square().mean() for f, g in pairs).backward()
     """
+    check_settings(settings, potentials)
     lanes = lanes_of(x, y, a, b, eps, cost)
     if not lanes:
         return []
@@ -95,8 +121,10 @@ def potentials(
     ]
 
 
-def _values(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any]) -> Tensor:
-    task, tensors = _task(lanes, cost, settings)
+def _values(
+    lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any], sources: Sequence[int] | None = None
+) -> Tensor:
+    task, tensors = _task(lanes, cost, settings, sources)
     values: Any = _Value.apply(task, *tensors)
     return values
 
@@ -107,13 +135,15 @@ def _nothing(*points: Any) -> Tensor:
     return torch.zeros(0, dtype=_float_dtype(tensors), device=tensors[0].device if tensors else None)
 
 
-def _task(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any]) -> tuple[Task, list[Any]]:
+def _task(
+    lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any], sources: Sequence[int] | None = None
+) -> tuple[Task, list[Any]]:
     """Return the task, and all x, all y, all a and all b in one list; weights are normalised."""
     for lane in lanes:
         for name, points in (("x", lane.x), ("y", lane.y)):
             if not isinstance(points, torch.Tensor):
                 raise ProblemError(f"{name} must be a torch tensor, got {type(points).__name__}")
-    task = Task(tuple(float(lane.eps) for lane in lanes), cost, settings)
+    task = make_task(lanes, cost, settings, sources)
     # Each tensor is normalised once, so that lanes that share weights share the normalised weights.
     known: dict[int, Any] = {}
 

@@ -67,7 +67,7 @@ def explain_keyword(name: str, known: Iterable[str]) -> str:
         return f"it belongs to each Problem: Problem({name}=...)"
     if name in ADVICE:
         return ADVICE[name]
-    near = difflib.get_close_matches(name, names, 1, 0.7)
+    near = difflib.get_close_matches(name, [*names, *FIELDS], 1, 0.7)
     if near:
         return f"did you mean {near[0]!r}?"
     near = difflib.get_close_matches(name.lower(), list(ADVICE), 1, 0.8)

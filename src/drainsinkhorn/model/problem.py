@@ -54,7 +54,8 @@ class Problem(WeaklyReferable, Generic[A]):
             (n, m) matrix.
     """
 
-    eps: Eps = None
+    # One of `Eps`. For type checkers it may be read as a number, which it is in most programs.
+    eps: float | Any = None
     x: A | None = None
     y: A | None = None
     a: A | None = None

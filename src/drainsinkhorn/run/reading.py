@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.relative import find_together
 from drainsinkhorn.run.session import Session
-from drainsinkhorn.run.sharpness import find_sharpness
+from drainsinkhorn.run.sharpness import find_sharpness, trial_options
 
 AHEAD = 64
 """Problems of a stream that are read with one whose eps must be found, so that they are looked at together."""
@@ -33,9 +32,7 @@ class Reader:
 
     def __init__(self, session: Session, solve: Callable[..., Any]) -> None:
         self._session = session
-        # Trials of a search are no results, so they are neither rescued nor rechecked.
-        options = replace(session.options, rescue=False, warn=False, strict=False, recheck="none", certify="auto")
-        self._solve_trials = partial(solve, backend=session.backend, options=options)
+        self._solve_trials = partial(solve, backend=session.backend, options=trial_options(session.options))
         # Problems that were read ahead; None at the end.
         self._ahead: deque[Pair | None] = deque()
         # For those: the eps of problems in which it is relative, and what a search found, by ticket.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from drainsinkhorn.core.options import Options
 from drainsinkhorn.model.eps import RelativeEps, SharpnessEps
 from drainsinkhorn.model.errors import Interrupted, ProblemError
 from drainsinkhorn.model.problem import Problem
@@ -41,6 +42,11 @@ FAILURES = 1
 """Trials of one search that may end unconverged, at an eps that is too small; after one more the search ends."""
 STEPS = 60
 """Largest number of steps of a search."""
+
+
+def trial_options(options: Options) -> Options:
+    """Return the options under which trials are solved: as these are no results, they are not rescued or rechecked."""
+    return replace(options, rescue=False, warn=False, strict=False, recheck="none", certify="auto")
 
 
 def find_sharpness(problems: Sequence[Problem[Any]], solve: Solve) -> list[Problem[Any] | ProblemError]:

@@ -15,6 +15,8 @@ import torch
 
 from drainsinkhorn.apps.flow.minibatches import Pairs, couple_minibatches
 from drainsinkhorn.core.audit import is_count
+from drainsinkhorn.core.options import check_settings
+from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 
 Tensor = torch.Tensor
@@ -152,7 +154,7 @@ class CoupledBatches(Iterator[Pairs]):
         self,
         batches: Iterable[Any],
         *,
-        eps: float | Callable[[Tensor, Tensor], float],
+        eps: Eps | Callable[[Tensor, Tensor], Eps] = None,
         window: int = 32,
         batch_size: int | None = None,
         ahead: int = 1,
@@ -166,6 +168,7 @@ class CoupledBatches(Iterator[Pairs]):
         ):
             if not is_count(value):
                 raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
+        check_settings(settings.keys() - {"by_class", "warn"}, CoupledBatches)
         self._waiting: Iterator[Pairs] = iter(())
         self._size = batch_size
         self._rest: Pairs | None = None
@@ -241,6 +244,10 @@ class CoupledBatches(Iterator[Pairs]):
         self.close()
 
 
+COUPLED = {"eps", "window", "batch_size", "ahead", "seed", "by_class", "warn"}
+"""Keywords of `CoupledBatches` that are not those of `solve`."""
+
+
 class CouplingDataset(torch.utils.data.IterableDataset[Pairs]):
     """Coupled training batches as a dataset: pass it to a DataLoader with `batch_size=None`.
 
@@ -260,6 +267,7 @@ class CouplingDataset(torch.utils.data.IterableDataset[Pairs]):
     """
 
     def __init__(self, source: Callable[[], Iterable[Any]], **settings: Any) -> None:
+        check_settings(settings.keys() - COUPLED, CouplingDataset)
         self.source = source
         self.settings = settings
         self._epoch = 0
