@@ -23,13 +23,16 @@ from drainsinkhorn.apps.cell_points import (
 )
 from drainsinkhorn.apps.time_points import categories_of, time_points
 from drainsinkhorn.core.audit import is_count
+from drainsinkhorn.core.options import check_settings
+from drainsinkhorn.model.eps import Eps, is_descriptor
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.plans.consumers import couplings, top_match
+from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.solve import solve
+from drainsinkhorn.run.solve import DEFAULTS, solve
 
 Array = NDArray[Any]
 
@@ -235,7 +238,7 @@ def couple_timepoints(
     rep: str | None = DEFAULT_REP,
     use_rep: str | None = None,
     times: Sequence[Any] | None = None,
-    eps: float = 0.05,
+    eps: Eps = 0.05,
     relative: bool = True,
     weights: Any = None,
     bootstraps: int = 0,
@@ -257,8 +260,10 @@ def couple_timepoints(
             categories keep their order; numbers and dates are sorted. Texts that are numbers, or have one prefix and
             end in a number ("day2", "day10"), are sorted by that number, and a UserWarning states the order. The order
             of all other texts must be given. A label such as "mixed" or "unknown" is never a time point.
-        eps: Entropic strength, in units of the cost, or of the pair's mean cost if `relative`.
-        relative: Whether `eps` is a share of the pair's mean cost.
+        eps: A number, in units of the cost, or of the pair's mean cost if `relative`; or `drainsinkhorn.relative` or
+            `sharpness`, which are found once for each pair, so that its bootstraps have the same eps. None:
+            `relative(0.05)`.
+        relative: Whether a number is a share of the pair's mean cost.
         weights: A column of obs, or an array: weights of all cells, for example of growth; None: uniform.
         bootstraps: How often the cells of every time point are drawn anew, with replacement.
         seed: Decides the draws.
@@ -271,12 +276,17 @@ def couple_timepoints(
         >>> found.pairs, len(found.solution)
         ([(0, 1), (1, 2)], 8)
     """
+    check_settings(settings, couple_timepoints)
     names, cells, clouds, masses, index = _read_data(data, key, chosen_rep(rep, use_rep), times, weights)
     if bootstraps != 0 and not is_count(bootstraps):
         raise OptionsError(f"bootstraps must be an integer of at least 0, got {bootstraps!r}")
     if len(names) < 2:
         raise ProblemError(f"at least two time points are needed, got {names}")
-    scales = [eps * (_mean_cost(x, y) if relative else 1.0) for x, y in itertools.pairwise(clouds)]
+    if is_descriptor(eps):
+        scales = _find_eps(eps, clouds, masses, tol, settings)
+    else:
+        number: Any = eps
+        scales = [number * (_mean_cost(x, y) if relative else 1.0) for x, y in itertools.pairwise(clouds)]
     rng, problems = np.random.default_rng(seed), list[Problem[Any]]()
     for draw in range(1 + bootstraps):
         # A bootstrap changes the weights, to the number of times each cell was drawn, and not the points, so all lanes
@@ -288,6 +298,16 @@ def couple_timepoints(
     solution = solve(problems, tol=tol, **settings)
     count = None if isinstance(data, Mapping) else data.shape[0] if hasattr(data, "shape") else len(data)
     return Timepoints(names, cells, solution, data if hasattr(data, "obs") else None, count, index)
+
+
+def _find_eps(
+    eps: Eps, clouds: list[Array], masses: list[Array], tol: float | None, settings: dict[str, Any]
+) -> list[Eps]:
+    """The eps of each pair of consecutive time points; where none is found, eps itself, whose problem says why."""
+    sides = [(cloud, mass / mass.sum()) for cloud, mass in zip(clouds, masses, strict=True)]
+    pairs = [Problem(x=x, a=a, y=y, b=b, eps=eps) for (x, a), (y, b) in itertools.pairwise(sides)]
+    options = settings.get("options", DEFAULTS).with_fields(tol, settings)
+    return [pair.eps for pair in resolve_eps(pairs, backend=settings.get("backend", "auto"), options=options)]
 
 
 def _rows_to_one(mass: Array) -> Array:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from drainsinkhorn.apps.flow.minibatches import Pairs
-from drainsinkhorn.apps.flow.prefetch import CoupledBatches
+from drainsinkhorn.apps.flow.prefetch import COUPLED, CoupledBatches
 from drainsinkhorn.apps.flow.sources import Minibatches
+from drainsinkhorn.core.options import check_settings
 
 
 class CouplingDataset(torch.utils.data.IterableDataset[Pairs]):
@@ -39,6 +40,7 @@ class CouplingDataset(torch.utils.data.IterableDataset[Pairs]):
     """
 
     def __init__(self, source: Any, *, noise: Any = None, **settings: Any) -> None:
+        check_settings(settings.keys() - COUPLED, CouplingDataset)
         self.source, self.noise = source, noise
         self.settings = settings
         self._minibatches = Minibatches(source, noise)

@@ -11,6 +11,8 @@ import torch
 
 from drainsinkhorn.apps.flow.gathering import gather_list
 from drainsinkhorn.apps.flow.problems import check_minibatch, problems_of
+from drainsinkhorn.core.options import check_settings
+from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError
 from drainsinkhorn.model.errors import warn as issue
 from drainsinkhorn.model.status import Status
@@ -61,7 +63,7 @@ class _Part(NamedTuple):
 def couple_minibatches(
     batches: Sequence[Sequence[Any]],
     *,
-    eps: float | Callable[[Tensor, Tensor], float],
+    eps: Eps | Callable[[Tensor, Tensor], Eps] = None,
     by_class: bool = False,
     seed: int = 0,
     tol: float | None = None,
@@ -73,7 +75,8 @@ def couple_minibatches(
 
     Args:
         batches: Tensors (n, ...) and (m, ...); labels (m,).
-        eps: Entropic strength in units of the squared distance, or a function of (x0, x1).
+        eps: A number in units of the squared distance, `relative`, `sharpness`, or a function of (x0, x1) that returns
+            one of them. None: `relative(0.05)`. Every problem gets its own number.
         by_class: Couple within classes: targets of each label are coupled to their share of the sources (drawn at
             random; labels of sources, a fourth entry, decide if they are given), each class a lane of its own size.
             Sources whose class has no targets are left out, with a warning.
@@ -92,6 +95,7 @@ def couple_minibatches(
         >>> len(pairs), tuple(pairs[0].x1.shape)
         (8, (64, 2))
     """
+    check_settings(settings, couple_minibatches)
     if group is not None:
         gathered = gather_list(batches, group)
         whole = [each.batch for each in gathered]

@@ -21,6 +21,8 @@ import torch
 from drainsinkhorn.apps.flow.gathering import Gathered, gather_minibatches
 from drainsinkhorn.apps.flow.minibatches import Pairs, couple_minibatches, cut_out
 from drainsinkhorn.core.audit import is_count
+from drainsinkhorn.core.options import check_settings
+from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 
 Tensor = torch.Tensor
@@ -161,7 +163,7 @@ class CoupledBatches(Iterator[Pairs]):
         self,
         batches: Iterable[Any],
         *,
-        eps: float | Callable[[Tensor, Tensor], float],
+        eps: Eps | Callable[[Tensor, Tensor], Eps] = None,
         window: int = 32,
         batch_size: int | None = None,
         ahead: int = 1,
@@ -176,6 +178,7 @@ class CoupledBatches(Iterator[Pairs]):
         ):
             if not is_count(value):
                 raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
+        check_settings(settings.keys() - {"by_class", "warn"}, CoupledBatches)
         self._batches = iter(batches) if group is None else gather_minibatches(batches, group)
         self._window, self._lead = window, window * (ahead + 1)
         # Minibatches that were read, and used; windows that were submitted, and taken from the thread.
@@ -292,3 +295,7 @@ class CoupledBatches(Iterator[Pairs]):
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
+
+
+COUPLED = {"eps", "window", "batch_size", "ahead", "seed", "by_class", "warn", "group"}
+"""Keywords of `CoupledBatches` that are not those of `solve`."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.numerics.arrays import to_numpy
@@ -45,13 +46,13 @@ def check_minibatch(place: int, batch: Any) -> None:
 
 
 def problems_of(
-    pairs: Sequence[Sequence[Tensor]], eps: Sequence[float], scales: Sequence[float] | None = None, backend: Any = None
+    pairs: Sequence[Sequence[Tensor]], eps: Sequence[Eps], scales: Sequence[float] | None = None, backend: Any = None
 ) -> list[Problem[Any]]:
     """The problems of minibatches with costs `scale |x0 - x1|^2`.
 
     Args:
         pairs: For each minibatch x0, (n, ...), and x1, (m, ...).
-        eps: Entropic strength of each.
+        eps: The eps of each.
         scales: Factor of the cost of each; None: 1.
         backend: Its `threads`, if it has that attribute, is the number of threads that compute cost matrices.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from drainsinkhorn.apps.flow.gathering import gather_entries, ranks_of
 from drainsinkhorn.apps.flow.problems import ENTRIES, problems_of, refuse_other_than_tensors
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.model.errors import BackendUnavailable, ConvergenceWarning, ProblemError
+from drainsinkhorn.model.eps import Eps, is_descriptor
+from drainsinkhorn.model.errors import BackendUnavailable, ConvergenceWarning, OptionsError, ProblemError
 from drainsinkhorn.model.errors import warn as issue
+from drainsinkhorn.model.keywords import explain_keyword
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.plans.consumers import partners, plan, sample
@@ -69,7 +72,7 @@ class OTPlanSampler:
 
     Args:
         method: One of METHODS.
-        reg: Entropic strength, in units of the squared distance.
+        reg: eps: a number in units of the squared distance, or for "sinkhorn" `relative` or `sharpness`.
         reg_m: Strength of the marginal penalty of "unbalanced".
         normalize_cost: Divide costs by the largest one.
         num_threads: Threads of "exact".
@@ -80,12 +83,13 @@ class OTPlanSampler:
         group: A group of torch.distributed, or "world" for all ranks. Every rank passes its own
             minibatch; they are gathered and coupled as one, pairs are drawn from the seed of rank 0, and each rank
             receives as many of them as its x0 has points. None: this process couples alone.
+        **unknown: Any other keyword raises OptionsError, which says what to write instead.
     """
 
     def __init__(
         self,
         method: str,
-        reg: float = 0.05,
+        reg: Eps = 0.05,
         reg_m: float = 1.0,
         normalize_cost: bool = False,
         num_threads: int | str = 1,
@@ -95,9 +99,18 @@ class OTPlanSampler:
         seed: int | None = None,
         backend: str | Backend[Any] = "auto",
         group: Any = None,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            known = [*inspect.signature(OTPlanSampler).parameters][:-1]
+            advice = (
+                "its name is reg here, as in torchcfm" if name in ("eps", "epsilon") else explain_keyword(name, known)
+            )
+            raise OptionsError(f"OTPlanSampler has no keyword {name!r}; {advice}")
         if method not in METHODS:
             raise ValueError(f"Unknown method: {method}; use one of {list(METHODS)}")
+        if method != "sinkhorn" and is_descriptor(reg):
+            raise OptionsError(f"POT's method {method!r} needs a number as reg, got {reg!r}")
         if method != "sinkhorn":
             _pot(method)
         self.method, self.reg, self.reg_m = method, reg, reg_m
