@@ -83,7 +83,13 @@ class TestGenerator:
         assert (weights > 1e90).any()
         assert {len(p.x) for p in drawn if p.x is not None} >= {1, 2, 129}
         assert sum(p.chain is not None for p in drawn) > 50
-        assert {p.cost for p in drawn if isinstance(p.cost, str)} >= {"sqeuclidean", "euclidean", "cosine"}
+        assert {p.cost for p in drawn if isinstance(p.cost, str)} >= {
+            "sqeuclidean",
+            "euclidean",
+            "cosine",
+            "dot",
+            "negdot",
+        }
 
     def test_eps_spans_twelve_decades_of_the_median_cost(self) -> None:
         ratios = []

@@ -21,8 +21,9 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import is_array, library
-from drainsinkhorn.numerics.costs import COSTS, DistanceCost, as_cost, is_squares, resolve_cost
+from drainsinkhorn.numerics.costs import COSTS, DistanceCost, DotProduct, as_cost, resolve_cost
 from drainsinkhorn.numerics.memory import memory_errors
+from drainsinkhorn.numerics.products import takes_gaussians
 from drainsinkhorn.numerics.weights import uniform
 from drainsinkhorn.run.feed import Tap
 
@@ -190,13 +191,15 @@ def known_cost(value: Any) -> Cost | Any:
 
 def start_by_name(init: str, cost: Cost | Any) -> str:
     """The start in normal form: "gaussian", "zero", or "auto" where a backend chooses between these two."""
-    squares = isinstance(cost, Cost) and is_squares(cost)
+    has_closed_form = isinstance(cost, Cost) and takes_gaussians(cost)
     if init not in STARTS:
         raise ProblemError(f"init {init!r} is unknown; use one of {list(STARTS)} or a pair (f, g) of potentials")
-    if init == "gaussian" and not squares:
+    if init == "gaussian" and not has_closed_form:
         kind = cost.kind if isinstance(cost, Cost) else "a dense matrix"
-        raise ProblemError(f'init "gaussian" needs the cost sqeuclidean, this one is {kind}; use "auto" or "zero"')
-    return init if squares else "zero"
+        raise ProblemError(
+            f'init "gaussian" needs the cost sqeuclidean or a dot product, this one is {kind}; use "auto" or "zero"'
+        )
+    return init if has_closed_form else "zero"
 
 
 def require_same_space(x: Any, y: Any) -> None:
@@ -298,7 +301,9 @@ def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[
     except ProblemError:
         return None
     # A PointCost of the caller may reject some points, so each problem is validated alone.
-    if not isinstance(cost, Cost) or not isinstance(cost.kind, DistanceCost) or cost.kind.form.directions:
+    if not isinstance(cost, Cost) or not isinstance(cost.kind, (DistanceCost, DotProduct)):
+        return None
+    if isinstance(cost.kind, DistanceCost) and cost.kind.form.directions:
         return None
     strengths = np.asarray(columns["eps"][0])
     if strengths.dtype.kind not in "fiu" or not (np.isfinite(strengths) & (strengths > 0)).all():
