@@ -22,7 +22,8 @@ from tests.conftest import needs
 
 SEED = 21 if os.environ.get("DRAIN_CI") else secrets.randbelow(2**31)
 # Potentials that are not finite, batches that break where NumPy raises, and bands without a floor are still found.
-SCOPE = replace(available(SCOPES["reference"]), largest=12, batch=10, strict_floats=False)
+COSTS = ("sqeuclidean", "sqeuclidean", "euclidean", "cosine")
+SCOPE = replace(available(SCOPES["reference"]), largest=12, batch=10, costs=COSTS, strict_floats=False)
 
 
 def assert_clean(tally: module.Tally) -> None:

@@ -25,6 +25,7 @@ from drainsinkhorn.numerics.costs import COSTS, DistanceCost, DotProduct, as_cos
 from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.products import takes_gaussians
 from drainsinkhorn.numerics.weights import uniform
+from drainsinkhorn.run.batches import split_by_batch
 from drainsinkhorn.run.feed import Tap
 
 Column = tuple[Any, int | None]
@@ -46,6 +47,7 @@ def problems(
     init: Any = None,
     cost: Any = "sqeuclidean",
     chain: Any = None,
+    batch: Any = None,
 ) -> list[Problem[Any]]:
     """Return one Problem per entry of the arrays.
 
@@ -64,6 +66,9 @@ def problems(
         cost: A name, Cost, PointCost, Formula or CostFn of OTT; a matrix (n, m) shared, (W, n, m) stacked, or a list of
             them.
         chain: A key for all, or a list with one for each: see `Problem`.
+        batch: A pair of integer vectors, (N,) and (M,), that name the problem of each point. Then x is (N, d) and y
+            (M, d), with the points of all problems in any order; weights and potentials to start from are (N,) and
+            (M,). Problems are numbered from 0 without gaps. `concatenate` puts outputs into this order.
 
     Raises:
         ProblemError: If inputs do not agree, or one is wrong for every problem: a shared eps or tol, a cost that no
@@ -75,6 +80,8 @@ def problems(
         >>> len(problems(np.zeros((5, 10, 2)), np.ones((12, 2)), eps=[0.1, 0.2, 0.3, 0.4, 0.5]))
         5
     """
+    if batch is not None:
+        x, y, a, b, init = split_by_batch(batch, x, y, a, b, init)
     name, pair = (init, (None, None)) if init is None or isinstance(init, str) else (None, init)
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ProblemError(f"init must be a name or a pair (f, g) of potentials, got {type(init).__name__}")
@@ -366,13 +373,13 @@ def _column_of_lists(name: str, value: Any, ndim: int) -> Column:
     return _column(name, array, ndim) if array.dtype.kind in "fiub" and array.size else (value, len(value))
 
 
-def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
+def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", batch: Any = None, **columns: Any) -> Iterable[Problem[Any]]:
     """Return the caller's problems, or make problems from the caller's arrays."""
     resolved = as_cost(cost)
     if not isinstance(resolved, Cost) or y is not None:
         if columns["eps"] is None:
             raise ProblemError("eps is missing; pass eps=, in units of the cost (for example 0.05 times its median)")
-        return problems(x, y, cost=cost, **columns)
+        return problems(x, y, cost=cost, batch=batch, **columns)
     if isinstance(x, Problem):
         x = [x]
     if isinstance(x, Tap) and columns:
@@ -380,6 +387,8 @@ def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> It
     first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
     if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
         raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
+    if batch is not None:
+        raise ProblemError("batch names the problem of each point of arrays x and y; problems passed as such have none")
     extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (resolved != Cost())
     if extra:
         raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
