@@ -47,6 +47,7 @@ from drainsinkhorn.plans.consumers import plan as plan
 from drainsinkhorn.plans.consumers import sample as sample
 from drainsinkhorn.plans.consumers import top_match as top_match
 from drainsinkhorn.plans.consumers import transport_cost as transport_cost
+from drainsinkhorn.run.batches import concatenate as concatenate
 from drainsinkhorn.run.client import Client as Client
 from drainsinkhorn.run.extend import extend as extend
 from drainsinkhorn.run.feed import Feed as Feed

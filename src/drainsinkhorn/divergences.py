@@ -18,12 +18,12 @@ from drainsinkhorn.model.errors import ProblemError, warn_of_constants
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import float_dtype, is_array, to_caller
-from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.numerics.costs import DotProduct, as_cost
 from drainsinkhorn.plans.consumers import transport_costs
 from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import DEFAULTS, solve
-from drainsinkhorn.run.stack import problems
+from drainsinkhorn.run.stack import known_cost, problems
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,9 +134,16 @@ def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> Clouds:
 
     within: list[tuple[int, int]] = []
     for number, pair in enumerate(pairs):
-        if not isinstance(as_cost(pair.cost), Cost):
+        cost = as_cost(pair.cost)
+        if not isinstance(cost, Cost):
             raise ProblemError(
                 "a divergence needs points: a dense cost between x and y says nothing of costs within them"
+            )
+        kind = known_cost(cost).kind
+        if isinstance(kind, DotProduct) and kind.sign > 0:
+            raise ProblemError(
+                'a divergence of the cost "dot" may be negative and says nothing of how far clouds are apart; '
+                'use "negdot", whose divergence is that of half the squared distance'
             )
         within.append((place(pair, number, pair.x, pair.a), place(pair, number, pair.y, pair.b)))
     return Clouds(batch, within, sources)

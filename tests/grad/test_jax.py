@@ -27,7 +27,7 @@ def numbers(*arrays: Any) -> Any:
     return [jax.numpy.asarray(array) for array in arrays]
 
 
-@pytest.mark.parametrize("cost", ["sqeuclidean", "euclidean", "cosine"])
+@pytest.mark.parametrize("cost", ["sqeuclidean", "euclidean", "cosine", "negdot"])
 @pytest.mark.parametrize("name", ["value", "divergence"])
 def test_values(name: str, cost: str) -> None:
     with jax.enable_x64(True):
@@ -38,7 +38,7 @@ def test_values(name: str, cost: str) -> None:
         check_grads(run, numbers(X, Y, A, B), order=1, modes=["rev"], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("cost", ["sqeuclidean", "euclidean", "cosine"])
+@pytest.mark.parametrize("cost", ["sqeuclidean", "euclidean", "cosine", "negdot"])
 def test_potentials(cost: str) -> None:
     with jax.enable_x64(True):
 

@@ -26,7 +26,7 @@ def weights(size: int) -> Any:
     return tensor(rng.uniform(0.5, 1.5, size=size))
 
 
-COSTS = ["sqeuclidean", "euclidean", "cosine", ds.Cost("sqeuclidean", 0.5), ds.Cost("euclidean", 2.0)]
+COSTS = ["sqeuclidean", "euclidean", "cosine", "negdot", ds.Cost("sqeuclidean", 0.5), ds.Cost("euclidean", 2.0)]
 
 
 @pytest.mark.parametrize("cost", COSTS, ids=str)
@@ -41,7 +41,7 @@ def test_value(cost: Any, backend: str) -> None:
     assert torch.autograd.gradcheck(run, (x, y, a, b), atol=1e-6)
 
 
-@pytest.mark.parametrize("cost", COSTS[:3], ids=str)
+@pytest.mark.parametrize("cost", COSTS[:4], ids=str)
 def test_divergence(cost: Any) -> None:
     x, y = tensor(rng.normal(size=(2, 5, 2)) + 1), tensor(rng.normal(size=(2, 4, 2)) + 1)
     a, b = tensor(rng.uniform(0.5, 1.5, size=(2, 5))), weights(4)
@@ -52,7 +52,7 @@ def test_divergence(cost: Any) -> None:
     assert torch.autograd.gradcheck(run, (x, y, a, b), atol=1e-6)
 
 
-@pytest.mark.parametrize("cost", COSTS[:3], ids=str)
+@pytest.mark.parametrize("cost", COSTS[:4], ids=str)
 def test_potentials(cost: Any) -> None:
     x, y = tensor(rng.normal(size=(5, 2)) + 1), tensor(rng.normal(size=(4, 2)) + 1)
     a, b = weights(5), weights(4)

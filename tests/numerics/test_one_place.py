@@ -70,6 +70,8 @@ def test_no_module_compares_the_name_of_a_cost(folder: str) -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare):
                 values = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
-                if {"sqeuclidean", "euclidean", "cosine"} & {value for value in values if isinstance(value, str)}:
+                if {"sqeuclidean", "euclidean", "cosine", "dot", "negdot"} & {
+                    value for value in values if isinstance(value, str)
+                }:
                     compared.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert compared == []

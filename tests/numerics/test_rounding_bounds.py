@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from drainsinkhorn.model.cost import Cost, Distances
-from drainsinkhorn.numerics.costs import COSTS, UNIT, DistanceCost, coordinate_factor
+from drainsinkhorn.numerics.costs import COSTS, UNIT, DistanceCost, PointCost, coordinate_factor
 from drainsinkhorn.numerics.residual import residual
 from drainsinkhorn.numerics.rounding import (
     LEAST_SAMPLED,
@@ -20,6 +20,7 @@ from drainsinkhorn.numerics.rounding import (
     PlanSums,
     bound_costs,
     certified_residual,
+    dot_error,
     emission_budget,
     exponent_rounding,
     float32_suffices,
@@ -32,6 +33,8 @@ from drainsinkhorn.numerics.rounding import (
     unsampled,
 )
 from drainsinkhorn.numerics.update import log_ratios
+
+DISTANCES = [kind for kind in COSTS.values() if isinstance(kind, DistanceCost)]
 
 
 def problem(n: int, m: int, seed: int) -> tuple[np.ndarray, ...]:
@@ -115,7 +118,7 @@ def test_a_certificate_says_nothing_of_exponents_that_are_lost() -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 3, 20])
-@pytest.mark.parametrize("kind", [*COSTS.values(), DistanceCost("three", Distances(3.0))], ids=str)
+@pytest.mark.parametrize("kind", [*DISTANCES, DistanceCost("three", Distances(3.0))], ids=str)
 def test_costs_by_differences_and_products_are_within_their_bounds(kind: DistanceCost, dim: int) -> None:
     rng = np.random.default_rng(dim)
     x, y = 5 + rng.normal(size=(6, dim)), 5 + rng.normal(size=(7, dim))
@@ -138,10 +141,29 @@ def test_costs_by_differences_and_products_are_within_their_bounds(kind: Distanc
                 assert abs(float(Decimal(by_products) - square)) <= product_error(dim) * norms
 
 
+@pytest.mark.parametrize("dim", [1, 3, 20])
+@pytest.mark.parametrize("size", [1.0, 1e-160, 1e150])
+@pytest.mark.parametrize("kind", [COSTS["dot"], COSTS["negdot"]], ids=str)
+def test_dot_products_are_within_their_bounds(kind: PointCost, size: float, dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    x, y = size * (5 + rng.normal(size=(6, dim))), (5 + rng.normal(size=(7, dim))) / size
+    # Products that nearly cancel are as uncertain as large ones.
+    x[0, dim // 2 :] *= -1
+    costs = kind.pairwise(x, y)
+    bound, norms = kind.rounding(dim, kind.magnitude(x, y, costs)), (x / size) ** 2 @ np.ones(dim)
+    with localcontext(Context(prec=400)):
+        for i, j in np.ndindex(*costs.shape):
+            exact = sum((Decimal(p) * Decimal(q) for p, q in zip(x[i], y[j], strict=True)), Decimal(0))
+            error = abs(float(Decimal(costs[i, j]) - (exact if str(kind) == "dot" else -exact)))
+            assert error <= bound
+            assert error + 4 * UNIT * abs(costs[i, j]) <= dot_error(dim) * (norms[i] + ((y[j] * size) ** 2).sum())
+    assert bound <= (dim + 3) * UNIT * 36 * 4 * dim
+
+
 def test_scaled_coordinates_have_costs_over_eps_as_distances() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(4, 3)), rng.normal(size=(5, 3))
-    for kind in COSTS.values():
+    for kind in DISTANCES:
         if not kind.form.directions:
             cost = Cost(kind, 3.0)
             factor = coordinate_factor(cost, 0.2)

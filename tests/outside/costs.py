@@ -57,7 +57,7 @@ class Chord(ds.PointCost):
         return ds.Distances(self.length, root=True, directions=True)
 
 
-def direct(kind: ds.PointCost, x: Any, y: Any) -> Any:
+def direct(kind: ds.PointCost | str, x: Any, y: Any) -> Any:
     """All costs of one of these kinds, written without the library."""
     apart = x[:, None, :] - y[None, :, :]
     if isinstance(kind, HalfSquare):
@@ -65,7 +65,7 @@ def direct(kind: ds.PointCost, x: Any, y: Any) -> Any:
     if isinstance(kind, Chord):
         u, v = (points / np.linalg.norm(points, axis=1, keepdims=True) for points in (x, y))
         return kind.length * np.linalg.norm(u[:, None, :] - v[None, :, :], axis=-1)
-    if isinstance(kind, InnerProduct):
+    if isinstance(kind, InnerProduct) or kind == "negdot":
         return -np.einsum("ik,jk->ij", x, y)
     climb = kind.climb if isinstance(kind, Uphill) else 0.0
     return np.abs(apart).sum(axis=-1) + climb * np.clip(-apart[:, :, 0], 0, None)

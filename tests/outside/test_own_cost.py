@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 TOL = 1e-6
 """The plain backends and the compiled ones meet it in float64 alone."""
 MATRIX: list[ds.PointCost] = [Manhattan(), Uphill(), InnerProduct()]
-DISTANCES: list[ds.PointCost] = [HalfSquare(), Chord(), Chord(3.0)]
+DISTANCES: list[Any] = [HalfSquare(), Chord(), Chord(3.0), "negdot"]
 LIBRARIES = {"ott": "ott", "keops": "pykeops", "triton": "triton"}
 CASES = [(kind, name) for kind in MATRIX for name in ("reference", "cpu", "ott", "triton")]
 CASES += [(kind, name) for kind in DISTANCES for name in ("reference", "cpu", "ott", "keops", "triton")]
@@ -132,7 +132,7 @@ def test_the_asymmetric_plan_is_that_of_pot() -> None:
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu"])
-@pytest.mark.parametrize("kind", [Uphill(), Chord()], ids=str)
+@pytest.mark.parametrize("kind", [Uphill(), Chord(), "negdot"], ids=str)
 def test_extended_potentials_are_soft_c_transforms(kind: Any, name: str) -> None:
     known, backend = problem(kind), backend_of(name)
     new = problem(kind, 5, 13, 8)
@@ -194,7 +194,7 @@ def test_rows_that_ranks_share(kernels: str) -> None:
 
 
 def test_a_lane_does_not_depend_on_the_costs_of_its_neighbours() -> None:
-    kinds = [Uphill(), "sqeuclidean", Chord(), Uphill(3.0), HalfSquare(), "cosine"]
+    kinds = [Uphill(), "sqeuclidean", Chord(), Uphill(3.0), HalfSquare(), "cosine", "dot", "negdot"]
     together = ds.solve([problem(kind, seed) for seed, kind in enumerate(kinds)], backend="cpu")
     for seed, (kind, result) in enumerate(zip(kinds, together, strict=True)):
         (alone,) = ds.solve([problem(kind, seed)], backend="cpu")

@@ -86,7 +86,7 @@ BAD: dict[str, tuple[Any, str]] = {
         "init must be one of ['auto', 'gaussian', 'zero'] or a pair (f, g) of potentials",
     ),
     "init none": (problem(init=(None, np.zeros(5))), "init.f must be a numeric array of shape (6,), got None"),
-    "unknown cost": (problem(cost="manhattan"), "cost 'manhattan' is unknown; use one of ['cosine', 'euclidean',"),
+    "unknown cost": (problem(cost="manhattan"), "cost 'manhattan' is unknown; use one of ['cosine', 'dot',"),
     "bad scale": (problem(cost=ds.Cost("euclidean", -2.0)), "the scale of the cost must be a positive finite number"),
     "cost and points": (
         problem(cost=np.ones((6, 5))),
@@ -98,6 +98,15 @@ BAD: dict[str, tuple[Any, str]] = {
         "cost must be a name, a Cost or a numeric array of shape (n, m), got None",
     ),
     "zero direction": (problem(x=0 * X, cost="cosine"), "x[0] is the zero vector, which has no direction"),
+    "dot of other spaces": (problem(y=Y[:, :1], cost="negdot"), "x has dimension 2 and y has 1; both need the same"),
+    "gaussian start of distances": (
+        problem(cost="euclidean", init="gaussian"),
+        'init "gaussian" needs the cost sqeuclidean or a dot product, this one is euclidean',
+    ),
+    "a name that is none": (
+        problem(cost="inner"),
+        "cost 'inner' is unknown; use one of ['cosine', 'dot', 'euclidean', 'neg",
+    ),
     "timestamps": (
         problem(x=np.array([[1.7e18], [1.7e18]]).astype(np.int64) + 1, y=np.zeros((2, 1), dtype=np.int64)),
         "x has dtype int64 and values that float64 cannot hold; subtract a common offset first",
@@ -241,8 +250,9 @@ def test_calls_that_form_no_batch_raise(name: str) -> None:
         call()
 
 
-def test_overflow_is_nonfinite_with_advice() -> None:
-    result = ds.solve([problem(x=1e200 * X)], warn=False)[0]
+@pytest.mark.parametrize("cost", ["sqeuclidean", "negdot"])
+def test_overflow_is_nonfinite_with_advice(cost: str) -> None:
+    result = ds.solve([problem(x=1e200 * X, cost=cost)], warn=False)[0]
     assert result.status is ds.Status.NONFINITE
     assert "rescale the points or raise eps" in result.message
     assert np.isfinite(result.potentials.f).all()

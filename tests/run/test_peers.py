@@ -12,7 +12,7 @@ import drainsinkhorn as ds
 from tests.conftest import needs
 
 RELATIVE = 1e-4
-KINDS = ["sqeuclidean", "euclidean", "cosine", "dense"]
+KINDS = ["sqeuclidean", "euclidean", "cosine", "negdot", "dot", "dense"]
 # One seed each for those that compile for every shape.
 BACKENDS = [*((name, seed) for name in ("reference", "cpu") for seed in range(3)), ("ott", 0), ("keops", 0)]
 
@@ -22,8 +22,11 @@ def make(kind: str, seed: int) -> tuple[ds.Problem[Any], Any]:
     n, m = (int(v) for v in rng.integers(20, 90, size=2))
     x, y = rng.normal(size=(n, 3)) + 0.3, rng.normal(size=(m, 3))
     a, b = rng.uniform(0.2, 2, size=n), rng.uniform(0.2, 2, size=m)
-    cost = cdist(x, y, "sqeuclidean" if kind == "dense" else kind) ** (1.5 if kind == "dense" else 1)
-    eps = float(0.2 * np.median(cost))
+    if kind.endswith("dot"):
+        cost = (-1) ** (kind == "negdot") * x @ y.T
+    else:
+        cost = cdist(x, y, "sqeuclidean" if kind == "dense" else kind) ** (1.5 if kind == "dense" else 1)
+    eps = float(0.2 * np.median(np.abs(cost)))
     points: Any = {"cost": cost} if kind == "dense" else {"x": x, "y": y, "cost": kind}
     return ds.Problem(a=a / a.sum(), b=b / b.sum(), eps=eps, tol=1e-6, **points), cost
 
@@ -70,7 +73,9 @@ def test_ott(kind: str, seed: int, backend: str) -> None:
     problem, cost = make(kind, seed)
     with jax.enable_x64(True):
         fns = {"sqeuclidean": costs.SqEuclidean(), "euclidean": costs.Euclidean(), "cosine": costs.Cosine()}
-        if kind == "dense":
+        fns |= {"negdot": costs.NegDotProduct()}
+        # OTT has no positive dot product.
+        if kind not in fns:
             geom = geometry.Geometry(cost_matrix=jax.numpy.asarray(cost), epsilon=problem.eps)
         else:
             x, y = jax.numpy.asarray(problem.x), jax.numpy.asarray(problem.y)

@@ -44,6 +44,8 @@ def various() -> list[ds.Problem[Any]]:
     return [
         *(cloud(k, cost=cost) for k, cost in enumerate(("sqeuclidean", "euclidean", "cosine"))),
         cloud(3, cost=ds.Cost("cosine", 3.0), eps=0.4),
+        cloud(16, cost="negdot"),
+        replace(cloud(17, cost=ds.Cost("dot", 2.0)), x=cloud(17).x + 100, eps=1.0),
         cloud(4, a=a / a.sum(), b=b / b.sum()),
         replace(far, x=lost),
         cloud(6, a=wide / wide.sum()),

@@ -50,7 +50,7 @@ def test_more_precision_is_taken_only_where_float64_cannot_tell() -> None:
 
 
 @pytest.mark.parametrize("factor", [1 - 1e-9, 1 + 1e-9])
-@pytest.mark.parametrize("kind", ["sqeuclidean", "euclidean", "cosine"])
+@pytest.mark.parametrize("kind", ["sqeuclidean", "euclidean", "cosine", "dot", "negdot"])
 def test_a_residual_beside_tol_is_told_from_it(kind: str, factor: float) -> None:
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(9, 3)), rng.normal(size=(8, 3)) + 1e6 * (kind != "cosine")

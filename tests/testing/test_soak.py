@@ -22,7 +22,8 @@ from tests.conftest import needs
 
 SEED = 21 if os.environ.get("DRAIN_CI") else secrets.randbelow(2**31)
 # Potentials that are not finite, batches that break where NumPy raises, and bands without a floor are still found.
-SCOPE = replace(available(SCOPES["reference"]), largest=12, batch=10, strict_floats=False)
+COSTS = ("sqeuclidean", "sqeuclidean", "euclidean", "cosine")
+SCOPE = replace(available(SCOPES["reference"]), largest=12, batch=10, costs=COSTS, strict_floats=False)
 
 
 def assert_clean(tally: module.Tally) -> None:
@@ -83,7 +84,13 @@ class TestGenerator:
         assert (weights > 1e90).any()
         assert {len(p.x) for p in drawn if p.x is not None} >= {1, 2, 129}
         assert sum(p.chain is not None for p in drawn) > 50
-        assert {p.cost for p in drawn if isinstance(p.cost, str)} >= {"sqeuclidean", "euclidean", "cosine"}
+        assert {p.cost for p in drawn if isinstance(p.cost, str)} >= {
+            "sqeuclidean",
+            "euclidean",
+            "cosine",
+            "dot",
+            "negdot",
+        }
 
     def test_eps_spans_twelve_decades_of_the_median_cost(self) -> None:
         ratios = []

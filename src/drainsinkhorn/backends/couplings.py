@@ -29,7 +29,8 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_caller, to_numpy
-from drainsinkhorn.numerics.costs import exchange_sides, require_slope, slope, slope_of_distances, unit_rows
+from drainsinkhorn.numerics.costs import exchange_sides, unit_rows
+from drainsinkhorn.numerics.slopes import require_slope, slope, slope_of_distances
 from drainsinkhorn.numerics.transforms import plan_costs, row_masses
 
 Vector = NDArray[np.float64]
@@ -334,15 +335,16 @@ class BlockCouplings:
         for lane, (cloud, form) in enumerate(zip(clouds, forms, strict=True)):
             points = to_numpy(cloud).astype(np.float64)
             weight = np.ones(len(points)) if weights is None else to_numpy(weights[lane]).astype(np.float64)
-            points = unit_rows(points) if form.directions else points
+            points = unit_rows(points) if form is not None and form.directions else points
             values.append(weight[:, None] * np.c_[points, np.ones(len(points))])
         means = self._means(values, side, weighted=False)
         # For a cost that is a root, `sum_j w_j (x - y_j) / r_j` with r the distance.
-        over = self._means(values, side, weighted=False, inverse=True) if any(form.root for form in forms) else means
+        rooted = [form is not None and form.root for form in forms]
+        over = self._means(values, side, weighted=False, inverse=True) if any(rooted) else means
         gradients: list[Any] = []
         for lane, ((one, _), mass) in enumerate(zip(lanes, masses, strict=True)):
             cost, x = one.instance.cost, one.points
-            if forms[lane].root:
+            if rooted[lane]:
                 value = slope_of_distances(cost, one.instance.eps, x, mass, over[lane])
             else:
                 value = slope(cost, x, mass, means[lane])

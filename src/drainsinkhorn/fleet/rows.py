@@ -24,6 +24,7 @@ from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.dense import Geometry, Kernels
 from drainsinkhorn.backends.lanes import LanePack
+from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.backends.reference import ReferenceLane
 from drainsinkhorn.backends.support import part, restrict
 from drainsinkhorn.core.protocol import Emission, Hints, Progress
@@ -279,6 +280,7 @@ class RowShardedPack(LanePack[ReferenceLane]):
         return ReferenceLane(instance, momentum=self._momentum, kernels=lambda _: self._prepared.pop(0))
 
 
+@solves_products
 @dataclass(frozen=True, slots=True)
 class RowShardedBackend:
     """Distributes the rows of every problem over the ranks of a torch.distributed group and computes in float64.

@@ -4,6 +4,8 @@ A cost states its forms, of which a backend takes one that it has kernels for:
 
 - "distances": a factor times distances or squared distances (`PointCost.distances`); kernels compute them from the
   points, by products or by differences.
+- "products": a factor times dot products (`DotProduct`); backends that compute distances solve such problems as squared
+  distances (`numerics.products`).
 - "matrix": `pairwise` gives all costs, and a backend keeps them.
 - "formula": the text of a KeOps formula.
 - "cost_fn": a CostFn of OTT.
@@ -130,6 +132,11 @@ class PointCost:
         # With C = c r^2, a distance r = sqrt(C / c) that is off by 2 e moves C by c (4 e r + 4 e^2).
         return 4 * form.factor * error * (largest / form.factor) ** 0.5 + error * largest + 4 * form.factor * error**2
 
+    def magnitude(self, x: Matrix, y: Matrix, costs: Matrix) -> float:
+        """What `rounding` takes as `largest` for these costs: their largest absolute value."""
+        # A caller's own costs may be negative.
+        return max(float(costs.max()), -float(costs.min()))
+
     def check(self, name: str, points: Any) -> None:
         """Raise ProblemError if the cost is undefined at a point, as the cosine is at 0; `name` is "x" or "y"."""
         form = self.distances
@@ -161,10 +168,46 @@ class DistanceCost(PointCost):
         return self.name
 
 
-COSTS: dict[str, DistanceCost] = {
+@dataclass(frozen=True, slots=True)
+class DotProduct(PointCost):
+    """`sign <x, y>`, a cost by name that may be negative.
+
+    Attributes:
+        name: Its name.
+        sign: 1 or -1.
+    """
+
+    name: str
+    sign: float
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """As products, which few backends have kernels for, or as a matrix."""
+        return ("products", "matrix")
+
+    def pairwise(self, x: Matrix, y: Matrix) -> Matrix:
+        """All costs, (n, m), in float64."""
+        return self.sign * (x @ y.T)
+
+    def magnitude(self, x: Matrix, y: Matrix, costs: Matrix) -> float:
+        """A bound on `|x_i| |y_j|`, on which the rounding error of a product depends however small the product is."""
+        # Not by squares, which overflow and vanish sooner.
+        return math.prod(float(np.hypot.reduce(points, axis=1).max()) for points in (x, y))
+
+    def rounding(self, dim: int, largest: Any) -> Any:
+        """A bound on the error of a sum of `dim` products: `(d + 2) u |x| |y|`, with `largest` a bound on `|x| |y|`."""
+        return (dim + 2) * UNIT * largest + dim * SMALLEST
+
+    def __str__(self) -> str:
+        return self.name
+
+
+COSTS: dict[str, PointCost] = {
     "sqeuclidean": DistanceCost("sqeuclidean"),
     "euclidean": DistanceCost("euclidean", Distances(root=True)),
     "cosine": DistanceCost("cosine", Distances(0.5, directions=True)),
+    "dot": DotProduct("dot", 1.0),
+    "negdot": DotProduct("negdot", -1.0),
 }
 """Costs by name."""
 
@@ -284,8 +327,9 @@ class Turned(PointCost):
 
 
 def exchange_cost(cost: Cost) -> Cost:
-    """The cost from y to x. Distances are symmetric; a caller's own cost need not be."""
-    return cost if cost.kind.distances is not None else replace(cost, kind=Turned(cost.kind))
+    """The cost from y to x. Costs by name are symmetric; a caller's own cost need not be."""
+    is_symmetric = cost.kind.distances is not None or isinstance(cost.kind, DotProduct)
+    return cost if is_symmetric else replace(cost, kind=Turned(cost.kind))
 
 
 def exchange_sides(instance: Instance[Any]) -> Instance[Any]:
@@ -344,58 +388,14 @@ def cost_matrix(instance: Instance[Any]) -> tuple[Matrix, float]:
     """Costs of an instance in float64 by direct differences, and a bound on their absolute error."""
     if instance.is_dense:
         return np.ascontiguousarray(to_numpy(instance.matrix), dtype=np.float64), 0.0
-    x, y = to_numpy(instance.x).astype(np.float64), to_numpy(instance.y).astype(np.float64)
+    x, y = (to_numpy(points).astype(np.float64, copy=False) for points in instance.points)
     kind, scale = instance.cost.kind, instance.cost.scale
     with np.errstate(over="ignore", invalid="ignore"):
         cost = evaluate(kind, x, y)
-        # A caller's own costs may be negative.
-        largest = max(float(cost.max()), -float(cost.min()))
-        return scale * cost, scale * kind.rounding(x.shape[1], largest)
+        return scale * cost, scale * kind.rounding(x.shape[1], kind.magnitude(x, y, cost))
 
 
 def coordinate_factor(cost: Cost, eps: float) -> float:
     """Factor of coordinates after which squared distances, or distances, are costs over eps."""
     ratio = cost.scale / eps * cost.kind.distances.factor
     return ratio if cost.kind.distances.root else math.sqrt(ratio)
-
-
-def slope(cost: Cost, x: Any, mass: Any, means: Any) -> Any:
-    """`sum_j P_ij w_j dC(x_i, y_j)/dx_i` of squared distances, for NumPy and torch.
-
-    With C = s |x - y|^2 the sum is `2 s m_i (W_i x_i - Y_i)`. Of directions, u = x / |x| has the derivative
-    `(1 - u u') / |x|`, so that the sum is `-2 s m_i / |x_i| (Y_i - (u_i' Y_i) u_i)`.
-
-    Args:
-        cost: The cost.
-        x: Points, (n, d).
-        mass: Masses m of the rows of the plan, (n,).
-        means: Means of w y and of w under each row's conditional distribution, Y and W: (n, d + 1).
-    """
-    form, (mean, total) = cost.kind.distances, (means[:, :-1], means[:, -1:])
-    if not form.directions:
-        return 2 * (cost.scale * form.factor) * mass[:, None] * (total * x - mean)
-    length = (x * x).sum(axis=1, keepdims=True) ** 0.5
-    unit = x / length
-    factor = -2 * (cost.scale * form.factor)
-    return factor * mass[:, None] / length * (mean - (unit * mean).sum(axis=1, keepdims=True) * unit)
-
-
-def slope_of_distances(cost: Cost, eps: float, x: Any, mass: Any, near: Any) -> Any:
-    """`sum_j P_ij w_j dC(x_i, y_j)/dx_i` of distances, `s sum_j P_ij w_j (x_i - y_j) / |x_i - y_j|`.
-
-    Args:
-        cost: The cost.
-        eps: What scaled costs were divided by.
-        x: Points, (n, d).
-        mass: Masses of the rows of the plan, (n,).
-        near: Means of w y / c and of w / c, where c is the scaled cost: (n, d + 1).
-    """
-    factor = (cost.scale * cost.kind.distances.factor) ** 2 / eps
-    return factor * mass[:, None] * (x * near[:, -1:] - near[:, :-1])
-
-
-def require_slope(instance: Instance[Any]) -> None:
-    """Raise ProblemError if the derivative of the cost is not known."""
-    form = None if instance.is_dense else instance.cost.kind.distances
-    if not instance.is_dense and (form is None or (form.root and form.directions)):
-        raise ProblemError(f"the slope of the cost {instance.cost.kind} is not known; gradients need a cost by name")

@@ -21,6 +21,7 @@ import numpy as np
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import cost_matrix, has_squares
+from drainsinkhorn.numerics.products import as_squares
 
 SAMPLE = 64
 """Number of points of each side from which variances and costs are estimated."""
@@ -45,6 +46,7 @@ def correlation(spread: float, eps: float) -> float:
 @np.errstate(all="ignore")
 def predicted_depth(instance: Instance[Any], *, momentum: bool) -> float:
     """Estimate of the cycles that an instance needs; 1 if its spread is zero or not finite."""
+    instance = as_squares(instance)
     spread = _spread_of_points(instance) if has_squares(instance) else _spread_of_costs(instance)
     if not 0 < spread < math.inf:
         return 1.0

@@ -188,6 +188,15 @@ def product_error(dim: int) -> float:
     return (2 * dim + 16) * UNIT
 
 
+def dot_error(dim: int) -> float:
+    """Return a bound on the error of a dot product, and of its exponent, over the squared lengths of both points.
+
+    A sum of `dim` products is off by at most `(dim + 2) u |x| |y|`, its exponent by `4 u |<x, y>|` more (as in E_ij of
+    `certified_residual`), and `|x| |y| <= (|x|^2 + |y|^2) / 2`.
+    """
+    return (dim + 8) / 2 * UNIT
+
+
 @dataclass
 class PlanSums:
     """Sums over a plan from which its residuals are certified, all in float64.
@@ -203,7 +212,7 @@ class PlanSums:
         point_most: The sum of their largest values of both sides.
         transport: `sum_ij P_ij C_ij`.
         costs: The bound on costs.
-        dense: Costs are a matrix, whose entries may be negative.
+        dense: Costs are a matrix or dot products, which may be negative.
         added: Error that inner products add to costs, summed over the plan; 0 where `point_mean` contains it.
         added_most: A bound on that error for one cost.
     """
@@ -231,7 +240,8 @@ def certified_residual(sums: PlanSums) -> Residual:
 
     where e_ij bounds the error of the cost: 0 for a dense matrix, else the error from `bound_costs`. If squared
     distances are computed by inner products of centred points (Higham, section 3.1), e_ij also contains `product_error`
-    times (|x_i|^2 + |y_j|^2), times the factor of the cost. If every E_ij is below 0.1, the error of an entry is at
+    times (|x_i|^2 + |y_j|^2), times the factor of the cost. Of dot products e_ij is `dot_error` times the same, and
+    contains `4 u |C_ij|`; their bound on costs is 0. If every E_ij is below 0.1, the error of an entry is at
     most 1.06 E_ij P_ij, so that of a residual is at most
 
         1.06 sum_ij P_ij E_ij + (2 (n + m) + 32) u (1 + sum_ij P_ij)

@@ -24,6 +24,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import ROUNDOFF, to_caller, to_numpy
 from drainsinkhorn.numerics.blas import single_thread
+from drainsinkhorn.numerics.products import as_squares, has_products, shifts
 
 Array = NDArray[np.float64]
 
@@ -139,7 +140,15 @@ def _function(values: Array, vectors: Array) -> Array:
 
 
 def start(instance: Instance[Any]) -> tuple[Array, Array]:
-    """Starting potentials (f, g) of one instance, in units of the cost."""
+    """Starting potentials (f, g) of one instance, in units of the cost.
+
+    For dot products a start by name is that of the squared distances with the same plan.
+    """
+    if has_products(instance) and not isinstance(instance.init, Potentials):
+        f, g = (
+            side - to_numpy(shift) for side, shift in zip(start(as_squares(instance)), shifts(instance), strict=True)
+        )
+        return f, g
     n, m = instance.shape
     if isinstance(instance.init, Potentials):
         return to_numpy(instance.init.f).astype(np.float64), to_numpy(instance.init.g).astype(np.float64)

@@ -32,7 +32,7 @@ from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Outcome, Outcomes
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import on_cuda, to_numpy
-from drainsinkhorn.numerics.costs import SMALLEST, UNIT, evaluate
+from drainsinkhorn.numerics.costs import SMALLEST, UNIT, DotProduct, evaluate
 
 Vector = NDArray[np.float64]
 
@@ -167,7 +167,7 @@ def _fraction(outcome: Outcome) -> float:
 def price_of(instance: Instance[Any]) -> float:
     """Predict the seconds that a recheck of the rows and columns sampled first takes."""
     (rows, cols, dim), where = _shape(instance), _where(instance)
-    has_own_cost = not instance.is_dense and instance.cost.kind.distances is None
+    has_own_cost = _has_own_cost(instance)
     sampled = _first_count(rows, cols, dim)
     return OVERHEAD[where] + CALLERS_OWN * has_own_cost + ENTRY[where] * sampled * (rows + cols) * (dim + 8)
 
@@ -220,8 +220,13 @@ def _first_count(rows: int, cols: int, dim: int) -> int:
 
 def _where(instance: Instance[Any]) -> str:
     """Return "device" if a problem is recomputed on its CUDA device, else "host" (as with a caller's own cost)."""
-    has_own_cost = not instance.is_dense and instance.cost.kind.distances is None
-    return "device" if not has_own_cost and on_cuda(instance.like) else "host"
+    return "device" if not _has_own_cost(instance) and on_cuda(instance.like) else "host"
+
+
+def _has_own_cost(instance: Instance[Any]) -> bool:
+    """Whether costs are computed by code of the caller."""
+    kind = instance.cost.kind
+    return not instance.is_dense and kind.distances is None and not isinstance(kind, DotProduct)
 
 
 class _State:
@@ -305,7 +310,7 @@ class _Side:
         logs = self._over_blocks(places, lambda logs, *_: xp.amax(logs, 1), xp.maximum)
         costs = self._over_blocks(places, lambda _, cost, *__: xp.amax(abs(cost), 1), xp.maximum)
         largest_log, largest_cost = self._state.to_host([logs, costs])
-        nats = (self._rounding(largest_cost) + UNIT * largest_cost) / eps
+        nats = (self._rounding(places, largest_cost) + UNIT * largest_cost) / eps
         size = sum(map(len, self._state.weights))
         # An error of x <= 1/4 in an exponent gives a relative error of at most 2 x; exponents of 800 overflow.
         relative = 2 * nats + 8 * UNIT * np.clip(largest_log, 1, 800) + (size + 32) * UNIT
@@ -350,6 +355,8 @@ class _Side:
             return state.load(matrix[cols, rows].T if self._axis else matrix[rows, cols])
         own, other = state.points[self._axis][rows], state.points[1 - self._axis][cols]
         scale, form = instance.cost.scale, instance.cost.kind.distances
+        if isinstance(instance.cost.kind, DotProduct):
+            return scale * instance.cost.kind.sign * (own @ other.T)
         if form is None:
             pair = (other, own) if self._axis else (own, other)
             costs = evaluate(instance.cost.kind, *pair)
@@ -358,13 +365,18 @@ class _Side:
         squares = state.library.einsum("ijk,ijk->ij", differences, differences)
         return scale * form.factor * (state.library.sqrt(squares) if form.root else squares)
 
-    def _rounding(self, largest_cost: Vector) -> Vector:
+    def _rounding(self, places: NDArray[np.intp], largest_cost: Vector) -> Vector:
         """Return a bound on the rounding error of the costs of each row, from the largest absolute cost of the row."""
-        instance = self._state.instance
+        state, instance = self._state, self._state.instance
         if instance.is_dense:
             return np.zeros_like(largest_cost)
         dim, form = instance.dim, instance.cost.kind.distances
         unit = (dim + 8) * UNIT
+        if isinstance(instance.cost.kind, DotProduct):
+            # A product may be small although its terms are large, so the bound has the lengths of both points.
+            largest = [state.library.amax(abs(points), 1) for points in state.points]
+            own, other = state.to_host([largest[self._axis][places], largest[1 - self._axis]])
+            return unit * instance.cost.scale * (dim * own * float(other.max()) + dim * SMALLEST)
         if form is None:
             # The evaluated value counts as exact, but an evaluation in other blocks may round differently.
             return 16 * unit * largest_cost

@@ -49,6 +49,7 @@ def solve(
     init: Any = None,
     cost: Any = "sqeuclidean",
     chain: Any = None,
+    batch: Any = None,
     tol: Any = None,
     backend: str | Backend[Any] = "auto",
     options: Options = DEFAULTS,
@@ -67,14 +68,14 @@ def solve(
         init: Where to start: "auto", "gaussian" or "zero" for every problem without a start of its own, or potentials.
         cost: A name, a Cost, a PointCost, a Formula, a CostFn of OTT, or dense matrices.
         chain: Keys: problems of one chain run in order, each from its predecessor's potentials.
+        batch: A pair of integer vectors that name the problem of each point of x (N, d) and y (M, d), see `problems`.
         tol: Bound on the larger L1 marginal residual: a number, or one per problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
         observe: Called with every event of the run; of a rescue, only with its start and its finished problems. If it
             raises, it is not called again; the run continues, and an ObserverWarning names the exception at the end.
         journal: Path of a file in which finished problems are recorded, so that a killed run can be resumed.
-        **settings: Fields of Options: mode, width, max_depth, audit, certify, accelerate, rescue, strict, lookahead,
-            recheck, warn.
+        **settings: Fields of Options, such as mode, width, max_depth, audit, certify, accelerate, rescue and recheck.
 
     Returns:
         One Result per problem in the order of submission, and the ledger. A problem that cannot be solved has a status
@@ -82,8 +83,7 @@ def solve(
 
     Raises:
         ProblemError: If arrays are passed, and an argument is wrong for every problem: see `problems`.
-        ContractError: If a lane was emitted with another lane's state, or a recheck refuted a CONVERGED result. The
-            error's `results` holds the results finished before.
+        ContractError: If a lane emitted another lane's state, or a recheck refuted a result; `results` has the others.
         OutOfMemory: If memory ran out outside of any lane. Its `results` holds the finished results.
 
     Examples:
@@ -99,12 +99,12 @@ def solve(
     start, init = (init, None) if isinstance(init, str) else ("auto", init)
     options = options.with_settings(None if has_many_tols else tol, settings, start)
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if has_many_tols else None, "chain": chain}
-    waiting = as_problems(x, y, cost=cost, **columns)
+    waiting = as_problems(x, y, cost=cost, batch=batch, **columns)
     waiting = waiting if isinstance(waiting, list) else list(waiting)
     from_arrays = y is not None or x is None
     if from_arrays and waiting:
         check_arguments(eps=None, tol=None, cost=waiting[0].cost, init=options.init, x=None, y=None, a=None, b=None)
-    same_shape = from_arrays and not any(isinstance(column, (list, tuple)) for column in (x, y, cost))
+    same_shape = from_arrays and batch is None and not any(isinstance(side, (list, tuple)) for side in (x, y, cost))
     session = Session(waiting, len(waiting), backend, options, observe, journal)
     run, outcomes = LocalRun(session, waiting, same_shape=same_shape), Outcomes()
     with np.errstate(all="ignore"):

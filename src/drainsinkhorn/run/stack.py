@@ -24,9 +24,11 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.keywords import explain_keyword
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import is_array, library
-from drainsinkhorn.numerics.costs import COSTS, DistanceCost, as_cost, is_squares, resolve_cost
+from drainsinkhorn.numerics.costs import COSTS, DistanceCost, DotProduct, as_cost, resolve_cost
 from drainsinkhorn.numerics.memory import memory_errors
+from drainsinkhorn.numerics.products import takes_gaussians
 from drainsinkhorn.numerics.weights import uniform
+from drainsinkhorn.run.batches import split_by_batch
 from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.relative import stack_eps
 
@@ -49,6 +51,7 @@ def problems(
     init: Any = None,
     cost: Any = "sqeuclidean",
     chain: Any = None,
+    batch: Any = None,
     **unknown: Any,
 ) -> list[Problem[Any]]:
     """Return one Problem per entry of the arrays.
@@ -68,6 +71,9 @@ def problems(
         cost: A name, Cost, PointCost, Formula or CostFn of OTT; a matrix (n, m) shared, (W, n, m) stacked, or a list of
             them.
         chain: A key for all, or a list with one for each: see `Problem`.
+        batch: A pair of integer vectors, (N,) and (M,), that name the problem of each point. Then x is (N, d) and y
+            (M, d), with the points of all problems in any order; weights and potentials to start from are (N,) and
+            (M,). Problems are numbered from 0 without gaps. `concatenate` puts outputs into this order.
         **unknown: Any other keyword raises ProblemError, which says what to write instead.
 
     Raises:
@@ -83,6 +89,8 @@ def problems(
     if unknown:
         (name, *_), known = unknown, list(inspect.signature(problems).parameters)[:-1]
         raise ProblemError(f"a problem has no {name!r}; {explain_keyword(name, known)}")
+    if batch is not None:
+        x, y, a, b, init = split_by_batch(batch, x, y, a, b, init)
     name, pair = (init, (None, None)) if init is None or isinstance(init, str) else (None, init)
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ProblemError(f"init must be a name or a pair (f, g) of potentials, got {type(init).__name__}")
@@ -200,13 +208,15 @@ def known_cost(value: Any) -> Cost | Any:
 
 def start_by_name(init: str, cost: Cost | Any) -> str:
     """The start in normal form: "gaussian", "zero", or "auto" where a backend chooses between these two."""
-    squares = isinstance(cost, Cost) and is_squares(cost)
+    has_closed_form = isinstance(cost, Cost) and takes_gaussians(cost)
     if init not in STARTS:
         raise ProblemError(f"init {init!r} is unknown; use one of {list(STARTS)} or a pair (f, g) of potentials")
-    if init == "gaussian" and not squares:
+    if init == "gaussian" and not has_closed_form:
         kind = cost.kind if isinstance(cost, Cost) else "a dense matrix"
-        raise ProblemError(f'init "gaussian" needs the cost sqeuclidean, this one is {kind}; use "auto" or "zero"')
-    return init if squares else "zero"
+        raise ProblemError(
+            f'init "gaussian" needs the cost sqeuclidean or a dot product, this one is {kind}; use "auto" or "zero"'
+        )
+    return init if has_closed_form else "zero"
 
 
 def require_same_space(x: Any, y: Any) -> None:
@@ -308,7 +318,9 @@ def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[
     except ProblemError:
         return None
     # A PointCost of the caller may reject some points, so each problem is validated alone.
-    if not isinstance(cost, Cost) or not isinstance(cost.kind, DistanceCost) or cost.kind.form.directions:
+    if not isinstance(cost, Cost) or not isinstance(cost.kind, (DistanceCost, DotProduct)):
+        return None
+    if isinstance(cost.kind, DistanceCost) and cost.kind.form.directions:
         return None
     strengths = np.asarray(columns["eps"][0])
     is_numeric = strengths.dtype.kind in "fiu"
@@ -377,11 +389,11 @@ def _column_of_lists(name: str, value: Any, ndim: int) -> Column:
     return _column(name, array, ndim) if array.dtype.kind in "fiub" and array.size else (value, len(value))
 
 
-def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> Iterable[Problem[Any]]:
+def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", batch: Any = None, **columns: Any) -> Iterable[Problem[Any]]:
     """Return the caller's problems, or make problems from the caller's arrays."""
     resolved = as_cost(cost)
     if not isinstance(resolved, Cost) or y is not None:
-        return problems(x, y, cost=cost, **columns)
+        return problems(x, y, cost=cost, batch=batch, **columns)
     if isinstance(x, Problem):
         x = [x]
     if isinstance(x, Tap) and columns:
@@ -389,6 +401,8 @@ def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> It
     first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
     if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
         raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
+    if batch is not None:
+        raise ProblemError("batch names the problem of each point of arrays x and y; problems passed as such have none")
     extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (resolved != Cost())
     if extra:
         raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")

@@ -19,7 +19,7 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import ROUNDOFF, SMALLEST, Array, float_name, is_array, library, to_numpy
-from drainsinkhorn.numerics.costs import evaluate
+from drainsinkhorn.numerics.costs import DotProduct, evaluate
 from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.numerics.weights import uniform, unit_mass
 from drainsinkhorn.run.relative import as_relative, relative_eps
@@ -227,7 +227,7 @@ def _sizes(problem: Problem[Any], cost: Cost | Any, finite: bool) -> tuple[int, 
         raise ProblemError(f"x is a {library(problem.x)} array and y a {library(problem.y)} array; use one library")
     cost.kind.check("x", x)
     cost.kind.check("y", y)
-    if "matrix" in cost.kind.forms:
+    if "matrix" in cost.kind.forms and not isinstance(cost.kind, DotProduct):
         # A PointCost of the caller is tried on a few points, because its errors in a pack would end the whole run.
         evaluate(cost.kind, *(to_numpy(points[:3]).astype(np.float64) for points in (x, y[:2])))
     return x.shape[0], y.shape[0]

@@ -25,23 +25,31 @@ Vector = NDArray[np.float64]
 
 
 class Form(NamedTuple):
-    """The formula of a cost between points: `scale |u - v|^2 / divisor`, or of the distance itself.
+    """The formula of a cost between points: `scale |u - v|^2 / divisor`, the distance itself, or `scale dot <x, y>`.
 
     Attributes:
         root: The cost is the distance, not its square.
         directions: u and v are the points scaled to length one, else the points.
         divisor: Of the squared distance.
         scale: The scale of the cost.
+        dot: Sign of the dot product; 0: the cost is a distance.
     """
 
     root: bool = False
     directions: bool = False
     divisor: int = 1
     scale: float = 1.0
+    dot: int = 0
 
 
 # 1 - cos is half a squared distance; it would lose the digits of nearly parallel vectors.
-FORMS = {"sqeuclidean": Form(), "euclidean": Form(root=True), "cosine": Form(directions=True, divisor=2)}
+FORMS = {
+    "sqeuclidean": Form(),
+    "euclidean": Form(root=True),
+    "cosine": Form(directions=True, divisor=2),
+    "dot": Form(dot=1),
+    "negdot": Form(dot=-1),
+}
 """Formulas by name. This table is the auditor's own, since it shares no code with backends."""
 
 
@@ -61,6 +69,8 @@ def cost_row(problem: Problem[Any], i: int) -> np.ndarray[Any, np.dtype[np.float
         return matrix[i].astype(np.float64)
     form = form_of(cost)
     x, y = to_numpy(problem.x)[i].astype(np.float64), to_numpy(problem.y).astype(np.float64)
+    if form.dot:
+        return form.scale * form.dot * (y * x).sum(axis=1)
     if form.directions:
         x, y = x / np.linalg.norm(x), y / np.linalg.norm(y, axis=1, keepdims=True)
     squares = ((y - x) ** 2).sum(axis=1) / form.divisor
@@ -245,6 +255,13 @@ def _in_float64(claim: _Claim) -> Judgement:
         if form.directions:
             x, y = (p / np.linalg.norm(p, axis=1, keepdims=True) for p in (x, y))
         total = np.zeros((len(x), len(y)))
+        if form.dot:
+            sizes = np.zeros_like(total)
+            for k in range(d):
+                term = x[:, k, None] * y[None, :, k]
+                total, sizes = total + term, sizes + np.abs(term)
+            error = (d + 2) * UNIT * sizes + d * FLUSHED
+            return form.scale * form.dot * total, form.scale * error + 2 * UNIT * form.scale * sizes + FLUSHED
         for k in range(d):
             total += (x[:, k, None] - y[None, :, k]) ** 2
         error = (d + 6) * UNIT * total + d * FLUSHED
@@ -292,17 +309,20 @@ def _in_double_double(claim: _Claim) -> Judgement:
         if claim.matrix is not None:
             return DoubleDouble(claim.matrix[rows], np.zeros_like(claim.matrix[rows])), 0.0
         total = DoubleDouble(*np.zeros((2, *claim.f[rows].shape, len(claim.g))))
+        sizes = 0.0
         for p, q in zip(x, y, strict=True):
-            difference = DoubleDouble(p.hi[rows, None], p.lo[rows, None]).minus(DoubleDouble(q.hi[None], q.lo[None]))
-            total = total.plus(difference.times(difference))
-        error = (d + 8) * PAIR * total.hi + d * FLUSHED
+            own, other = DoubleDouble(p.hi[rows, None], p.lo[rows, None]), DoubleDouble(q.hi[None], q.lo[None])
+            difference = own.minus(other)
+            term = own.times(other) if form.dot else difference.times(difference)
+            total, sizes = total.plus(term), sizes + np.abs(term.hi)
+        error = (d + 8) * PAIR * sizes + d * FLUSHED
         if form.directions:
             total, slip = DoubleDouble(total.hi / form.divisor, total.lo / form.divisor), (d + 8) * PAIR
             error += 2 * slip * np.sqrt(2 * np.abs(total.hi)) + 2 * slip**2
         elif form.root:
             total = total.root()
             error = (d + 8) * PAIR * total.hi + math.sqrt(d * FLUSHED)
-        scaled = total.times(DoubleDouble(np.float64(scale), np.float64(0)))
+        scaled = total.times(DoubleDouble(np.float64(scale * (form.dot or 1)), np.float64(0)))
         return scaled, scale * error + 2 * PAIR * np.abs(scaled.hi) + 4 * FLUSHED
 
     def entries(rows: slice) -> tuple[Any, Any]:
@@ -351,6 +371,8 @@ def _in_decimal(claim: _Claim) -> Judgement:
         def cost(i: int, j: int) -> decimal.Decimal:
             if matrix is not None:
                 return matrix[i][j]
+            if form.dot:
+                return factor * form.dot * _total([p * q for p, q in zip(x[i], y[j], strict=True)])
             square = _total([(p - q) * (p - q) for p, q in zip(x[i], y[j], strict=True)])
             return factor * (square.sqrt() if form.root else square / form.divisor)
 

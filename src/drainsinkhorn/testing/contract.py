@@ -299,6 +299,7 @@ def _every_cost(bench: Bench) -> None:
     problem = bench.problem(1)
     dense = bench.like(np.abs(np.random.default_rng(0).normal(size=bench.shape[:2])))
     kinds: list[Any] = [Cost("sqeuclidean", 0.5), Cost("euclidean"), Cost("cosine", 2.0), dense]
+    kinds += [Cost("dot"), Cost("negdot", 2.0)]
     for cost in kinds:
         points = {} if isinstance(cost, Cost) else {"x": None, "y": None}
         instance = validate(replace(problem.as_problem(), cost=cost, init=None, **points), 1e-3)

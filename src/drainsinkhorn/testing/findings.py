@@ -20,6 +20,7 @@ class SoakFinding:
         detail: What was claimed and what is true.
         tol: The tol that replaced the problem's own for an "edge" finding; None: its own.
         frugal: Whether lanes had the representation that needs least memory (`Backend.frugal`).
+        costs: Names of the only costs that were drawn; empty: those of the scope.
     """
 
     kind: str
@@ -31,11 +32,12 @@ class SoakFinding:
     detail: str
     tol: float | None = None
     frugal: bool = False
+    costs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         only = f"--only {self.index}" if self.alone else f"--batch {self.batch}"
         only += "" if self.tol is None else f" --tol {self.tol!r}"
-        only += " --frugal" * self.frugal
+        only += " --frugal" * self.frugal + "".join(f" --cost {name}" for name in self.costs)
         again = f"python -m drainsinkhorn.testing.soak --backend {self.backend} --seed {self.seed} {only}"
         return f"{self.kind}: problem {self.index}: {self.detail}\n    {again}"
 

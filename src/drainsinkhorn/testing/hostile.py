@@ -118,7 +118,7 @@ class _Draw:
             both += np.abs(both).max() * 10 ** shared.uniform(-1, 6) * shared.normal(size=d)
         elif kind < 0.4:
             both *= 10 ** (shared.uniform(-150, 150) if self.dtype == "float64" else shared.uniform(-30, 30))
-        name = pick(shared, ("sqeuclidean", "sqeuclidean", "euclidean", "cosine"))
+        name = pick(shared, self.scope.costs)
         both = _fit(both, self.dtype)
         if form_of(name).directions:
             both[~both.any(axis=1)] = 1
@@ -369,6 +369,8 @@ def _costs(parts: dict[str, Any]) -> Vector:
     if "x" not in parts:
         return _plain(cost)
     form, x, y = form_of(cost), _plain(parts["x"]), _plain(parts["y"])
+    if form.dot:
+        return form.scale * form.dot * (x @ y.T)
     if form.directions:
         x, y = (p / np.linalg.norm(p, axis=1, keepdims=True) for p in (x, y))
     total = np.zeros((len(x), len(y)))

@@ -25,6 +25,7 @@ class Scope:
         dimensions: Dimensions of points to draw from.
         sizes: Sizes to draw from; empty: any, log-uniformly.
         dense: Part of the problems whose cost is a dense matrix.
+        costs: Names of costs between points to draw from; a name that occurs twice is drawn twice as often.
         libraries: Array libraries of the arrays: "numpy", "torch".
         device: Where torch's tensors lie.
         depths: Depth limits to draw from.
@@ -37,6 +38,7 @@ class Scope:
     dimensions: tuple[int, ...] = (1, 2, 3, 4, 5, 8, 17, 33, 70)
     sizes: tuple[int, ...] = ()
     dense: float = 0.25
+    costs: tuple[str, ...] = ("sqeuclidean", "sqeuclidean", "euclidean", "cosine", "dot", "negdot")
     libraries: tuple[str, ...] = ("numpy", "torch")
     device: str = "cpu"
     depths: tuple[int, ...] = (1, 3, 20, 60, 120)

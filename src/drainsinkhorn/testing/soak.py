@@ -187,8 +187,9 @@ class _Batch:
         yield self._finding(kind, index, True, detail, tol)
 
     def _finding(self, kind: str, index: int, alone: bool, detail: str, tol: float | None = None) -> SoakFinding:
+        costs = () if self.scope.costs == Scope().costs else self.scope.costs
         return SoakFinding(
-            kind, self.backend.name, self.tally.seed, index, self.number, alone, detail, tol, frugal=self.frugal
+            kind, self.backend.name, self.tally.seed, index, self.number, alone, detail, tol, self.frugal, costs
         )
 
     def _chain(self, index: int) -> list[int]:
@@ -326,6 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", default="cpu", choices=sorted(set(SCOPES) - {"interpreter"}))
     parser.add_argument("--problems", type=int, default=1000, help="how many problems (default 1000)")
     parser.add_argument("--seed", type=int, help="seed of the generator; a random one by default, which is printed")
+    parser.add_argument("--cost", action="append", metavar="NAME", help="only these costs; may be repeated")
     parser.add_argument("--batch", type=int, help="solve this batch alone")
     parser.add_argument("--only", type=int, metavar="INDEX", help="solve this problem alone, and its chain")
     parser.add_argument("--tol", type=float, help="with --only: solve it with this tol, at the edge")
@@ -340,9 +342,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"{news}\n")
             sys.stdout.flush()
 
+    scope = scope_of(chosen.backend)
+    if chosen.cost:
+        scope = replace(scope, costs=tuple(chosen.cost), dense=0.0)
     sys.stdout.write(f"backend {chosen.backend}, seed {seed}\n")
     if chosen.only is not None:
-        tally = soak_one(chosen.backend, chosen.only, seed, tol=chosen.tol, frugal=chosen.frugal)
+        tally = soak_one(chosen.backend, chosen.only, seed, tol=chosen.tol, scope=scope, frugal=chosen.frugal)
         for finding in tally.findings:
             report(finding)
     else:
@@ -351,6 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen.backend,
             chosen.problems,
             seed,
+            scope=scope,
             batches=batches,
             report=report,
             seconds=chosen.seconds,

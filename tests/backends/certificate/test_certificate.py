@@ -22,7 +22,7 @@ from drainsinkhorn.model.status import Status
 from drainsinkhorn.run.validate import validate
 from tests.conftest import needs
 
-KINDS = ("sqeuclidean", "euclidean", "cosine", "dense")
+KINDS = ("sqeuclidean", "euclidean", "cosine", "negdot", "dense")
 Long = np.longdouble
 
 
@@ -35,6 +35,7 @@ def extended_residuals(problem: ds.Instance[Any], f: Any, g: Any) -> tuple[Any, 
             x, y = (p / np.sqrt((p * p).sum(1, keepdims=True)) for p in (x, y))
         cost = ((x[:, None] - y[None]) ** 2).sum(-1)
         cost = np.sqrt(cost) if str(problem.cost.kind) == "euclidean" else cost
+        cost = -np.einsum("ik,jk->ij", x, y) if str(problem.cost.kind) == "negdot" else cost
         cost = (cost / 2 if str(problem.cost.kind) == "cosine" else cost) * Long(problem.cost.scale)
     else:
         cost = problem.matrix.astype(Long)
@@ -107,6 +108,9 @@ def test_tensors_on_a_device_are_certified_alike(kind: str, dim: int, monkeypatc
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     there = validate(ds.Problem(a=a, eps=0.5, **tensors, **named), 1e-6)
     state = ds.Potentials(rng.normal(size=30), rng.normal(size=40))
+    if kind == "negdot":
+        # Potentials of half the squared distance, shifted: the mass of the plan is near 1.
+        state = ds.Potentials(state.f - (x**2).sum(1) / 2, state.g - (y**2).sum(1) / 2)
     by_numpy = certify(problem, state)
     # The same expressions run on a CUDA device.
     monkeypatch.setattr(certificate, "on_cuda", lambda array: True)

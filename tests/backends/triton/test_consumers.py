@@ -97,6 +97,25 @@ def test_top_match(results: Any, plans: Any, side: str) -> None:
         assert there == pytest.approx(plan.max(1), rel=10 * ACCURACY)
 
 
+@pytest.mark.parametrize("cost", ["dot", ds.Cost("negdot", 0.5)], ids=str)
+def test_dot_products_are_consumed_as_squared_distances(cost: Any) -> None:
+    """In float32, far from the origin: potentials of the squared distances are smaller than those of the product."""
+    rng = np.random.default_rng(4)
+    x, y = ((rng.normal(size=(size, 5)) + 3).astype(np.float32) for size in (20, 23))
+    some = solved([ds.Problem(x=x, y=y, eps=2.0, cost=cost), ds.Problem(x=x, y=y, eps=2.0)])
+    plans, host = coupled(some), load("reference").couple([r.instance for r in some], [r.potentials for r in some])
+    values = [rng.normal(size=(23, 2))] * 2
+    for ours, theirs in zip(plans.apply([on_device(v) for v in values]), host.apply(values), strict=True):
+        close(ours, array(theirs))
+    for ours, theirs in zip(plans.slopes("col"), host.slopes("col"), strict=True):
+        close(ours, array(theirs), 1e-3 * float(np.abs(array(theirs)).max()))
+    assert [stack.float64 for stack in plans._sides[0]] == [False] * len(plans._sides[0])
+    for ours, theirs in zip(plans.transport_cost(), host.transport_cost(), strict=True):
+        assert np.allclose(ours, theirs, rtol=ACCURACY, atol=ACCURACY)
+    for ours, theirs in zip(plans.barycentric_map(), host.barycentric_map(), strict=True):
+        close(ours, array(theirs))
+
+
 @pytest.mark.parametrize("side", ["row", "col"])
 def test_slopes_are_those_of_the_host(results: Any, point_plans: Any, side: str) -> None:
     some = points_only(results)

@@ -36,7 +36,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.arrays import library, to_numpy
-from drainsinkhorn.numerics.costs import UNIT
+from drainsinkhorn.numerics.costs import SMALLEST, UNIT, DotProduct
 from drainsinkhorn.numerics.rounding import CostBound, PlanSums, bound_costs, certified_residual
 
 Lane = tuple[Instance[Any], Potentials[Any]]
@@ -48,7 +48,8 @@ class Shape(NamedTuple):
 
     Attributes:
         device: Where the lanes' arrays lie.
-        form: "matrix", "own" (a cost of the caller's own, evaluated on the host), or the form of distances.
+        form: "matrix", "own" (a cost of the caller's own, evaluated on the host), a DotProduct, or the form of
+            distances.
         rows: n.
         cols: m.
         dim: Coordinates of a point; 0 for a matrix.
@@ -56,7 +57,7 @@ class Shape(NamedTuple):
     """
 
     device: Any
-    form: str | Distances
+    form: str | Distances | DotProduct
     rows: int
     cols: int
     dim: int
@@ -112,7 +113,9 @@ def _read_back(torch: Any, parts: list[Any]) -> list[list[float]]:
 def _shape(instance: Instance[Any], potentials: Potentials[Any]) -> Shape:
     like = instance.like
     n, m = len(instance.a), len(instance.b)
-    form = "matrix" if instance.is_dense else instance.cost.kind.distances or "own"
+    kind = instance.cost.kind
+    own = kind if isinstance(kind, DotProduct) else "own"
+    form = "matrix" if instance.is_dense else kind.distances or own
     return Shape(
         like.device, form, n, m, 0 if form == "matrix" else like.shape[1], (like.dtype, potentials.f.dtype)
     )  # fmt: skip
@@ -126,6 +129,8 @@ def _residual(
     dense, form = not isinstance(shape.form, Distances), shape.form
     if isinstance(form, Distances):
         bound = bound_costs(instance.cost, shape.dim, extent if form.root else extent * extent, unit)
+    elif isinstance(form, DotProduct):
+        bound = CostBound(1.0, 0.0, instance.cost.scale * shape.dim * SMALLEST, 0.0)
     else:
         relative = 0.0 if instance.is_dense else float(instance.cost.kind.rounding(shape.dim, 1.0))
         bound = CostBound(1.0, relative, 0.0, extent)
@@ -236,9 +241,11 @@ class _Batch:
 
 
 def _factor(instance: Instance[Any]) -> float:
-    """Return what squared distances, distances or entries of a matrix are multiplied with to be costs."""
-    form = None if instance.is_dense else instance.cost.kind.distances
-    return 1.0 if form is None else instance.cost.scale * form.factor
+    """Return what squared distances, distances, dot products or entries of a matrix are multiplied with to be costs."""
+    kind, scale = instance.cost.kind, instance.cost.scale
+    if instance.is_dense or (kind.distances is None and not isinstance(kind, DotProduct)):
+        return 1.0
+    return scale * (kind.distances.factor if kind.distances is not None else kind.sign)
 
 
 def _support(weights: Any) -> tuple[Any, Any]:

@@ -3,7 +3,8 @@
 The numbers of a lane do not depend on the lanes beside it, to the bit. torch chooses the order of a sum by the shape of
 the whole array, and cuBLAS its kernel by the number of matrices. So all sums are taken by `sums`, which has one order
 for one length, matrices are multiplied one by one, and everything else is elementwise or a maximum. `sums` adds
-absolute values: all summands are positive, except products of a plan with dense costs, whose sum is not used.
+absolute values: all summands are positive, except products of a plan with dense costs or dot products, whose sum is not
+used.
 """
 
 # pyright: basic
@@ -19,8 +20,8 @@ import numpy as np
 
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import evaluate
-from drainsinkhorn.numerics.rounding import product_error
+from drainsinkhorn.numerics.costs import DotProduct, evaluate
+from drainsinkhorn.numerics.rounding import dot_error, product_error
 
 BLOCK_PAIRS = {"numpy": 2**16, "torch": 2**24}
 """Entries that are computed at once: what stays in a core's cache, or what fills a device."""
@@ -101,6 +102,8 @@ def block_costs(batch: Any) -> Any:
     if batch.shape.form in ("matrix", "own"):
         return _Matrices(batch)
     points = batch.joined([p.x for p, _ in batch.lanes], [p.y for p, _ in batch.lanes])
+    if isinstance(batch.shape.form, DotProduct):
+        return _DotProducts(batch, points)
     if batch.shape.form.directions:
         points /= norms(points, batch.origin, math.inf)[..., None]
         points /= norms(points, batch.origin, 2.0)[..., None]
@@ -132,6 +135,45 @@ def _middle(batch: Any, x: Any, low: Any) -> Any:
     return torch.addcdiv(low, sums(above.transpose(1, 2), batch.origin)[:, None], batch.rows)
 
 
+def _multiply(x: Any, y: Any, out: Any, alpha: float) -> None:
+    """Add `alpha` times the products of points, (lanes, k, d) and (lanes, d, m), to `out`, lane by lane."""
+    for lane, own, other in zip(out.unbind(), x.unbind(), y.unbind(), strict=True):
+        lane.addmm_(own, other, alpha=alpha)
+
+
+def _empty(like: Any, rows: int, cols: int) -> Any:
+    """Return matrices (lanes, rows, cols) that begin at multiples of 16 bytes in every lane, as in a lane alone.
+
+    cuBLAS may choose kernels by it.
+    """
+    size = rows * cols
+    return like.new_empty((len(like), size + size % 2))[:, :size].view(len(like), rows, cols)
+
+
+class _DotProducts:
+    """Dot products, whose error is added to the errors of exponents.
+
+    Points are scaled by a power of two and its inverse, so that both sides are about equally long.
+    """
+
+    def __init__(self, batch: Any, points: Any) -> None:
+        torch, (n, m) = sys.modules["torch"], (batch.shape.rows, batch.shape.cols)
+        largest = norms(points, batch.origin, math.inf).amax(2)
+        ratio = (largest[:, 1] / largest[:, 0]).sqrt()
+        unit = (ratio.view(torch.int64) & EXPONENT).view(ratio.dtype)
+        unit = torch.where((ratio > 0) & torch.isfinite(ratio) & (unit > 0), unit, 1.0)
+        points *= torch.stack([unit, 1 / unit], 1)[:, :, None, None]
+        squares = sums(points * points, batch.origin)
+        batch.vectors[ERRORS].addcmul_(squares, batch.factor.abs(), value=dot_error(batch.shape.dim))
+        self.extent = torch.zeros_like(batch.unit)
+        self._x, self._y = points[:, 0, :n], points[:, 1, :m].transpose(1, 2)
+
+    def __call__(self, first: int, last: int) -> Any:
+        products = _empty(self._y, last - first, self._y.shape[2]).zero_()
+        _multiply(self._x[:, first:last], self._y, products, 1.0)
+        return products
+
+
 class _Products:
     """Squared distances by inner products of centred points, whose error is added to the errors of exponents."""
 
@@ -147,12 +189,9 @@ class _Products:
 
     def __call__(self, first: int, last: int) -> Any:
         torch, norms = sys.modules["torch"], self._norms
-        size = (last - first) * norms[1].shape[2]
-        # Matrices begin at multiples of 16 bytes in every lane, as in a lane alone: cuBLAS may choose kernels by it.
-        squares = norms[1].new_empty((len(norms[1]), size + size % 2))[:, :size].view(len(norms[1]), last - first, -1)
+        squares = _empty(norms[1], last - first, norms[1].shape[2])
         torch.add(norms[0][:, first:last], norms[1], out=squares)
-        for lane, x, y in zip(squares.unbind(), self._x[:, first:last].unbind(), self._y.unbind(), strict=True):
-            lane.addmm_(x, y, alpha=-2.0)
+        _multiply(self._x[:, first:last], self._y, squares, -2.0)
         return squares
 
 

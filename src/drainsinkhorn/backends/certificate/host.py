@@ -13,17 +13,25 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.backends.certificate.blocks import BLOCK_PAIRS, PRODUCT_DIM, own_costs
+from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.arrays import library, to_numpy
-from drainsinkhorn.numerics.costs import UNIT
-from drainsinkhorn.numerics.rounding import CostBound, PlanSums, bound_costs, certified_residual, product_error
+from drainsinkhorn.numerics.costs import SMALLEST, UNIT, DotProduct
+from drainsinkhorn.numerics.rounding import (
+    CostBound,
+    PlanSums,
+    bound_costs,
+    certified_residual,
+    dot_error,
+    product_error,
+)
 
 
 @dataclass
 class Costs:
-    """Costs between the points that carry weight: a matrix, or `factor` times squared distances of points.
+    """Costs between the points that carry weight: a matrix, or `factor` times squared distances or dot products.
 
     Attributes:
         bound: How far rounding can carry them.
@@ -31,6 +39,7 @@ class Costs:
         x: (n, d), of length one for the cosine.
         y: (m, d).
         root: The cost is a distance.
+        products: The cost is a dot product.
     """
 
     bound: CostBound
@@ -38,10 +47,11 @@ class Costs:
     x: Any = None
     y: Any = None
     root: bool = False
+    products: bool = False
 
     @property
     def factor(self) -> float:
-        """What a squared distance is multiplied with; a distance if `root`."""
+        """What a squared distance is multiplied with; a distance if `root`, a dot product if `products`."""
         return self.bound.factor
 
 
@@ -79,7 +89,8 @@ def certify_on_host(instance: Instance[Any], potentials: Potentials[Any], sweep:
         sums = PlanSums(
             eps, len(a) + len(b), float(abs(swept.rows - a).sum()), float(abs(swept.cols - b).sum()),
             float(swept.rows.sum()), 4 * UNIT * mean, 4 * UNIT * (float(size_a.max()) + float(size_b.max())),
-            float(swept.transport), costs.bound, costs.matrix is not None, float(swept.added), float(swept.added_most),
+            float(swept.transport), costs.bound, costs.matrix is not None or costs.products, float(swept.added),
+            float(swept.added_most),
         )  # fmt: skip
     return certified_residual(sums)
 
@@ -113,6 +124,8 @@ def _costs(instance: Instance[Any], rows: Any, cols: Any) -> Costs:
     if instance.is_dense:
         return _matrix(_read(instance.matrix, rows), cols)
     cost, kind, dim = instance.cost, instance.cost.kind, instance.dim
+    if isinstance(kind, DotProduct):
+        return _dot_products(cost, _read(instance.x, rows), _read(instance.y, cols))
     if kind.distances is None:
         return _matrix(_read(own_costs(instance), rows), cols, float(kind.rounding(dim, 1.0)))
     x, y = _read(instance.x, rows), _read(instance.y, cols)
@@ -132,6 +145,14 @@ def _matrix(matrix: Any, cols: Any, relative: float = 0.0) -> Costs:
     return Costs(CostBound(1.0, relative, 0.0, float(abs(matrix).max())), matrix)
 
 
+def _dot_products(cost: Cost, x: Any, y: Any) -> Costs:
+    """Return dot products; points are scaled by a power of two and its inverse, so that both sides are equally long."""
+    ratio = float(abs(y).max()) / max(float(abs(x).max()), SMALLEST)
+    unit = 2.0 ** (math.frexp(math.sqrt(ratio))[1] - 1) if 0 < ratio < math.inf else 1.0
+    constant = cost.scale * x.shape[1] * SMALLEST
+    return Costs(CostBound(cost.scale * cost.kind.sign, 0.0, constant, 0.0), x=x * unit, y=y / unit, products=True)
+
+
 def _box(x: Any, y: Any) -> Any:
     """Return the extents of the box around both clouds."""
     return np.maximum(x.max(axis=0), y.max(axis=0)) - np.minimum(x.min(axis=0), y.min(axis=0))
@@ -147,8 +168,10 @@ def unit_vectors(xp: Any, points: Any) -> Any:
 
 
 def _by_products(costs: Costs) -> bool:
-    """Whether coordinates are so many that inner products are faster than differences."""
-    return costs.matrix is None and not costs.root and costs.x.shape[1] >= PRODUCT_DIM["numpy"]
+    """Whether inner products are needed, or coordinates so many that they are faster than differences."""
+    if costs.matrix is not None or costs.root:
+        return False
+    return costs.products or costs.x.shape[1] >= PRODUCT_DIM["numpy"]
 
 
 def _sweep(costs: Costs, eps: float, own: Any, other: Any) -> _Swept:
@@ -167,23 +190,27 @@ def _sweep(costs: Costs, eps: float, own: Any, other: Any) -> _Swept:
     swept = _Swept(rows, cols, transport)
     if products:
         norms_x, norms_y = block.norms
-        by_norm = costs.factor * product_error(costs.x.shape[1])
+        error = dot_error if costs.products else product_error
+        by_norm = abs(costs.factor) * error(costs.x.shape[1])
         swept.added = by_norm * ((rows * norms_x).sum() + (cols * norms_y).sum())
         swept.added_most = by_norm * (norms_x.max() + norms_y.max())
     return swept
 
 
 class _Products:
-    """Squared distances by inner products of centred points."""
+    """Squared distances by inner products of centred points, or dot products of the points themselves."""
 
     def __init__(self, costs: Costs) -> None:
-        middle = costs.x.mean(0)
+        middle = 0.0 if costs.products else costs.x.mean(0)
         self._x, y = costs.x - middle, costs.y - middle
-        self._factor, self._y = costs.factor, y.T
+        self._factor, self._y, self._squares = costs.factor, y.T, not costs.products
         self.norms = (self._x * self._x).sum(1), (y * y).sum(1)
 
     def __call__(self, first: int, last: int) -> Any:
         costs = self._x[first:last] @ self._y
+        if not self._squares:
+            costs *= self._factor
+            return costs
         costs *= -2.0
         costs += self.norms[0][first:last, None]
         costs += self.norms[1][None, :]

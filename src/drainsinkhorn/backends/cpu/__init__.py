@@ -12,12 +12,14 @@ from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
 from drainsinkhorn.backends.cpu.precision import Arithmetic, choose_arithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, default_threads
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
+from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.costs import require_form
 
 
+@solves_products
 @dataclass(frozen=True, slots=True)
 class CpuBackend:
     """Compiled kernels on the CPU.

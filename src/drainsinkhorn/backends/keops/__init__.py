@@ -15,6 +15,7 @@ from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.keops.pack import KeopsPack
 from drainsinkhorn.backends.keops.precision import Arithmetic, choose_arithmetic
 from drainsinkhorn.backends.keops.probe import require
+from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import OptionsError
@@ -24,6 +25,7 @@ from drainsinkhorn.numerics.arrays import library
 from drainsinkhorn.numerics.memory import empty_torch_cache
 
 
+@solves_products
 @dataclass(frozen=True, slots=True)
 class KeopsBackend:
     """PyKeOps on the CPU or a CUDA device.

@@ -15,6 +15,7 @@ from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
 from drainsinkhorn.backends.ottjax.precision import Arithmetic, choose_arithmetic
+from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.model.instance import Instance
@@ -25,6 +26,7 @@ OLDEST = (0, 6)
 """The oldest version of OTT-JAX that this backend runs with."""
 
 
+@solves_products
 @dataclass(frozen=True, slots=True)
 class OttBackend:
     """OTT-JAX on any device of JAX.

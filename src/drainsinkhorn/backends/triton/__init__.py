@@ -14,6 +14,7 @@ import triton  # noqa: F401  without it there are no kernels, and the loader say
 
 from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
+from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.lanes import FORMS
 from drainsinkhorn.backends.triton.pack import TritonPack
@@ -28,6 +29,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.costs import COSTS, require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
+from drainsinkhorn.numerics.products import has_products
 
 SPACING, HELD_SPACING = 32, 1024
 """Cycles between audits if lanes are not refilled; and at most, if lanes that have passed are held."""
@@ -35,6 +37,7 @@ REPORT_PAIRS = 2**42
 """Most pairs between two progress reports, which are about a second and a half."""
 
 
+@solves_products
 @dataclass(frozen=True, slots=True)
 class TritonBackend:
     """Triton kernels on a CUDA device (or in Triton's interpreter, for tests).
@@ -107,7 +110,7 @@ class TritonBackend:
         self, instances: Sequence[Instance[Any]], potentials: Sequence[Potentials[Any]]
     ) -> TritonCouplings | BlockCouplings:
         """Return plans on the device: streamed, or with cached exponents where a pack would have cached scores."""
-        if all(instance.is_dense or instance.cost.kind.distances is not None for instance in instances):
+        if all(p.is_dense or p.cost.kind.distances is not None or has_products(p) for p in instances):
             return TritonCouplings(instances, potentials, self.policy.representation, self._device())
         # A cost of the caller's own is evaluated on the host, some rows at a time.
         return plain_couplings(instances, potentials)

@@ -13,7 +13,7 @@ methods consume that side of them in float64 at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from drainsinkhorn.backends.consumer_arguments import (
 from drainsinkhorn.backends.triton.buffers import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
+from drainsinkhorn.backends.triton.outcomes import invert_totals, repeat_marked, select_lanes, times_mass
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
@@ -39,8 +40,9 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import is_single, library, to_caller, to_numpy
-from drainsinkhorn.numerics.costs import require_slope, slope, slope_of_distances
 from drainsinkhorn.numerics.memory import memory_errors
+from drainsinkhorn.numerics.products import as_squares, has_products, shift_potentials
+from drainsinkhorn.numerics.slopes import require_slope, slope, slope_of_distances
 from drainsinkhorn.numerics.transforms import plan_costs
 
 LN2 = math.log(2.0)
@@ -57,6 +59,9 @@ class TritonCouplings:
         device: Any,
     ) -> None:
         self._instances, self._potentials, self._device = list(instances), list(potentials), device
+        # Dot products are consumed as squared distances with the same plan.
+        self._squares = [as_squares(instance) for instance in self._instances]
+        shifted = [shift_potentials(*pair) for pair in zip(self._instances, self._potentials, strict=True)]
         self._stacks: list[Stack] = []
         groups = [(lanes, form, self._is_float64(lanes, form)) for lanes, form in self._alike(represent)]
         pairs = [0 if float64 or form.kind != STORED else self._pairs(lanes) for lanes, form, float64 in groups]
@@ -65,7 +70,7 @@ class TritonCouplings:
             step = max(1, PART_PAIRS // each) if each else len(alike)
             for first in range(0, len(alike), step):
                 lanes = alike[first : first + step]
-                part = [self._instances[i] for i in lanes], [self._potentials[i] for i in lanes]
+                part = [self._squares[i] for i in lanes], [shifted[i] for i in lanes]
                 uniform = all(instance.uniform for instance in part[0])
                 stack = stack_lanes(lanes, *part, form, device, uniform=uniform, float64=float64, keep=keep)
                 self._stacks.append(stack)
@@ -75,7 +80,7 @@ class TritonCouplings:
     def _alike(self, represent: Callable[[Any], Representation]) -> list[tuple[list[int], Any]]:
         """Lanes that are stacked, of one representation, one dimension and sizes within a factor of two."""
         groups: dict[Any, tuple[list[int], Any]] = {}
-        for lane, instance in enumerate(self._instances):
+        for lane, instance in enumerate(self._squares):
             n, m = instance.shape
             if not instance.is_dense:
                 form = represent(instance)
@@ -126,7 +131,7 @@ class TritonCouplings:
         if meanwhile is not None:
             meanwhile()
         marked = iter(torch.cat(marks).tolist() if marks else [])
-        parts = [part for stack, outcome in outcomes for part in _repeat_marked(stack, outcome, marked, float64_verb)]
+        parts = [part for stack, outcome in outcomes for part in repeat_marked(stack, outcome, marked, float64_verb)]
         self._sides[side] = [stack for stack, _ in parts]
         return parts
 
@@ -181,7 +186,7 @@ class TritonCouplings:
     def _means(self, values: Sequence[Any], side: int, *, weighted: bool) -> list[Any]:
         """Means of values, times the mass of the row if `weighted`; float64, flat channels."""
         if len(values) != len(self._instances):
-            raise ProblemError(f"there are {len(self._problems)} results and values for {len(values)}")
+            raise ProblemError(f"there are {len(self._instances)} results and values for {len(values)}")
         others = [instance.shape[1 - side] for instance in self._instances]
         flat = [checked_values(v, size).reshape(size, -1) for v, size in zip(values, others, strict=True)]
 
@@ -193,7 +198,7 @@ class TritonCouplings:
 
         def in_float64(stack: Stack) -> Any:
             logs, means, _ = stack.float64_averages(side, stacked_values(stack))
-            return _times(stack.masses(side, logs), means) if weighted else means
+            return times_mass(stack.masses(side, logs), means) if weighted else means
 
         means = self._collect(self._each(side, in_float32, in_float64), side)
         return [mean[:, : v.shape[1]] for mean, v in zip(means, flat, strict=True)]
@@ -248,13 +253,13 @@ class TritonCouplings:
 
         samples: list[Any] = [None] * len(self._instances)
         for stack, logs in self._ratios(0, draw_numbers):
-            first, second = _select_lanes(stack, uploaded[0])
+            first, second = select_lanes(stack, uploaded[0])
             inside = torch.arange(stack.pads[0], device=self._device)[None, :] < stack.sizes[:, :1]
             mass = torch.where(inside & (stack.mass(0) > 0), stack.mass(0) * torch.exp2(logs), 0.0)
             # Lanes whose float32 sums are not finite are inaccurate, so there are none in float32.
             if stack.float64 and not bool(mass.isfinite().all()):
                 raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
-            rows = _invert(mass, first)
+            rows = invert_totals(mass, first)
             pairs = torch.stack([rows, stack.draw(rows, second, logs)]).long()
             drawn = (self._return_places(stack.lanes, places) for places in pairs)
             for lane, i, j in zip(stack.lanes, *drawn, strict=True):
@@ -286,25 +291,44 @@ class TritonCouplings:
             sums, (entropies, prices), inaccurate = stack.totals(0, costs=True)
             rest = stack.rest(0)
             parts = torch.stack([sums.double(), prices.double(), entropies.double() + rest * sums], dim=2)
-            return _times(stack.mass(0) * torch.exp2(rest), parts), inaccurate
+            return times_mass(stack.mass(0) * torch.exp2(rest), parts), inaccurate
 
         def in_float64(stack: Stack) -> Any:
             logs, _, (exponents, prices) = stack.float64_averages(0, None)
             mass = stack.masses(0, logs)
             parts = torch.stack([torch.ones_like(mass), prices, exponents + stack.potential(0)], dim=2)
-            return _times(mass, parts)
+            return times_mass(mass, parts)
 
         rows = self._collect(self._each(0, in_float32, in_float64), 0)
         potentials = [self._collect([(s, s.potential(side)) for s in self._stacks], side) for side in (0, 1)]
         masses = [self._collect([(s, s.mass(side)) for s in self._stacks], side) for side in (0, 1)]
+        totals = [row.sum(0) for row in rows]
+        self._restore_products(totals, potentials)
         sums = [
-            torch.cat([row.sum(0), ((a * f).sum() + (b * g).sum())[None]])
-            for row, f, g, a, b in zip(rows, *potentials, *masses, strict=True)
+            torch.cat([total, ((a * f).sum() + (b * g).sum())[None]])
+            for total, f, g, a, b in zip(totals, *potentials, *masses, strict=True)
         ]
         return [
             plan_costs(instance.eps, mass, *(LN2 * part for part in bits))
             for instance, (mass, *bits) in zip(self._instances, torch.stack(sums).tolist(), strict=True)
         ]
+
+    def _restore_products(self, totals: list[Any], potentials: list[list[Any]]) -> None:
+        """For dot products, replace sums of scaled costs and potentials, which are those of the squared distances.
+
+        `sum_ij P_ij <x_i, y_j>` is the sum of `<x_i, (P y)_i>`.
+        """
+        if not any(map(has_products, self._instances)):
+            return
+        images = self._means(self._clouds(1), 0, weighted=True)
+        for lane, instance in enumerate(self._instances):
+            if has_products(instance):
+                bit = instance.eps * LN2
+                product = (self._on(instance.x) * images[lane].double()).sum()
+                totals[lane] = totals[lane].clone()
+                totals[lane][1] = instance.cost.scale * instance.cost.kind.sign * product / bit
+                for side in (0, 1):
+                    potentials[side][lane] = self._on(self._potentials[lane][side]) / bit
 
     @memory_errors()
     def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
@@ -320,7 +344,7 @@ class TritonCouplings:
         values: list[Any] = []
         for lane, cloud in enumerate(map(self._on, self._clouds(1 - s))):
             weight = torch.ones_like(cloud[:, 0]) if weights is None else self._on(weights[lane])
-            others = unit_rows(cloud[None])[0] if forms[lane].directions else cloud
+            others = unit_rows(cloud[None])[0] if forms[lane] is not None and forms[lane].directions else cloud
             values.append(weight[:, None] * torch.cat([others, torch.ones_like(others[:, :1])], dim=1))
         means = self._means(values, s, weighted=False)
         logs = self._collect(self._ratios(s), s)
@@ -330,7 +354,7 @@ class TritonCouplings:
         slopes: list[Any] = []
         for lane, instance in enumerate(self._instances):
             mass = torch.where(masses[lane] > 0, masses[lane] * torch.exp2(logs[lane]), 0.0)
-            if forms[lane].root:
+            if forms[lane] is not None and forms[lane].root:
                 # Scaled costs are in bits.
                 value = slope_of_distances(instance.cost, instance.eps * LN2, points[lane], mass, over_distances[lane])
             else:
@@ -357,40 +381,5 @@ class TritonCouplings:
         return plans
 
 
-def _select_lanes(stack: Stack, tensor: Any) -> Any:
-    """Return the part of (k, lanes, ...) for the lanes of a stack."""
-    if stack.lanes == list(range(tensor.shape[1])):
-        return tensor
-    return tensor[:, torch.tensor(stack.lanes, device=tensor.device)]
-
-
-def _times(mass: Any, rows: Any) -> Any:
-    """Return rows times their masses; zero for points without mass, however far away they are."""
-    return torch.where(mass[:, :, None] > 0, mass[:, :, None] * rows, 0.0)
-
-
-def _repeat_marked(
-    stack: Stack, outcome: Any, marked: Iterator[int], float64_verb: Callable[[Stack], Any]
-) -> list[tuple[Stack, Any]]:
-    """Return the accurate lanes of a float32 stack with their outcomes, and the marked ones with those of float64."""
-    if stack.float64:
-        return [(stack, outcome)]
-    marks = [bool(next(marked)) for _ in stack.lanes]
-    if not any(marks):
-        return [(stack, outcome)]
-    accurate, rest = ([k for k, mark in enumerate(marks) if mark is flag] for flag in (False, True))
-    again = stack.part(rest, float64=True)
-    kept = [(stack.part(accurate, float64=False), outcome[accurate])] if accurate else []
-    return [*kept, (again, float64_verb(again))]
-
-
 def _index(side: str) -> int:
     return 0 if checked_side(side) == "row" else 1
-
-
-def _invert(mass: Any, numbers: Any) -> Any:
-    """Return places at which cumulative sums of rows of `mass` pass numbers in [0, 1) times their totals."""
-    totals = torch.cumsum(mass, dim=1)
-    last = mass.shape[1] - 1 - (mass > 0).int().flip(1).argmax(1, keepdim=True)
-    places = torch.searchsorted(totals, numbers * totals[:, -1:], right=True)
-    return torch.minimum(places, last).int().contiguous()
