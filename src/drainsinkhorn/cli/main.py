@@ -14,13 +14,13 @@ from rich.console import Console
 from drainsinkhorn.backends import REGISTRY
 from drainsinkhorn.cli import explain as explaining
 from drainsinkhorn.cli import files, machine, running, show
-from drainsinkhorn.cli.archives import GIB
 from drainsinkhorn.cli.commands import Commands
 from drainsinkhorn.cli.messages import INTERRUPTED, JSON, escape, fail, print_json, warn
 from drainsinkhorn.cli.paths import is_same_file, journal_files
 from drainsinkhorn.core.options import MODES, RECHECKS, STARTS, Options, Rechecks
 from drainsinkhorn.model.errors import BackendUnavailable, DrainError, Interrupted
 from drainsinkhorn.plans import plots
+from drainsinkhorn.run.archives import GIB
 from drainsinkhorn.workloads import WORKLOADS
 from drainsinkhorn.workloads import load as load_workload
 
