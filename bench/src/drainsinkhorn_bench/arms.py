@@ -122,7 +122,7 @@ def ours(
 def default(
     width: int, *, backend: Callable[[str], Backend[Any]] = backend_of, consumer: Consumer | None = None
 ) -> Arm:
-    """Ours as it is shipped: momentum, the Gaussian start, the free screen, first passage, compact."""
+    """Our solver with default options: momentum, automatic start, default audits, in mode compact."""
     return ours(
         "default", "drainsinkhorn as shipped (momentum, start, first passage)", "compact", width, audit=Audit(),
         backend=backend, consumer=consumer, accelerate="auto", init="auto",
@@ -130,9 +130,11 @@ def default(
 
 
 def free(width: int, *, consumer: Consumer | None = None) -> list[Arm]:
-    """Return a mask and a compact arm of plain Sinkhorn with the free screen and first passage.
+    """Return a mask and a compact arm of plain Sinkhorn under the library's default audits.
 
-    A row screen adds the same time to both arms, so their ratio would show less of what padding costs.
+    These screen lanes by the leg that is measured anyway, and hold a lane at its first state that passes. The paper's
+    audits pay a pass over the rows for a screen. That adds the same time to both arms, so their ratio would show less
+    of what padding costs.
     """
     more = "free screen, first passage"
     return [
@@ -158,13 +160,19 @@ def _consumed(
 
 
 class Public(NamedTuple):
-    """The public serial solver of a device."""
+    """The published solver with which arms are compared on a device; it runs one problem at a time.
+
+    Attributes:
+        name: Name of its arm.
+        label: Label of its arm in the report.
+        differs: How the arm differs from the paper's, as sentences.
+        make: Makes the solver, a class of `peers`, from its stop and the number of cycles between its checks.
+    """
 
     name: str
     label: str
     differs: tuple[str, ...]
     make: Callable[[float, int], Any]
-    """A stop and cycles between checks to the peer."""
 
 
 def public_of(device: str) -> Public:

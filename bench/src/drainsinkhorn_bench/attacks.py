@@ -52,7 +52,7 @@ DUE = 2
 
 
 class Attacked(WrappedPack):
-    """A pack that is sound but for one thing."""
+    """A pack that passes calls on to a working one and injects the fault that `attack` names."""
 
     def __init__(self, inner: Pack[Any], attack: str, token: str) -> None:
         super().__init__(inner)
@@ -60,7 +60,7 @@ class Attacked(WrappedPack):
         self.emitted = self.struck = 0
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
-        """What the screen says of lane 0, or its state, or the processes, when the time has come."""
+        """Advance; once it is due, falsify the progress of lane 0, damage its state, or kill this process."""
         self.calls += 1
         if self.attack == "advance that moves nothing" and self.calls == DUE:
             return Progress([0] * self.inner.width, [math.inf] * self.inner.width)
@@ -82,7 +82,7 @@ class Attacked(WrappedPack):
         return Progress(depths, stale)
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
-        """What verify says of lane 0."""
+        """Verify, and falsify the residuals of lane 0 if the attack is on verify."""
         residuals = self.inner.verify(lanes, exact=exact).rows()
         if 0 not in lanes:
             return Residuals.from_rows(residuals)
@@ -95,14 +95,14 @@ class Attacked(WrappedPack):
         return Residuals.from_rows(residuals)
 
     def emit(self, lanes: Sequence[int]) -> Emission:
-        """Lane 0 gets what its neighbour has."""
+        """Emit, and return the state of lane 1 for lane 0 if the attack is on emit."""
         self.emitted += len(lanes)
         if self.attack == "a neighbour's potentials emitted" and self.inner.width > 1:
             lanes = [1 if lane == 0 else lane for lane in lanes]
         return self.inner.emit(lanes)
 
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
-        """The wrong order, a lane twice, or no memory."""
+        """Repack; depending on the attack in the wrong order, with a lane twice, or raise MemoryError."""
         keep = list(keep)
         if self.attack == "lanes swapped at repack":
             keep = [*keep[1:], *keep[:1]]
@@ -206,11 +206,11 @@ SAID = {
 
 @dataclass(frozen=True)
 class AttackedBackend(WrappedBackend):
-    """A backend whose packs are attacked.
+    """A backend whose packs inject a fault: see `Attacked`.
 
     Attributes:
         attack: A name in ATTACKS.
-        token: A file that does not exist yet: of all processes, the first that makes it is the one to die.
+        token: Path of a file that does not exist yet; the first process that creates it is the one that is killed.
     """
 
     attack: str = ""
@@ -266,7 +266,7 @@ class Ended(NamedTuple):
 
 
 def strike(fleet: Fleet, attack: str, backend: Backend[Any]) -> Ended:
-    """Run an attack on a fleet and judge it."""
+    """Run an attack on a fleet, and judge whether it ended as ATTACKS says."""
     given, hit = _spoiled(attack, problems()[: FEW.get(attack, FEW.get(ATTACKS[attack], COUNT))])
     lost = list[Lost]()
 
@@ -331,7 +331,8 @@ def attacks(workers: int, sound: Backend[Any], lanes: Backend[Any]) -> Iterator[
     Args:
         workers: Number of workers of the fleet.
         sound: The backend for attacks on what packs report or emit, on problems and on processes.
-        lanes: The backend whose state is attacked: its packs are lists of lanes (`reference`).
+        lanes: The backend for attacks on the state of a lane. Its packs must be lists of lane objects, as those of
+            `reference` are.
     """
     with _silence(), LocalFleet(workers, strikes=1) as fleet:
         for attack in ATTACKS:

@@ -1,7 +1,7 @@
 """Two commits side by side: clean worktrees, a process for each, measured in turns, with the noise floor stated.
 
-The base runs in two processes. What their paired ratio differs from 1 is what this machine cannot tell from nothing,
-and a difference of the head counts only beyond it.
+The base runs in two processes. Their paired ratio differs from 1 only by noise. A difference between base and head
+counts only if it is larger than that noise.
 """
 
 from __future__ import annotations

@@ -116,7 +116,10 @@ def decisions(clouds: Sequence[Cloud], seed: int, backend: Backend[Any], device:
 def _guarded(
     problem: Problem[Any], state: Potentials[Any], tol: float, backend: Backend[Any], device: str
 ) -> tuple[bool, bool, float]:
-    """The library's check: accepted, whether it went to float64, and how far its screen is from its row residual."""
+    """Return whether the library's check accepts a state, whether it needed float64, and the gap of its screen.
+
+    The gap is the absolute difference of the row residuals that screen and verify measure, bands included.
+    """
     there = {side: on(device, to_numpy(getattr(problem, side))) for side in ("x", "y")}
     start = Potentials(*(on(device, side) for side in state))
     pack = backend.pack([validate(replace(problem, init=start, **there), tol)])

@@ -108,7 +108,8 @@ def machine(device: str) -> dict[str, Any]:
 def host(device: str) -> dict[str, Any]:
     """Which machine this is: the kind of machine, its name and its device.
 
-    Memory is told but identifies nothing: that of a virtual machine may grow while it is used.
+    The size of the memory is recorded, but is not part of the machine's hash: a virtual machine may get more of it
+    while it runs.
     """
     which: dict[str, Any] = {"name": socket.gethostname(), "kernel": platform.release(), MEMORY: _memory_gib()}
     if device == "cuda":

@@ -53,7 +53,7 @@ def log_weights(problem: Problem[Any]) -> tuple[Array, Array]:
 
 
 def scale_of(problem: Problem[Any]) -> float:
-    """The factor of squared distances; refuses what no peer here takes."""
+    """Return the factor from squared distances to costs, 1 for a matrix; raise ValueError for another kind of cost."""
     cost = as_cost(problem.cost)
     if not isinstance(cost, Cost):
         return 1.0
@@ -109,7 +109,7 @@ class Ott:
         return Found(lambda: [self._back(*each) for each in zip(problems, found, strict=True)], _ints(found))
 
     def vmap(self, problems: Problems) -> Found:
-        """Together: every lane runs until all have stopped."""
+        """Solve problems together under `jax.vmap`: every lane runs until all have stopped."""
         a, b = (np.stack(side) for side in zip(*map(weights, problems), strict=True))
         eps = np.array([p.eps / scale_of(p) for p in problems], dtype=np.float32)
         with self._exact():
@@ -173,7 +173,7 @@ class Pot:
         return Found(lambda: [_from_pot(*each) for each in zip(problems, found, strict=True)], depths)
 
     def batch(self, problems: Problems) -> Found:
-        """Together, with one stop for all; equal shapes and one eps."""
+        """Solve problems of equal shape and eps together; one stopping test ends the iteration for all of them."""
         a, b = (np.stack(side) for side in zip(*map(weights, problems), strict=True))
         cost = np.stack([self._cost(p) for p in problems])
         tol = self._tol / a.shape[1] ** 0.5

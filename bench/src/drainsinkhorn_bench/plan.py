@@ -160,7 +160,8 @@ class Contrast:
         name: The key, e.g. "mask / compact".
         numerator: The arm whose gain is asked for.
         denominator: The arm it is compared with.
-        endpoint: "e1", "e2" or "e3".
+        endpoint: Which seconds are compared: "e1" (potentials), "e2" (with the consumer) or "e3" (with training); see
+            `Outcome`.
         paper: The paper's own number for it and where it stands, e.g. {"value": 2.05, "source": "tab:c66"}; or None.
         units: Names of the units it is taken over; None: all that both arms have.
     """
@@ -184,7 +185,9 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What is not a paired timing: precision cases, attacks, kernels against their floor. Run whole, or again.
+    """A part of a campaign that is not a paired timing, such as precision cases, attacks, or kernels' lower bounds.
+
+    A study that was interrupted is run again from its beginning.
 
     Attributes:
         name: The key in records.

@@ -189,7 +189,7 @@ def _host_mean(units: Iterable[_Logs]) -> float:
 def bootstrap(
     pairs: Sequence[Pair], *, seed: str = "0", resamples: int = RESAMPLES, confidence: float = CONFIDENCE
 ) -> Interval:
-    """The interval of the equal-host geometric mean.
+    """Return a bootstrap interval of the geometric mean of the hosts' ratios, in which each host counts the same.
 
     Examples:
         >>> pairs = [Pair(f"u{i}", "h", 0, ratio) for i, ratio in enumerate((1.8, 1.9, 2.0, 2.1, 2.2))]

@@ -121,10 +121,11 @@ def _times(work: Work, measured: Mapping[str, tuple[Outcome, Sequence[float]]]) 
 
 
 def _depths(ran: Ran, outcome: Outcome, known: Iterable[tuple[Ran, Outcome, Sequence[float]]]) -> list[int]:
-    """Depths that decide an arm's schedule.
+    """Return depths from which the schedule of an arm can be replayed.
 
-    Lanes of a static batch all report the common depth. Where another arm ran the same problems under the same audits,
-    its depths say when each lane was ready, and so both that common depth and what was verified before it.
+    All lanes of a static batch report the depth at which the last one passed. If another arm, not static, ran the same
+    problems with the same audits, acceleration and backend, its depths are returned: they say when each lane passed.
+    From these the replay finds the common depth, and how many lanes were verified before it.
     """
     if _name(ran) == "static":
         for other, done, _ in known:

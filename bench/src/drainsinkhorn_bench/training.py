@@ -34,7 +34,14 @@ Quality = dict[str, dict[int, float]]
 
 
 class Trained(NamedTuple):
-    """A training run: seconds of its three parts, and the network."""
+    """The result of a training run.
+
+    Attributes:
+        solving: Seconds in which potentials were computed.
+        sampling: Seconds in which pairs were drawn from the plans.
+        stepping: Seconds of the training steps.
+        model: The network.
+    """
 
     solving: float
     sampling: float

@@ -23,10 +23,11 @@ def sensor_windows(log: Sensors, n: int, count: int, eps: float, seed: int, devi
 
 
 def cell_pairs(cells: Cells, n: int, count: int, seed: int) -> list[tuple[Array, Array]]:
-    """Places of cells of `count` pairs of time windows, each of n cells.
+    """Return indices of the cells of `count` pairs of windows, n cells before a cut in time and n cells after it.
 
-    Cells are in the order of time; window k begins after k / (count + 1) of them. Where windows would overlap, cells
-    are drawn without replacement from both halves around the cut, so that earlier and later cells stay apart.
+    Cells are in the order of time, and the cuts are evenly spaced: cut k has (k + 1) / (count + 1) of all cells before
+    it, except that each side has at least n. The n cells of a window are drawn without replacement from those nearest
+    to the cut on its side: from 1 / (count + 1) of all cells, but at least n.
     """
     total, rng = len(cells.points), np.random.default_rng([seed, 5])
     if total < 2 * n:
@@ -63,7 +64,7 @@ def image_slices(features: Features, n: int, count: int, eps: float, seed: int, 
 def scan_pairs(
     scans: Scans, n: int, count: int, eps: float, seed: int, device: str, **columns: Any
 ) -> list[Problem[Any]]:
-    """Each scan against the next, thinned to n points; the clip is read round where it is short."""
+    """Return problems between each scan and the next, of n random points each; after the last scan comes the first."""
     found = list[Problem[Any]]()
     for k in range(count):
         rng = np.random.default_rng([seed, 11, k])

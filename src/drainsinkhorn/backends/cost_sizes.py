@@ -57,7 +57,7 @@ def is_single(instance: Instance[Any], precision: str) -> bool:
 
 
 def leg_rounding(instance: Instance[Any]) -> float:
-    """`streamed_rounding` of a problem: a bound for log marginal ratios in float64, in nats."""
+    """Bound on the rounding error of a log marginal ratio in float64, in nats: `streamed_rounding` of a problem."""
     sizes = cost_sizes(instance)
     return streamed_rounding(sizes.rounding, sizes.largest, sum(instance.shape))
 
@@ -91,7 +91,10 @@ def native(points: Any) -> Any:
 
 
 def middle(a: Vector, b: Vector, x: Any, y: Any) -> Vector:
-    """The mean of the means of both clouds, (d,), in float64; only as accurate as the clouds, which it is to centre."""
+    """The mean of the means of both clouds, (d,), in float64.
+
+    It is summed in the dtype of the clouds, which is accurate enough to centre them.
+    """
     means = [(weights.astype(points.dtype) @ points).astype(np.float64) for weights, points in ((a, x), (b, y))]
     return (means[0] + means[1]) / 2
 
@@ -109,6 +112,6 @@ def _lengths(points: Any) -> Vector:
 
 
 def samples(weights: Vector, count: int) -> NDArray[np.int32]:
-    """Indices of points, evenly spread over those that are not light; some twice if there are fewer than `count`."""
+    """Indices of `count` points, evenly spread over those that are not lighter than LIGHT; some repeat if need be."""
     heavy = np.flatnonzero(weights >= LIGHT / len(weights))
     return heavy[np.linspace(0, len(heavy) - 1, count).astype(int)].astype(np.int32)

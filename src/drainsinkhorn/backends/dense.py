@@ -57,7 +57,7 @@ class Kernels(Protocol):
         ...
 
     def split(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
-        """Of potentials of all rows and columns, those that are held here."""
+        """Return the part of the potentials of all rows and columns that is held here."""
         ...
 
     def join(self, f: Vector) -> Vector:
@@ -98,8 +98,8 @@ class Geometry(AllRows):
         eps: Strength of the entropic term.
         a: Weights of rows, (n,).
         b: Weights of columns, (m,).
-        log_a: Their logarithms.
-        log_b: Their logarithms.
+        log_a: Logarithms of `a`.
+        log_b: Logarithms of `b`.
         scores: Scaled costs `C / eps`, (n, m).
         rounding: Rounding error of a log marginal ratio in nats, apart from that of potentials.
     """

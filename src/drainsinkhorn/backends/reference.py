@@ -108,7 +108,7 @@ class ReferenceLane:
     Attributes:
         f: Potentials of rows, (n,).
         g: Potentials of columns, (m,).
-        before: Point x of the last update of f, (n,).
+        before: The x of the update rule at the last update of f (`numerics.update`), (n,).
         pending: Log marginal ratios of the rows, (n,): the next f-leg.
         error: Row residual of (f, g), without its rounding bound.
         stale: Row residual with its rounding bound; NaN once a state was not finite.

@@ -1,4 +1,4 @@
-"""A backend and a pack that pass every call on to another; subclasses change some of the verbs."""
+"""A backend and a pack that pass every call on to another; subclasses change some of the methods."""
 
 from __future__ import annotations
 

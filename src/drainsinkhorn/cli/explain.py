@@ -164,7 +164,7 @@ def sample(problems: Sequence[Problem[Any]], count: int, tol: float, backend: st
 
 
 def _at(problems: Sequence[Problem[Any]], factor: float) -> list[Problem[Any]]:
-    """With the tol of those that bring their own changed too."""
+    """Return the problems, with the tol of those that have their own multiplied by `factor`."""
     return [p if p.tol is None else replace(p, tol=factor * float(p.tol)) for p in problems]
 
 

@@ -29,7 +29,8 @@ class Backlog:
         workers: Number of workers.
 
     Attributes:
-        problems: All of them by ticket, as they are sent: plain, and carried on in their chain.
+        problems: All of them by ticket, as they are sent to workers: with NumPy arrays, and in a chain with the start
+            that follows from the predecessor, once `queue` is called.
         predicted: Predicted work of each, by ticket.
     """
 

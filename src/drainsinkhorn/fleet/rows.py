@@ -64,7 +64,7 @@ class Ranks:
         self.device = "cuda" if distributed.get_backend(group) == "nccl" else "cpu"
 
     def combine(self, values: Vector, operation: Literal["SUM", "MAX", "MIN"]) -> Vector:
-        """The sum, maximum or minimum over ranks, as rank 0 has found it."""
+        """The sum, maximum or minimum over ranks, computed by rank 0, so that all ranks agree to the bit."""
         reduction = getattr(self._distributed.ReduceOp, operation)
 
         def exchange() -> Vector:
@@ -76,7 +76,7 @@ class Ranks:
         return self._together(exchange)
 
     def broadcast(self, values: Vector) -> Vector:
-        """Values of rank 0."""
+        """Return the values of rank 0, on every rank."""
 
         def exchange() -> Vector:
             tensor = self._torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)
@@ -86,7 +86,7 @@ class Ranks:
         return self._together(exchange)
 
     def number(self, value: float, operation: Literal["SUM", "MAX", "MIN"]) -> float:
-        """One number, combined."""
+        """`combine` for one number."""
         return float(self.combine(np.array([value]), operation)[0])
 
     def all_true(self, mine: bool) -> bool:
@@ -114,12 +114,14 @@ class Ranks:
 
 
 class RowSharded:
-    """Kernels of some rows, decorated to be those of all.
+    """Kernels of a whole problem, whose rows are distributed over ranks: see `Kernels`.
+
+    The kernels of this rank compute with its own rows; results for sums over rows are combined from all ranks.
 
     Args:
         instance: The whole problem, on its support.
-        make: Makes the kernels of a problem; here of the rows of this rank.
-        ranks: Who has the other rows.
+        make: Makes the kernels of a problem; it is called with the rows of this rank.
+        ranks: The group of processes over which the rows are distributed.
     """
 
     whole: bool = False
@@ -136,17 +138,17 @@ class RowSharded:
         self.a, self.b = np.asarray(instance.a)[self._rows], np.asarray(instance.b)
 
     def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
-        """Of the rows held here; nothing goes across."""
+        """Log marginal ratios of the rows of this rank; ranks exchange nothing."""
         return np.empty(0) if self._inner is None else self._inner.log_row_ratio(f, g)
 
     def log_col_ratio(self, f: Vector, g: Vector) -> Vector:
-        """Combined from all ranks."""
+        """Log marginal ratios of all columns, combined from all ranks."""
         mine = np.full(g.shape, -np.inf) if self._inner is None else self._inner.log_col_ratio(f, g)
         largest = self._ranks.combine(mine, "MAX")
         return largest + np.log(self._ranks.combine(np.exp(mine - largest), "SUM"))
 
     def band(self, f: Vector, g: Vector) -> float:
-        """The largest of all ranks, and the rounding of sums over rows that are elsewhere."""
+        """The largest bound of all ranks, plus the rounding of sums over rows of other ranks."""
         mine = 0.0 if self._inner is None else self._inner.band(f, g)
         return self._ranks.number(mine, "MAX") + SAFETY * UNIT * (self._n + self._ranks.size)
 
@@ -155,7 +157,7 @@ class RowSharded:
         return self._ranks.number(float(np.sum(values)), "SUM")
 
     def over_cols(self, values: Vector) -> float:
-        """The sum as rank 0 has it."""
+        """The sum over the columns, which every rank has; that of rank 0, so that all ranks have equal bits."""
         return float(self._ranks.broadcast(np.array([np.sum(values)]))[0])
 
     def finite(self, f: Vector, g: Vector) -> bool:
@@ -163,7 +165,7 @@ class RowSharded:
         return self._ranks.all_true(bool(np.isfinite(f).all() and np.isfinite(g).all()))
 
     def split(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
-        """The rows held here, and all columns, as rank 0 has them."""
+        """Return f of the rows of this rank and g of all columns, both with the values that rank 0 was given."""
         both = self._ranks.broadcast(np.concatenate([f, g]))
         return both[: self._n][self._rows], both[self._n :]
 
@@ -285,7 +287,7 @@ class RowShardedBackend:
         return self._arithmetic(instance)
 
     def width_for(self, lanes: int) -> int:
-        """A pack is as wide as its lanes are many."""
+        """The width of a pack is its number of lanes."""
         return lanes
 
     def hints(self, instance: Instance[Any]) -> Hints:
@@ -306,7 +308,7 @@ class RowShardedBackend:
         return plain_couplings(instances, potentials)
 
     def precise(self) -> RowShardedBackend:
-        """Itself: it knows nothing but float64."""
+        """Return itself: it always computes in float64."""
         return self
 
     def frugal(self) -> RowShardedBackend:
@@ -318,7 +320,7 @@ class RowShardedBackend:
         empty_torch_cache()
 
     def using(self, acceleration: str) -> RowShardedBackend:
-        """Plain Sinkhorn, or with momentum."""
+        """Return the same backend with plain Sinkhorn, or with momentum."""
         return replace(self, acceleration=acceleration)
 
     def _arithmetic(self, instance: Instance[Any]) -> str:

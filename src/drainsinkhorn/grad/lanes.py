@@ -1,4 +1,4 @@
-"""From batched inputs to lanes and back: what the torch and the JAX rooms share."""
+"""From batched inputs to lanes and back: functions that `grad.torch` and `grad.jax` share."""
 
 from __future__ import annotations
 

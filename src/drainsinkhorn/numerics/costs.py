@@ -62,13 +62,14 @@ def unit_rows(x: Matrix) -> Matrix:
 class PointCost:
     """A cost between points, up to its scale. Subclass it for a cost of your own.
 
-    A subclass defines `pairwise`, and backends that keep matrices run it; or it defines `distances`, and every backend
-    runs it, with `pairwise` and the bounds given. Equal costs must compare equal and have equal hashes, so that
-    problems share packs, and their `repr` must tell them apart, since journals know costs by it: a frozen dataclass
-    has all three.
+    A subclass defines `pairwise` or `distances`. With `pairwise` alone, only backends that keep cost matrices can run
+    it. With `distances` every backend can, and `pairwise` and the bounds follow from it.
+
+    Equal costs must compare equal and have equal hashes, so that problems share packs. Different costs must have
+    different `repr`s, by which journals identify them. A frozen dataclass has all three.
 
     Attributes:
-        backend: The backend that "auto" takes for it; "": the one that the points call for.
+        backend: Name of the backend that "auto" chooses for this cost; "": "auto" chooses by the points.
 
     Examples:
         >>> @dataclass(frozen=True)
@@ -231,7 +232,10 @@ def _adapt(kind: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _foreign_base(kind: type) -> str:
-    """The base class in `Adapters.foreign`; nothing is imported that the caller has not imported. "": none."""
+    """Return the qualified name of a base class of `kind` that is a key of `Adapters.foreign`; "" if there is none.
+
+    Classes are found by name, so that no other library is imported for this.
+    """
     names = [f"{base.__module__}.{base.__name__}" for base in kind.__mro__]
     return next((name for name in names if name in Adapters.foreign), "")
 

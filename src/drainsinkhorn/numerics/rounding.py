@@ -121,10 +121,10 @@ def sampled_bound(bound: Any, error: Any, dtype: str, far: Any = 0.0) -> Any:
     It is `bound + 4 error + LEAST_SAMPLED + UNSAMPLED far`.
 
     Args:
-        bound: `rounding_bound` of what float64 computes.
+        bound: Bound on the rounding error that float64 arithmetic alone causes: `rounding_bound`.
         error: `sampled_error`; of both sides, the larger one.
         dtype: Name of the dtype that is compared with float64.
-        far: `unsampled` potentials of both sides in nats.
+        far: By how much potentials exceed what the samples account for: `unsampled`, in nats, summed over both sides.
     """
     return bound + SAMPLE_SAFETY * error + LEAST_SAMPLED[dtype] + UNSAMPLED * far
 
@@ -169,9 +169,9 @@ def bound_costs(cost: Cost, dim: int, extent: Any, unit: float = 1.0) -> CostBou
     Args:
         cost: The cost.
         dim: Coordinates of a point.
-        extent: A bound on squared distances, or on distances where the cost is one; of unit vectors where directions
-            count.
-        unit: What coordinates were divided by; a power of two, where the cost is a distance.
+        extent: A bound on distances if the cost is a factor times distances, else on squared distances; for a cost of
+            directions (cosine), on those of unit vectors.
+        unit: What coordinates were divided by: a power of two if the cost is a factor times distances, else 1.
     """
     form = cost.kind.distances
     factor = cost.scale * form.factor * unit

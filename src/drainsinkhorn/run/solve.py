@@ -373,9 +373,12 @@ class LocalRun:
         return set(self._failed)
 
     def results(self, claimed: Iterable[Outcome]) -> dict[int, Result[Any]]:
-        """Return results by ticket: of outcomes that were yielded and of all that would have been yielded next.
+        """Return the results of all problems that have ended, by ticket, after an error ended the run.
 
-        A problem that waits for its rescue has its first result.
+        A problem that waits for its rescue has its first result. Results that a recheck refuted are left out.
+
+        Args:
+            claimed: The outcomes that `drain` has yielded; those that it had not yielded yet are added.
         """
         ended = {outcome.ticket: outcome for outcome in claimed}
         waiting = [Ended(*pair) for event in self._unclaimed for pair in zip(*event, strict=True)]

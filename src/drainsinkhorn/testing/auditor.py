@@ -151,7 +151,7 @@ class _Claim(NamedTuple):
         f: Potentials of the rows.
         g: Potentials of the columns.
         a: Weights of the rows as given, not normalised.
-        b: Weights of the columns, likewise.
+        b: Weights of the columns as given, not normalised.
     """
 
     x: Any
@@ -324,7 +324,10 @@ def _in_double_double(claim: _Claim) -> Judgement:
 
 
 def _in_decimal(claim: _Claim) -> Judgement:
-    """Entry by entry in decimal arithmetic, every operation rounded correctly to 60 digits and those of C / eps."""
+    """Judge entry by entry in decimal arithmetic, in which every operation is rounded correctly.
+
+    It has 60 digits, and as many more as the largest C / eps has before the point.
+    """
     form, scale = claim.form, claim.form.scale
     # The largest cost in decimal digits, generously: of points, the square of their largest distance.
     largest = np.abs(claim.matrix if claim.matrix is not None else np.concatenate([claim.x, claim.y])).max()

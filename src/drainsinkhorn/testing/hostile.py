@@ -236,7 +236,7 @@ class _Draw:
         return weights
 
     def _short(self, weights: Vector) -> Any:
-        """Weights in some dtype, if that leaves them usable."""
+        """Weights in a dtype drawn at random; in float64 if that dtype changes their mass by more than 1e-6 of it."""
         names = ("float64", "float64", "float32", "float16")
         name = pick(self.rng, names)
         rounded = weights.astype(name)

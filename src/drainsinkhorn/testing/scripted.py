@@ -95,7 +95,7 @@ class ScriptedBackend:
         return self
 
     def precise(self) -> ScriptedBackend:
-        """Itself: integers are exact."""
+        """Return this backend: its integers are exact."""
         return self
 
     def frugal(self) -> ScriptedBackend:

@@ -39,7 +39,7 @@ class Forecast:
 
     Attributes:
         seconds: Wall time.
-        parts: Seconds by verb, named as in `ledger.seconds`, and "outside" for what runs between them.
+        parts: Seconds in each method of the backend, as in `ledger.seconds`, and "outside" for all else.
         slots: Slots spent.
         repacks: Number of repacks.
     """
@@ -60,16 +60,16 @@ class WidthCost:
         widths: Widths that were measured, ascending.
         cycle: `c(A)` at each of them.
         call: Cost of a call of advance beside its cycles, at each of them.
-        lockstep: What a cycle costs more where all lanes move in lockstep, at each of them (static, mask).
-        frozen: What such a cycle costs more again where some lanes are frozen.
-        cold: What the first cycles of lanes cost more than later ones, per pack opened and lane.
+        lockstep: Added cost of a cycle in lockstep (modes static and mask), at each of them.
+        frozen: Further cost of a cycle in lockstep if some lanes are frozen, at each of them.
+        cold: Added cost of the first cycles of new lanes: per pack that is opened, and per lane.
         screen: Cost of a row screen.
         verify: Cost of a verify.
         emit: Cost of an emit.
         pack: Cost of opening a pack, per lane with its first leg; the lanes of a refill cost as much each.
         repack: Cost of a repack, per lane kept.
-        outside: Cost of a solve beside its verbs: fixed, per problem.
-        audit: Cost of the loop beside the verbs: per audit, and per lane looked at.
+        outside: Cost of a solve outside the methods of the backend: fixed, and per problem.
+        audit: Cost of the executor's loop outside these methods: per audit, and per lane screened.
     """
 
     backend: str

@@ -119,7 +119,14 @@ class _EndlessPack(WrappedPack):
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A run of one width that was cut at a depth: seconds by verb, beside them, and what was looked at."""
+    """A run at one width, ended by a depth limit.
+
+    Attributes:
+        seconds: Seconds in each method of the backend.
+        outside: Seconds outside these methods.
+        audits: Number of audits.
+        screened: Lanes screened, summed over audits.
+    """
 
     seconds: dict[str, float]
     outside: float
@@ -196,11 +203,11 @@ class _Trials:
         return tuple(cycle), tuple(call), tuple(lockstep)
 
     def price(self, verb: str) -> Price:
-        """Price of a verb that every run calls once with all its lanes."""
+        """Price of a method of the backend that every run calls once with all its lanes."""
         return _fit(self._widths, [self._median("short", width, verb) for width in self._widths])
 
     def outside(self) -> tuple[Price, Price]:
-        """What a solve spends beside its verbs: fixed and per problem; per audit and per lane looked at."""
+        """Prices outside the methods of the backend: of a solve and per problem; per audit and per lane screened."""
         rows, seconds = list[tuple[float, ...]](), list[float]()
         for (kind, width), trials in self._trials.items():
             if kind != "step":

@@ -1,4 +1,4 @@
-"""Depths run through the real executor without arrays: its own schedule, and no kernels."""
+"""Replay the schedule of a run from the depths of its problems: the executor drives lanes that only count cycles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C63 and C35 on images: flow matching with four kinds of couplings, and widths from 1 to 16."""
+"""Campaigns C63 and C35 of the paper, on images: flow matching with couplings of each arm, and widths 1 to 16."""
 
 from __future__ import annotations
 
@@ -60,7 +60,18 @@ def solved(device: str, **settings: Any) -> Couple:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is trained, and how wide windows are swept."""
+    """Sizes of the training and of the width sweep.
+
+    Attributes:
+        batch: Points of a minibatch.
+        dim: Leading components of the images that are used.
+        updates: Training steps.
+        hidden: Width of the network.
+        repeats: Timed runs of every arm that trains.
+        sweep_n: Points of a problem of the width sweep.
+        sweep_eps: eps of the width sweep.
+        windows: Windows of each width.
+    """
 
     batch: int
     dim: int

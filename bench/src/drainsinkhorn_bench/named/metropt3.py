@@ -1,4 +1,7 @@
-"""C66: drift of a compressor's windows. The public serial solver, static and compact, with one consumer."""
+"""Campaign C66 of the paper: drift of windows of a compressor's sensor log.
+
+The public serial solver is compared with our solver in several modes; all arms have the same consumer.
+"""
 
 from __future__ import annotations
 

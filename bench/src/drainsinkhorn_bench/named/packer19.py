@@ -1,4 +1,7 @@
-"""EXP-PACKER19: five tolerances under one controller, output against a tight reference, and the public native rule."""
+"""Campaign EXP-PACKER19 of the paper: five tolerances, the deviation of the output, and FlashSinkhorn's stopping rule.
+
+The deviation is from a reference with a tight tolerance.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def official(problem: Problem[Any], place: Place) -> dict[float, State]:
 
 
 def native(problems: list[Problem[Any]], known: Transitions, place: Place) -> Iterator[Finding]:
-    """Depth, residual and deviation of the output where the native rule stops, at every threshold."""
+    """Stop by FlashSinkhorn's own rule at every threshold; yield depth, residual and deviation of the output."""
     states = [(official if place.device == "cuda" else replayed)(problem, place) for problem in problems]
     for threshold in THRESHOLDS:
         answers = {k: state[threshold][0] for k, state in enumerate(states)}

@@ -1,4 +1,4 @@
-"""C67: complete windows on independent workers, with nothing between them."""
+"""Campaign C67 of the paper: complete windows on independent workers, which exchange nothing."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def arm(workers: int, device: str) -> Arm:
 
 
 def fixed_load(load: Callable[[int], list[Problem[Any]]], place: Place, device: str) -> Iterator[Finding]:
-    """The same load for each worker: a perfect fleet takes as long as one worker.
+    """Weak scaling, with the same load for each worker: a perfect fleet takes as long as one worker.
 
     Args:
         load: Function from a number of workers to their problems.
@@ -112,7 +112,11 @@ def fixed_load(load: Callable[[int], list[Problem[Any]]], place: Place, device: 
 
 
 def campaign(scale: str, data: Path | None, device: str) -> Campaign:
-    """Two routes; the same windows for every number of workers, and then a fixed load for each worker."""
+    """Strong and weak scaling on sensor windows.
+
+    Strong scaling: the same windows for every number of workers, on two routes, which are the halves of the log. Weak
+    scaling: a fixed number of windows for each worker, as a study.
+    """
     n, count, load = (16_384, 32, 16) if scale == "full" else (384, 128, 64)
     log = loaders.metropt3(data)
     half = len(log.rows) // 2

@@ -1,4 +1,4 @@
-"""The drain over other libraries: OTT-JAX by phases against its own vmap, PyKeOps against one problem at a time."""
+"""Our executor on kernels of other libraries: OTT-JAX against its own vmap, PyKeOps against one problem at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def over_ott(_: str) -> Backend[Any]:
 
 
 def over_keops(device: str) -> Backend[Any]:
-    """PyKeOps."""
+    """Return the backend that computes with PyKeOps."""
     from drainsinkhorn.backends.keops import KeopsBackend
 
     return KeopsBackend(device=device)
@@ -46,7 +46,7 @@ def single(arm: Arm) -> Arm:
 
 
 def missing(make: Callable[[], Any]) -> str | None:
-    """Why something cannot be made here."""
+    """Return the text of the ImportError that `make` raises; None if it raises none."""
     try:
         make()
     except ImportError as error:
@@ -66,7 +66,7 @@ def vmapped(work: Work, peer: Callable[[float], peers.Ott]) -> Outcome:
 class Window:
     """One kind of windows: points and lanes of each, eps, and how many there are.
 
-    The paper tells no eps here. Over OTT-JAX at 0.1 all lanes end with their first phase, and nothing drains.
+    The paper tells no eps here. On OTT-JAX at 0.1 all lanes end with their first phase, and no lane leaves early.
     """
 
     title: str
@@ -95,7 +95,7 @@ WINDOWS = {
 
 
 def campaign(scale: str, data: Path | None, device: str) -> Campaign:
-    """Three windows over OTT-JAX, three LiDAR clips and three windows of images over PyKeOps."""
+    """Windows of images on the OTT-JAX backend; LiDAR clips and windows of images on the PyKeOps backend."""
     windows, full = WINDOWS[scale], scale == "full"
     images, scans = loaders.imagenet(data), loaders.lidar(data)
     if not full:
@@ -156,7 +156,7 @@ def _ott_arms(device: str, width: int) -> list[Arm]:
 
 
 def _keops_arms(device: str, width: int) -> list[Arm]:
-    """PyKeOps one problem at a time, and under the drain."""
+    """Return arms that run PyKeOps with one problem at a time, and with many in the modes static and compact."""
     absent = partial(missing, lambda: over_keops(device))
     keops = partial(ours, width=width, audit=SPREADING, backend=over_keops, available=absent)
     return [

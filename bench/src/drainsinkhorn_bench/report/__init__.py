@@ -31,7 +31,7 @@ def build(runs: Sequence[Run]) -> dict[str, str]:
         "Written by `drain bench report` from raw records; `paper` is the paper's own number, on its machine and data."
     )
     return {
-        "index.html": page.render(every, found, first, parts, last),
+        "index.html": page.render(overview.opening(every, found), found, first, parts, last),
         "tables.md": f"# Tables\n\n{head}\n\n" + "\n".join(table.markdown() for table in tables),
         "tables.tex": f"% {head}\n% Needs booktabs and graphicx.\n\n" + latex(tables),
     }

@@ -1,4 +1,4 @@
-"""What must hold, and whether these records say so."""
+"""Claims, and whether the records of a report support them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Claim(NamedTuple):
 
 
 def claims(every: Sequence[Evidence]) -> list[Claim]:
-    """What must hold, checked against these records."""
+    """Return the claims, each checked against these records."""
     return [
         *_audited(every), _identity(every), *_compaction(every), _even(every), _order(every), _foretold(every),
         *_precision(every),
@@ -65,19 +65,19 @@ def _audited(every: Sequence[Evidence]) -> Iterator[Claim]:
     passed = {key for key, gates in audits.items() if all(g["passed"] and g["residual"] is not None for g in gates)}
     partly = {key for key, gates in audits.items() if any(g["audited"] < g["problems"] for g in gates)} & in_full
     shares = [gate["residual"] / gate["tol"] for key in passed for gate in audits[key]]
-    found = f"{len(timed & passed - partly)} of {len(timed)} timed unit and arm pairs passed"
+    found = f"{len(timed & passed - partly)} of {len(timed)} timed pairs of a unit and an arm passed"
     found += f"; largest residual {max(shares):.3f} of tol" if shares else ""
-    found += f"; {len(audits.keys() - passed)} void" if audits.keys() - passed else ""
+    found += f"; {len(audits.keys() - passed)} failed and not timed" if audits.keys() - passed else ""
     found += f"; {len(partly & passed)} audited in part" if partly & passed else ""
-    yield Claim("Every timed answer passed a float64 audit", "one in the same attempt that passed, none that failed",
+    yield Claim("Only answers that pass a float64 audit are timed", "each timed arm passed the audit of its unit",
                 found, timed <= passed - partly if timed else None)  # fmt: skip
     exact = {(e.name, arm["name"]) for e in every for arm in e.manifest["arms"] if arm["slack"] == 1}
     own = {key for key in audits if (key[0], key[2]) in exact}
     void = sorted(own - passed)
     found = f"{len(own & passed)} of {len(own)} passed" if own else "not measured"
-    found += f"; void: {', '.join(' '.join(key[:3]) for key in void[:NAMED])}" if void else ""
+    found += f"; failed: {', '.join(' '.join(key[:3]) for key in void[:NAMED])}" if void else ""
     found += f" and {len(void) - NAMED} more" if len(void) > NAMED else ""
-    yield Claim("Every answer of this library passes a float64 audit", "none void", found, not void if own else None)
+    yield Claim("Every answer of this library passes that audit", "none fails", found, not void if own else None)
 
 
 def _attempt(e: Evidence, record: Record) -> tuple[str, ...]:
@@ -88,8 +88,9 @@ def _attempt(e: Evidence, record: Record) -> tuple[str, ...]:
 def _identity(every: Sequence[Evidence]) -> Claim:
     said = [fact["value"]["equal"] for e in every for fact in e.facts("slot_identity")]
     known = [equal for equal in said if equal is not None]
-    found = f"{sum(known)} of {len(known)} equal" if known else "not measured"
-    return Claim("Slots counted are those that depths demand", "equal, exactly", found, all(known) if known else None)
+    found = f"equal in {sum(known)} of {len(known)} runs" if known else "not measured"
+    asked = "cycles of lanes counted, and those that depths and mode imply, exactly equal"
+    return Claim("Every mode does exactly the work that theory says", asked, found, all(known) if known else None)
 
 
 def padded(e: Evidence, mode: str) -> Iterator[tuple[str, str, float, float]]:
@@ -108,14 +109,16 @@ def _compaction(every: Sequence[Evidence]) -> Iterator[Claim]:
     """Mask over compact. Static is no stand-in for mask: it screens other lanes and leaves at other times."""
     found = [row for e in every for row in padded(e, "mask")]
     null = [abs(ratio - 1) for _, _, pad, ratio in found if pad <= NEAR_NULL]
-    yield Claim("Where all lanes finish together, compaction costs nothing", "mask / compact within 1 % of 1",
+    yield Claim("If all problems finish together, removal costs no time", "mask / compact within 1 % of 1",
                 _farthest(null), max(null) <= NULL if null else None)  # fmt: skip
-    for own, audits in ((True, "free screen, first passage"), (False, "the paper's audits")):
+    for own, audits in ((True, "our checks"), (False, "the paper's checks")):
         rich = [ratio / (1 + pad) for _, arm, pad, ratio in found if pad >= PADDED and arm.startswith(FREE) == own]
         good = sum(share >= DELIVERED for share in rich)
-        text = f"{good} of {len(rich)} units; least {min(rich):.2f} (1 + padding)" if rich else "no such unit"
-        yield Claim(f"Where lanes finish apart, padding becomes time ({audits})",
-                    "mask / compact at least 0.92 (1 + padding), padding ≥ 0.2",
+        text = (
+            f"reached in {good} of {len(rich)} units; least: {min(rich):.2f} (1 + padding)" if rich else "no such unit"
+        )
+        yield Claim(f"If problems finish apart, removal saves the time of the removed work ({audits})",
+                    "mask / compact at least 0.92 (1 + padding) in units with padding ≥ 0.2",
                     text, good == len(rich) if rich else None)  # fmt: skip
 
 
@@ -128,7 +131,7 @@ def _even(every: Sequence[Evidence]) -> Claim:
                 pad, ratio = e.padding(unit), e.pair(arm, "mask", [unit]).ratio
                 if pad is not None and pad <= NEAR_NULL and ratio is not None:
                     found.append((abs(ratio - 1), EVEN[e.gpu]))
-    return Claim("Where all lanes finish together, static costs what mask costs",
+    return Claim("If all problems finish together, static and mask take equal time",
                  "static / mask within 2 % of 1 on a GPU, 5 % on a CPU", _farthest([off for off, _ in found]),
                  all(off <= bound for off, bound in found) if found else None)  # fmt: skip
 
@@ -151,9 +154,11 @@ def _order(every: Sequence[Evidence]) -> Claim:
     pairs = [(a, b) for i, a in enumerate(rows) for b in rows[i + 1 :] if b[0] > a[0]]
     wrong = sum(a[1] > b[2] for a, b in pairs)
     found = (
-        f"{len(pairs) - wrong} of {len(pairs)} pairs of layouts, within their intervals" if pairs else "not measured"
+        f"so in {len(pairs) - wrong} of {len(pairs)} pairs of layouts, up to their intervals"
+        if pairs
+        else "not measured"
     )
-    return Claim("Layouts are ordered as their padding predicts", "no pair the other way round", found,
+    return Claim("In a layout with more padding, removal saves more", "no pair of layouts the other way round", found,
                  not wrong if pairs else None)  # fmt: skip
 
 
@@ -166,36 +171,42 @@ def errors_of(every: Sequence[Evidence]) -> list[float]:
 def _foretold(every: Sequence[Evidence]) -> Claim:
     errors = [abs(error) for error in errors_of(every)]
     if not errors:
-        return Claim("Time is foretold by the width-cost curve", "within 10 %", "not measured", None)
+        return Claim("Theory predicts the time of a run", "each within 10 %", "not measured", None)
     good = sum(error <= FORETOLD for error in errors)
-    found = f"{good} of {len(errors)}; median {words.percent(middle.median(errors), 1)}, "
+    found = f"{good} of {len(errors)} within 10 %; median error {words.percent(middle.median(errors), 1)}, "
     found += f"worst {words.percent(max(errors), 1)}"
-    return Claim("Time is foretold by the width-cost curve", "within 10 %", found, good == len(errors))
+    return Claim("Theory predicts the time of a run", "each within 10 %", found, good == len(errors))
 
 
 def _precision(every: Sequence[Evidence]) -> Iterator[Claim]:
     cases = [fact["value"] for e in every for fact in e.facts("decision")]
     asked = [value for value in cases if value.get("guarded") is not None]
     wrong = sum(bool(value["guarded"]) != bool(value["float64"]) for value in asked)
-    found = f"{wrong} of {len(asked)}" if asked else "not measured"
+    found = f"{wrong} of {len(asked)} differ" if asked else "not measured"
     holds = wrong == 0 and len(asked) >= CASES if asked else None
-    yield Claim("Guarded decisions are float64's", f"0 disagree, of at least {CASES}", found, holds)
+    enough = f"0 of at least {CASES} cases near tol differ"
+    yield Claim("The check of this library decides as float64 does", enough, found, holds)
     events = [fact["value"] for e in every for fact in e.facts("shadow")]
     missed, total = (sum(value[key] for value in events) for key in ("missed_ready", "events"))
-    found = f"{missed} of {words.count(total)} lanes held back" if events else "not measured"
-    yield Claim("The screen holds back no lane that is ready", "0 missed", found, missed == 0 if events else None)
+    found = f"verify would have passed {missed} of {words.count(total)} rejected lanes" if events else "not measured"
+    yield Claim(
+        "The cheap check (screen) rejects no finished problem",
+        "it would have passed none",
+        found,
+        missed == 0 if events else None,
+    )
     tried = [fact["value"] for e in every for fact in e.facts("attack")]
     stopped, out = sum(map(is_stopped, tried)), sum(map(is_let_out, tried))
     found = f"{stopped} of {len(tried)} stopped" if tried else "not measured"
-    found += f"; {out} seen by the external audit alone" if out else ""
-    yield Claim("No attack on a running solve gets a wrong answer out", "all stopped by the library", found,
+    found += f"; {out} detected by the campaign's own audit alone" if out else ""
+    yield Claim("No attack on a running solve gets a wrong answer out", "the library stops all of them", found,
                 stopped == len(tried) if tried else None)  # fmt: skip
 
 
 def claim_table(found: Sequence[Claim]) -> Table:
     """Claims as a table."""
     rows = [[claim.name, claim.asked, claim.found, STATES[state(claim)]] for claim in found]
-    return Table("claims", "What must hold", ("claim", "asked", "found", "holds here"), rows)
+    return Table("claims", "Claims", ("claim", "required", "measured", "holds here"), rows)
 
 
 def state(claim: Claim) -> str:

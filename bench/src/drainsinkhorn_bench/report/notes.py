@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
+TITLE = "Batched entropic transport, measured"
+PURPOSE = (
+    "drainsinkhorn solves many entropic transport problems in one kernel and removes each problem from the kernel as "
+    "soon as both its marginals are within tol. This page reports how fast that is, how much of the time the removal "
+    "saves, and whether the answers are right."
+)
+CLAIMS = "Claims, and whether these measurements support them"
+CARDS = (
+    "Unit: a set of problems that all arms (solvers, or modes of this library) solve in turns. Compact removes "
+    "finished problems from the kernel; mask and static keep them until the last one has finished; mask / compact is "
+    "the ratio of their times. Padding: the work of static over the work that the problems need, less one. Screen: a "
+    "cheap check before the full one (verify); our checks get it from the update for nothing, the paper's need a pass "
+    "over the rows every few cycles. Layout: an order of the same problems, which decides who shares a kernel. Audit: "
+    "both residuals, computed in float64 by code that shares nothing with the solver. Attack: a deliberate corruption "
+    "of a running solve."
+)
+
 INTRODUCTIONS = {
     "metropt3": (
         "Windows of compressor readings against a healthy window, as predictive maintenance compares them. How "
@@ -16,8 +33,14 @@ INTRODUCTIONS = {
         "Couplings for flow matching on image features: the solver alone and the full training interval, and the "
         "ratio of static to compact as windows grow wider."
     ),
-    "lidar": ("Consecutive LiDAR scans: small dimension, many points, warm neighbours."),
-    "transfer": ("The same executor over other libraries: does draining pay where the kernels are not ours?"),
+    "lidar": (
+        "Pairs of consecutive LiDAR scans: three coordinates, many points. Each pair could also start from the "
+        "potentials of the pair before it."
+    ),
+    "transfer": (
+        "OTT-JAX and PyKeOps by themselves, and run by our executor: does it pay to remove finished problems where the "
+        "kernels are not ours?"
+    ),
     "grouping": (
         "One fixed set of problems, grouped into windows in five ways. The needed work is the same in all of "
         "them; only the padding differs."

@@ -6,7 +6,7 @@ import statistics as middle
 from collections.abc import Iterator, Sequence
 
 from drainsinkhorn_bench.report import notes, words
-from drainsinkhorn_bench.report.claims import DELIVERED, RIVALS, errors_of, padded
+from drainsinkhorn_bench.report.claims import DELIVERED, RIVALS, STATES, Claim, errors_of, padded, state
 from drainsinkhorn_bench.report.evidence import Evidence
 from drainsinkhorn_bench.report.figures import speed, theory
 from drainsinkhorn_bench.report.figures.frame import ALL_PADDING, MOST_PADDING, TONES, Figure, Series
@@ -15,6 +15,65 @@ from drainsinkhorn_bench.report.parts.speed import flags
 from drainsinkhorn_bench.report.sections import Section
 from drainsinkhorn_bench.report.svg import SHAPES, Axis, Plot, around
 from drainsinkhorn_bench.report.tables import Block, Table
+
+PUBLIC = ("official", "ott")
+"""Names of the arm that is a public solver, one problem after another."""
+COMPARED = {
+    "compact": "both with plain Sinkhorn",
+    "default": "ours as shipped, with momentum and its start",
+}
+"""Arms that are compared with it, and what the first lines say of each."""
+
+
+def opening(every: Sequence[Evidence], found: Sequence[Claim]) -> list[tuple[str, str]]:
+    """Return the labels and texts of the first paragraphs: what was measured, how fast it was, which claims hold."""
+    said = [("Measured", _scope(every))]
+    speeds = "; ".join(text for arm in COMPARED if (text := _speed(every, arm)))
+    if speeds:
+        names = dict.fromkeys(e.label(arm).split(" (")[0] for e in every for arm in PUBLIC if arm in e.arms)
+        said.append(("Speed", f"Time of a public solver ({' and '.join(names)}) over ours, {speeds}."))
+    return [*said, ("Claims", _verdict(found))]
+
+
+def _scope(every: Sequence[Evidence]) -> str:
+    machines = list(dict.fromkeys(e.machine for e in every))
+    scales = " and ".join(dict.fromkeys(str(e.manifest["scale"]) for e in every))
+    made = sum(e.generated for e in every)
+    data = (
+        "all on generated data" if made == len(every) else f"{made} on generated data" if made else "all on real data"
+    )
+    runs = sum(len(e.timings) for e in every)
+    text = (
+        f"{words.plural(len(every), 'campaign')} (experiments whose settings were fixed before they ran) at {scales} "
+    )
+    return f"{text}scale, {data}; {words.plural(runs, 'timed run')} on {'; '.join(machines)}."
+
+
+def _speed(every: Sequence[Evidence], arm: str) -> str:
+    """Return by campaign the ratio of the public solver's time to that of an arm, or the range of its ratios."""
+    told = list[str]()
+    for e in every:
+        pairs = zip(e.contrasts, e.measured, strict=True)
+        rows = [
+            row
+            for contrast, row in pairs
+            if contrast["numerator"] == arm and contrast["denominator"] in PUBLIC and contrast["endpoint"] == "e1"
+        ]
+        ratios = sorted(row.ratio for row in rows if row.ratio is not None)
+        if ratios:
+            ends = list(dict.fromkeys(map(words.times, (ratios[0], ratios[-1]))))
+            scaled = any("scaled" in flag for row in rows for flag in flags(row))
+            name = str(e.manifest["title"]).split(":")[0]
+            told.append(f"{'about ' * scaled}{' to '.join(ends)} ({name})")
+    return f"{COMPARED[arm]}: {', '.join(told)}" if told else ""
+
+
+def _verdict(found: Sequence[Claim]) -> str:
+    kinds = {kind: [claim.name for claim in found if state(claim) == kind] for kind in STATES}
+    text = f"{len(kinds['yes'])} of {len(found)} hold"
+    text += f", {len(kinds['unknown'])} not measured" if kinds["unknown"] else ""
+    text += f"; {len(kinds['no'])} do not: " + ", ".join(f"“{name}”" for name in kinds["no"]) if kinds["no"] else ""
+    return text + "."
 
 
 def glance(every: Sequence[Evidence]) -> Section:

@@ -8,15 +8,18 @@ from importlib import resources
 
 from drainsinkhorn_bench.report import notes, words
 from drainsinkhorn_bench.report.claims import STATES, Claim, state
-from drainsinkhorn_bench.report.evidence import Evidence
 from drainsinkhorn_bench.report.sections import Section
 from drainsinkhorn_bench.report.tables import Block, Table
 
 
 def render(
-    every: Sequence[Evidence], claims: Sequence[Claim], overview: Section, parts: Sequence[Section], last: Section
+    opening: Sequence[tuple[str, str]],
+    claims: Sequence[Claim],
+    overview: Section,
+    parts: Sequence[Section],
+    last: Section,
 ) -> str:
-    """The whole page."""
+    """Return the HTML of the page; `opening` has the labels and texts of its first paragraphs."""
     files = resources.files("drainsinkhorn_bench.report")
     style, script = ((files / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     sections = [overview, *parts]
@@ -29,7 +32,7 @@ def render(
         f"<style>\n{style}</style>\n</head>\n<body>\n"
         '<div class="frame">\n<nav aria-label="Contents"><p class="mark-name">drainsinkhorn</p>'
         f'<ol>{links}</ol><button type="button" class="theme" hidden>Dark page</button></nav>\n<main>\n'
-        f"{_header(every, claims)}\n{body}\n{_method()}\n{_section(last)}\n"
+        f"{_header(opening, claims)}\n{body}\n{_method()}\n{_section(last)}\n"
         f"</main>\n</div>\n<script>\n{script}</script>\n</body>\n</html>\n"
     )
 
@@ -39,30 +42,18 @@ def _short(part: Section) -> str:
     return part.title.split(":")[0].split(" (")[0]
 
 
-def _header(every: Sequence[Evidence], claims: Sequence[Claim]) -> str:
-    machines = list(dict.fromkeys(e.machine for e in every))
-    runs = sum(len(e.timings) for e in every)
-    units = sum(len(e.run.closed) for e in every)
-    scales = " and ".join(dict.fromkeys(str(e.manifest["scale"]) for e in every))
-    made = sum(e.generated for e in every)
-    data = (
-        "all on generated data" if made == len(every) else f"{made} on generated data" if made else "all on real data"
-    )
-    said = f"{words.plural(len(every), 'campaign')} at {scales} scale ({data}), "
-    said += f"{words.plural(units, 'unit')} and studies, "
-    said += f"{words.plural(runs, 'timed run')} on {'; '.join(machines)}."
+def _header(opening: Sequence[tuple[str, str]], claims: Sequence[Claim]) -> str:
+    said = "".join(f"<p><b>{words.html(label)}.</b> {words.html(text)}</p>" for label, text in opening)
     cards = "".join(
         f'<li class="{state(claim)}"><span class="state">{STATES[state(claim)]}</span>'
-        f"<b>{words.html(claim.name)}</b><span>{words.html(claim.found)}</span>"
-        f"<span>asked: {words.html(claim.asked)}</span></li>"
+        f"<b>{words.html(claim.name)}</b><span>measured: {words.html(claim.found)}</span>"
+        f"<span>required: {words.html(claim.asked)}</span></li>"
         for claim in claims
     )
     return (
-        "<header><h1>Batched entropic transport, measured</h1>"
-        "<p>drainsinkhorn solves many entropic transport problems as lanes of one kernel; a lane that passes its check "
-        "leaves, and the kernel grows narrower. This page is what that was measured to be worth, beside what the paper "
-        f"found.</p><p>{words.html(said)}</p></header>"
-        f'<h2 class="quiet">What must hold</h2><ul class="cards">{cards}</ul>'
+        f"<header><h1>{words.html(notes.TITLE)}</h1><p>{words.html(notes.PURPOSE)}</p>{said}</header>"
+        f'<h2 class="quiet">{words.html(notes.CLAIMS)}</h2><p class="note">{words.html(notes.CARDS)}</p>'
+        f'<ul class="cards">{cards}</ul>'
     )
 
 

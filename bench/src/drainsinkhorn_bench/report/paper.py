@@ -22,8 +22,9 @@ class Ratio:
         low: Lower end of its interval.
         high: Upper end.
         spread: What the interval is: "95 % CI" or an observed range.
-        wins: Pairs that favoured the second arm, and all pairs, where they are told.
-        what: The contrast in the paper's words.
+        wins: Number of pairs in which the second arm of `what` was faster, and of all pairs; None if the paper gives
+            neither.
+        what: The contrast in the paper's words, "first arm / second arm".
     """
 
     value: float

@@ -96,7 +96,7 @@ def log_ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """A tick as text: short, without noise digits; powers of ten by name when far from one."""
+    """Return a tick as text, such as 20k from 10,000 on; powers of ten from a million on and below 0.01."""
     size = abs(value)
     if value == 0:
         return "0"

@@ -126,7 +126,14 @@ def _warn_of_left_out(batches: Sequence[Any], parts: Sequence[_Part]) -> None:
 
 
 class _Draw(NamedTuple):
-    """Pairs drawn for one part: indices i and j within the part, and whether its problem converged."""
+    """Pairs drawn from the plan of one problem of a minibatch.
+
+    Attributes:
+        part: The problem.
+        i: Index of the source of each pair, among the sources of the problem.
+        j: Index of its target, among the targets of the problem.
+        converged: Whether the problem converged.
+    """
 
     part: _Part
     i: Tensor

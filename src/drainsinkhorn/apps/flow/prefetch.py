@@ -178,7 +178,7 @@ class CoupledBatches(Iterator[Pairs]):
         self._pump.thread.start()
 
     def __iter__(self) -> CoupledBatches:
-        """Itself."""
+        """Return this object."""
         return self
 
     def __next__(self) -> Pairs:
@@ -233,7 +233,7 @@ class CoupledBatches(Iterator[Pairs]):
         self._pump.thread.join()
 
     def __enter__(self) -> CoupledBatches:
-        """Itself; closed at the end of the block."""
+        """Return this object, which the end of the block closes."""
         return self
 
     def __exit__(self, *_: object) -> None:

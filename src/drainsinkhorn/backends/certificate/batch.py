@@ -69,13 +69,13 @@ class Shape(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        """Lanes of a batch, so that neither blocks of the plan nor points exceed BLOCK_PAIRS numbers."""
+        """Most lanes of a batch: their plans, and their points, have at most BLOCK_PAIRS numbers; at least 1."""
         most = max(self.rows * self.cols, 2 * self.width * self.dim)
         return max(1, BLOCK_PAIRS["torch"] // most)
 
     @property
     def width(self) -> int:
-        """Points of a side after padding."""
+        """Number of points to which both sides are padded: that of the larger side."""
         return max(self.rows, self.cols)
 
 
@@ -158,7 +158,7 @@ class _Batch:
         factor: (lanes, 1, 1), what entries of a block of costs are multiplied with in an exponent.
         unit: (lanes, 1, 1), what coordinates are divided by.
         rows: (lanes, 1, 1), rows with weight.
-        origin: Zeros, as many as a sum has terms at most.
+        origin: Zeros, at least as many as a sum has terms; see `norms`.
     """
 
     def __init__(self, shape: Shape, lanes: Sequence[Lane]) -> None:

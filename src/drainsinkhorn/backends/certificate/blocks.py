@@ -40,11 +40,13 @@ def to_device(values: Any, device: Any) -> Any:
 
 
 def norms(values: Any, origin: Any, p: float) -> Any:
-    """Return p-norms over the last axis, in an order that depends on its length alone: a block of threads takes each.
+    """Return p-norms over the last axis; the order in which a norm is summed depends on its length alone.
+
+    They are computed as distances to the origin: torch's `cdist` has one block of threads for each distance.
 
     Args:
         values: (..., k).
-        origin: Zeros, k or more.
+        origin: Zeros, (k,) or longer.
         p: 1, 2 or infinity.
     """
     size = values.shape[-1]
@@ -64,7 +66,7 @@ def sweep_plans(batch: Any, costs: Any, exponents: Any) -> Any:
     """Sweep over the plans, some rows at a time.
 
     Returns marginals of rows and columns, and sums over rows of `P_ij` times a block of costs: (lanes, 3, width), zero
-    for padding. Rows are cut only where a batch has one lane.
+    for padding. Several lanes are swept with all their rows at once; a single lane may be too large for that.
     """
     torch, shape = sys.modules["torch"], batch.shape
     own, other = exponents[:, 0, : shape.rows], exponents[:, 1, : shape.cols]
@@ -155,7 +157,7 @@ class _Products:
 
 
 class _Differences:
-    """Squared distances, or distances where the cost is one, by direct differences, one coordinate at a time."""
+    """Squared distances, or distances if the cost is made of these, by differences of one coordinate at a time."""
 
     def __init__(self, batch: Any, points: Any) -> None:
         self.extent, self._root = _diagonal(points, 2.0), batch.shape.form.root

@@ -106,5 +106,5 @@ def words(table: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def records(rows: NDArray[np.int64]) -> NDArray[Any]:
-    """The records that `words` shows as rows, without a copy."""
+    """Rows of 8-byte words, (lanes, fields), as records, without a copy: the inverse of `words`."""
     return rows.view(LANE)[:, 0]

@@ -66,9 +66,9 @@ class States:
     Args:
         instances: The lanes' problems.
         f: Potentials of the rows in nats; overwritten.
-        f_at: Where each lane's begin, and the end.
-        g: Potentials of the columns, likewise.
-        g_at: Likewise.
+        f_at: Offset of each lane in `f`, and the length of `f`, (lanes + 1,).
+        g: Potentials of the columns in nats; overwritten.
+        g_at: Offset of each lane in `g`, and the length of `g`, (lanes + 1,).
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class CpuPack:
         return table, lanes
 
     def _fill_shared(self, table: NDArray[Any], places: list[int]) -> None:
-        """Compute the kernel that some lanes share, and copy its base F, the row potentials in it, to all of them."""
+        """Compute a kernel that several lanes share, and give each a copy of F, the row potentials absorbed in it."""
         lane = table[places[0]]
         if not math.isfinite(lane["score_rounding"]):
             return

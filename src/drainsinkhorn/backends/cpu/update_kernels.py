@@ -92,7 +92,7 @@ def expect(lane):
 
 @ordered
 def decide(lane, error, along):
-    """Set step and beta of the pending leg; True if they are those expected. Implements `numerics.update.Momentum`."""
+    """Set step and beta of the pending leg by `numerics.update.Momentum`; True if `expect` has set the same."""
     step, beta = lane.step, lane.beta
     lane.decided = 1.0
     plain = True
@@ -309,7 +309,11 @@ def leave_kernel(lane, one):
 
 @ordered
 def end_sweep(lane, one):
-    """Read the row residual off a sweep and decide step and beta. True if the columns are those of the decision."""
+    """Compute the row residual from a sweep and decide step and beta.
+
+    The sweep has added up the columns with the step and beta that `expect` set. Returns False if the decision is
+    another one, so that they must be added up again with the weights t that are written here.
+    """
     rows = lane.rows
     r = vector(lane.row_sums, rows, one)
     along = 0.0

@@ -41,7 +41,10 @@ def load_arrays(instance: Instance[Any], number: int, arithmetic: Arithmetic) ->
 
 
 def _scaled(instance: Instance[Any]) -> tuple[Any, Any, float]:
-    """Points whose distances are costs over eps; or as they are, with the factor of a Formula's costs."""
+    """Return points whose squared distances (or distances) are costs over eps, and the factor 1.
+
+    For a Formula, return the points as they are, and the factor from its values to costs over eps.
+    """
     cost, form = instance.cost, instance.cost.kind.distances
     x, y = (to_numpy(points).astype(np.float64) for points in (instance.x, instance.y))
     if form is None:

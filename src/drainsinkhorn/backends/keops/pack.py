@@ -70,12 +70,12 @@ class Lane:
 
     Attributes:
         instance: The problem.
-        number: A number of its own, which is among its arrays and moves with them.
+        number: Its unique number. A copy, "owner", moves with its arrays; `emit` compares both.
         inner: The problem on the points that carry weight.
         support: Which points carry weight; None: all.
         rounding: `leg_rounding` of the problem.
         momentum: Decides its strides; None: all are plain.
-        samples: Indices of its sampled points, by the span of a side.
+        samples: Indices of its sampled points, under "rows" and "cols".
         rows: Range of its rows in the arrays.
         cols: Range of its columns.
         depth: Cycles that were run.
@@ -181,7 +181,7 @@ class KeopsPack(CyclePack[Lane]):
         return self._reduce(side, arrays["short_x"], arrays["short_y"], others, ranges)
 
     def _reduce(self, side: Side, x: Any, y: Any, others: Any, ranges: Any) -> Any:
-        """The same between given points: all of the other side, or some of this one."""
+        """`_leg` with given points x and y: those of one side may be a sample."""
         kind, other = self._arithmetic.kind, SIDES[side.axis]
         scales = None if kind.distances is not None else self._arrays[other.scale]
         return reduce(kind, x, y, others + self._arrays[other.weights].log(), scales, side.axis, ranges)

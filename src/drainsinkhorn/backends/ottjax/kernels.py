@@ -175,7 +175,7 @@ def _measured(arithmetic: Arithmetic, lane: Lane) -> Lane:
 
 
 def _row_error(arithmetic: Arithmetic, lane: Lane, f: Any, g: Any, after: Any) -> tuple[Any, Any]:
-    """`_error` of the rows of a state that the lane has in its own precision."""
+    """Return the row residual, and its rounding bound, of a state (f, g) in the precision of the lane; see `_error`."""
     exact = (f.astype(jnp.float64), g.astype(jnp.float64))
     return _error(arithmetic, lane, (f, g), exact, 1, after)
 

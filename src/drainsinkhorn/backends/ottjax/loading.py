@@ -31,7 +31,7 @@ class Loaded:
 
     Attributes:
         instance: The problem.
-        number: A number of its own, which is among its arrays and moves with them.
+        number: Its unique number. A copy, "owner", moves with its arrays; `emit` compares both.
         arrays: Arguments of `Kernels.load`; empty once they are on the device.
         arithmetic: How it is computed.
         unit: One unit of the lane's potentials in units of the cost.

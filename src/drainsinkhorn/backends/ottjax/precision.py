@@ -62,7 +62,7 @@ class Arithmetic:
 
     @property
     def unit(self) -> bool:
-        """Whether lanes come in units of eps."""
+        """Whether potentials and costs of lanes are divided by eps: always, unless the cost is the caller's own."""
         return isinstance(self.kind, str)
 
     @property
@@ -83,7 +83,7 @@ class Arithmetic:
             rounding: `cost_sizes.leg_rounding` of the lane.
             potentials: `largest_potentials` of the lane in nats.
             error: `sampled_error` of the lane.
-            far: `unsampled` potentials of the lane in nats.
+            far: By how much potentials exceed what the samples account for, in nats (`unsampled`).
         """
         return sampled_bound(rounding_bound(rounding, potentials, UNITS), error, self.name, far)
 

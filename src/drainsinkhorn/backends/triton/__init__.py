@@ -42,10 +42,12 @@ class TritonBackend:
     Attributes:
         device: A torch device; "auto" is the current CUDA device, the CPU under the interpreter.
         precision: "auto" is float32 for lanes in which sampled rows show it to be accurate enough, else float64.
-        stored_pairs: Most pairs of a lane of many coordinates whose scores are cached; a pair is four bytes.
-        leading: Early cycles of many coordinates compute one product of three, that of float16 high parts.
+        stored_pairs: Largest n * m for which lanes of points in more than 64 coordinates cache their scores, in four
+            bytes for each pair. Other lanes of points recompute scores in every leg.
+        leading: True: early cycles of streaming lanes in more than 32 coordinates compute scores from one product, that
+            of float16 high parts, in place of three.
         acceleration: "momentum" or "none"; `solve` sets it.
-        policy: Decisions about precision that follow from these.
+        policy: Decisions about precision, made from the attributes above.
     """
 
     device: str = "auto"

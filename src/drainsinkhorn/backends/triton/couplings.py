@@ -1,9 +1,9 @@
 """Finished plans on the device: lanes of similar size are stacked and consumed by one launch.
 
 Problems in float32 are consumed in float32 (inner products by float16 high and low parts) if probed rows show that
-errors are below ACCURACY. All others are consumed in float64. The host reads back once for each verb (draws: twice),
-when all is launched. Lanes that turn out to be inaccurate are then consumed again in float64, and later verbs on that
-side consume them in float64 at once.
+errors are below ACCURACY. All others are consumed in float64. The host reads back once for each method (for
+draws twice), when all is launched. Lanes that turn out to be inaccurate are then consumed again in float64, and later
+methods consume that side of them in float64 at once.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false

@@ -20,7 +20,8 @@ from drainsinkhorn.core.protocol import Progress
 POLL, POLL_SOON = 8, 2
 """Cycles between two polls; the second if a call soon ends and its legs are large. A poll is read at the next one."""
 WAVES = 2.0
-"""Programs of a leg, over those that the device runs at once, from which on cycles after the end would cost time."""
+"""Programs of a leg, over those that the device runs at once, from which on idle cycles after the end of a call take
+time."""
 IDLE = 0.9
 """Waves of programs that held lanes may have before nothing is launched for them any more."""
 SMALL = 2048
@@ -108,7 +109,11 @@ class Cycles:
     def _ends_soon(
         self, earlier: Report, report: Report, stops: Sequence[float], frozen: Sequence[bool], lockstep: bool
     ) -> bool:
-        """Whether cycles after the end would cost time, and the call will end within two polls at the present rate."""
+        """Whether to poll more often, because the call will end within two polls and cycles after its end take time.
+
+        The end is predicted from the rate at which residuals fall. The cycles launched after it are idle; they take
+        time if a leg has many programs (WAVES).
+        """
         if self._waves(len(self.active)) < WAVES:
             return False
         columns = zip(earlier.depth, earlier.stale, report.depth, report.stale, stops, frozen, strict=True)

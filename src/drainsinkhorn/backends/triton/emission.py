@@ -24,7 +24,8 @@ def emit_lanes(lanes: Sequence[Lane], rounded: Any, couple: Couple | None) -> Em
     Args:
         lanes: The lanes.
         rounded: Potentials as they are emitted, in units of the cost, at the offsets of the lanes.
-        couple: Makes plans of finished problems, for points without weight.
+        couple: Makes plans of finished problems, from which potentials of points without weight are computed; None:
+            NumPy computes these.
     """
     f: list[Any] = [None] * len(lanes)
     g = f.copy()

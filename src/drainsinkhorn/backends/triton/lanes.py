@@ -77,7 +77,7 @@ class Lane:
 
     @property
     def high_part_error(self) -> float:
-        """Residual that scores from float16 high parts leave; NaN if they never make its scores."""
+        """Estimated error of residuals from float16 high parts alone; NaN if the lane never uses these alone."""
         return self.group.high_part_errors[self.row]
 
     @property
@@ -219,7 +219,11 @@ class LaneTable:
             self.limits.copy_(torch.from_numpy(changed), non_blocking=True)
 
     def release(self, *, may_halt: bool = False) -> None:
-        """Let lanes run again that one of them may have halted; `may_halt` says whether one may from now on."""
+        """Clear the flags by which a lane may have halted all lanes in the last call.
+
+        Args:
+            may_halt: Whether a lane may set them in the next call.
+        """
         if self._may_be_halted:
             self.halted.zero_()
         self._may_be_halted = may_halt

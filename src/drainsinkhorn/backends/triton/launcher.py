@@ -86,7 +86,11 @@ class Launcher:
         ]  # fmt: skip
 
     def _ways(self, lane: Lane) -> set[bool]:
-        """Whether potentials are inside the product; they are while high parts make the scores, if there are places."""
+        """Return the values of INSIDE for which a lane needs a launch: whether potentials are inside the product.
+
+        They always are in AUGMENTED lanes. In others they are while scores come from high parts alone, if points have
+        free coordinates for them.
+        """
         always = lane.arithmetic is Arithmetic.AUGMENTED
         return {always, always or (self.representation.places > 0 and not math.isnan(lane.high_part_error))}
 

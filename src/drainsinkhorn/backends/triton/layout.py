@@ -134,7 +134,10 @@ def centre_clouds(x: Any, y: Any, scales: Any) -> tuple[Any, Any]:
 
 
 def gaussian_starts(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts: Any, *, always: bool) -> None:
-    """Write Gaussian starts of g in bits; zero if they are not finite and, unless `always`, if not worthwhile."""
+    """Write Gaussian starts of g in bits; a start that is not finite becomes zero.
+
+    Unless `always`, so does a start that `numerics.starts.worthwhile` rejects.
+    """
     lanes, size, dim = y.shape
     full, device = dim <= FULL_DIM, y.device
     padded = max(16, 1 << (dim - 1).bit_length())

@@ -48,7 +48,8 @@ class LoadedGroup:
         programs: Programs of a leg of either side.
         lanes: Number of them that are still in the pack.
         has_room: Lanes that have room for potentials inside the product.
-        high_part_errors: Residuals that scores from float16 high parts leave; NaN for lanes that do not use them.
+        high_part_errors: Estimated errors of residuals from float16 high parts alone; NaN for lanes that do not use
+            these alone.
     """
 
     pieces: dict[str, tuple[int, int]]
@@ -65,7 +66,7 @@ class LoadedGroup:
 
     @cached_property
     def extents(self) -> Any:
-        """Extents of each lane, (5, lanes); the first access waits for the device."""
+        """What `layout.extents` returned, (5, lanes), on the host; the first access waits for the device."""
         return self.device_extents.cpu().numpy()
 
     @cached_property

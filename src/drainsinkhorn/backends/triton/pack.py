@@ -1,4 +1,4 @@
-"""The pack of the Triton backend: lanes on one device, and the verbs of the contract for them."""
+"""The pack of the Triton backend: lanes on one device, with the methods of `core.protocol.Pack`."""
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 # Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
@@ -38,11 +38,11 @@ class _Screen(NamedTuple):
     """A row screen, prepared for as long as the same lanes are screened.
 
     Attributes:
-        key: The lanes, and which of the two states.
+        key: The lanes, and the parity of the lane table, which says which of its two states is current.
         launches: The launches.
-        scratch: Where vectors of the state are copied before.
-        numbers: Findings, then reports, of all lanes.
-        download: Those on the host.
+        scratch: A copy of the vectors that legs read and write, so that a screen does not change the state.
+        numbers: Results on the device: the columns of `Findings`, then those of `Report`, of all lanes.
+        download: Copies `numbers` to the host.
     """
 
     key: tuple[Any, ...]
@@ -60,7 +60,8 @@ class TritonPack:
         representation: How their scores are computed.
         device: A torch device.
         policy: Decides the arithmetic of each lane.
-        couple: Makes plans of finished problems, for points without weight.
+        couple: Makes plans of finished problems, from which potentials of points without weight are computed; None:
+            NumPy computes these.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class TritonPack:
         self._legs += len(admitted)
 
     def compile(self) -> None:
-        """Run every kernel of the verbs once."""
+        """Run every kernel that `advance`, `verify` and `screen` launch, so that all are compiled."""
         self._cycles.warm_up(lambda: self.advance(POLL + 2, [-1.0] * self.width))
         self.advance(1, [-1.0] * self.width, lockstep=True)
         lanes = range(self.width)
@@ -303,7 +304,7 @@ class TritonPack:
         return potentials, found
 
     def _record(self, lanes: Sequence[Lane], found: Any) -> Findings:
-        """Wait for findings, and record in what dtype lanes are emitted and whether their states are finite."""
+        """Read back the `Findings` of lanes; record in what dtype they are emitted and whether states are finite."""
         columns = Findings(*found.cpu().numpy().T.tolist())
         for lane, emitted, broken in zip(lanes, columns.emitted, columns.broken, strict=True):
             lane.dtype = {c.EMITS_SINGLE.value: "float32", c.EMITS_HALF.value: lane.own}.get(int(emitted), "float64")

@@ -25,19 +25,16 @@ DIRECT_DIM, PACKED_WIDTH = 4, 16
 STREAMED_DIM = 64
 """Most coordinates of points that are streamed although a cached matrix would fit; with more, the matrix is faster."""
 LIGHTEST = 2.0**-90
-"""Smallest weight of a float32 lane. Such a weight does not underflow in sums, even times the factors of potentials;
-and
-times 1e30, which stands for a ratio beyond float32, it still shows in the residual."""
+"""Smallest weight of a float32 lane. Such a weight does not underflow in sums, even times the factors of potentials.
+Times 1e30, which stands for a ratio beyond float32, it is still large enough to show in the residual."""
 SWITCH_MOMENTUM, SWITCH_PLAIN = 10.0, 2.0
-"""A lane switches from float16 high parts to all products at this multiple of tol or of the error of high parts;
-earlier
-with momentum, which carries on their error."""
+"""A lane switches from float16 high parts to all products when its residual falls below this multiple of tol or of the
+error of high parts. With momentum it switches earlier, because momentum carries that error into later cycles."""
 AUGMENTED_BITS = 2.0**15
 """Largest sum of scaled cost and starts, in bits, with potentials inside the product: float16 holds up to 2^16."""
 HIGH_PART_ERROR, MOST_HIGH_PART_ERROR = 1.4e-4, 1.0
-"""Error of scores from float16 high parts, in bits, over the largest score by the root of the number of coordinates;
-and
-the largest error with which they are used."""
+"""Error of scores from float16 high parts, in bits, divided by the largest score and multiplied by the root of the
+number of coordinates; and the largest error, in bits, with which high parts are used alone."""
 POTENTIAL_ROUNDING = 16 * 2.0**-53
 """Relative rounding error of a marginal ratio in float64, per bit of the largest potentials of both sides: both are
 divided by eps ln 2, which is rounded itself, and added to a score and to each other."""
@@ -70,8 +67,8 @@ class PrecisionPolicy:
     Attributes:
         float64: All arithmetic is float64.
         momentum: Legs have momentum.
-        stored_pairs: Most pairs of a lane of many coordinates whose scores are cached.
-        high_parts: Early cycles of many coordinates may use float16 high parts alone.
+        stored_pairs: Largest n * m for which lanes of points in more than STREAMED_DIM coordinates cache their scores.
+        high_parts: Early cycles of points in more than 32 coordinates may compute scores from float16 high parts alone.
     """
 
     float64: bool = False
@@ -168,9 +165,9 @@ def augmented_room(representation: Representation, norms: tuple[Any, Any], start
 def high_part_errors(
     representation: Representation, size: tuple[int, int], dim: int, norms: tuple[Any, Any], starts: tuple[Any, Any]
 ) -> Any:
-    """Return the residuals that scores from float16 high parts leave if rounding errors of points average out.
+    """Estimate by how much float16 high parts alone change residuals, if rounding errors of points average out.
 
-    They are NaN for lanes that do not use high parts alone.
+    The estimates are NaN for lanes that do not use high parts alone.
     """
     scores = _largest_scores(norms)
     errors = HIGH_PART_ERROR * scores / math.sqrt(max(dim, 1))

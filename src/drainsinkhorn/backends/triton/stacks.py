@@ -165,9 +165,10 @@ class Stack:
         return largest.float(), parts
 
     def totals(self, side: int, *, costs: bool = False) -> tuple[Any, Any, Any]:
-        """Return sums of terms, (L, rows); of p log2(p / b) without l and of p c, (2, L, rows); and inaccurate lanes.
+        """Return sums over the terms p of each row, (L, rows), sums for its costs, and which lanes are inaccurate.
 
-        The second is computed if `costs`.
+        The sums for costs, (2, L, rows), are computed if `costs`: of p log2(p / b), and of p times the scaled cost. The
+        rest l of the row's own potential is left out of p and of the logarithm; see `kernels.plan`.
         """
         lanes, pad = len(self.lanes), self.pads[side]
         sums = torch.ones((lanes, pad), dtype=torch.float32, device=self.sizes.device)

@@ -115,7 +115,7 @@ def listing(axis: Axis, rows: Sequence[Row | str], heads: Sequence[str], kind: s
 
 
 def _anchor(share: float) -> str:
-    """Where a label hangs, so that it stays inside."""
+    """Return the text anchor with which a label at this share of the axis stays inside the chart."""
     return "start" if share < 0.03 else "end" if share > 0.97 else "middle"
 
 

@@ -53,7 +53,7 @@ def curves(e: Evidence) -> Iterator[Block]:
 
 
 def kernels(e: Evidence) -> Iterator[Block]:
-    """Kernels against their floor."""
+    """Yield a figure of kernel times beside the least times that the machine allows."""
     values = [fact["value"] for fact in e.facts("roofline")]
     found = [machine.Kernel(str(v["kernel"]), v["seconds"], v["floor"], _bound(v)) for v in values]
     if found:
@@ -103,5 +103,5 @@ def settings(e: Evidence) -> Iterator[Block]:
 
 
 def _bound(value: Mapping[str, Any]) -> str:
-    """What sets the floor, and in what arithmetic the kernel runs."""
+    """What limits the least time of a kernel, and in what arithmetic the kernel runs."""
     return "; ".join(str(value[key]) for key in ("bound", "arithmetic") if value.get(key))

@@ -46,12 +46,12 @@ def _once(rows: Sequence[speed.Measured]) -> list[speed.Measured]:
 
 
 def _becomes(e: Evidence, row: speed.Measured, place: int) -> str:
-    """What a step of the waterfall leads to, and what must be known of it."""
+    """Return the label of the arm to which a step of the waterfall leads, and the remarks on its ratio."""
     return "; ".join(["to " + e.label(e.contrasts[place]["numerator"]), *flags(row)])
 
 
 def flags(row: speed.Measured) -> list[str]:
-    """What must be known of a ratio wherever it is shown."""
+    """Return the remarks shown with a ratio everywhere: that seconds were scaled up, or that units are void."""
     return [part for part in row.below.split("; ") if part.startswith("scaled") or part.endswith("void")]
 
 

@@ -235,8 +235,9 @@ def stack_side(cloud, cloud_stride, middle, units, scales, potentials, potential
     """Write one side of stacked plans: points as kernels of their kind read them, and vectors, padding included.
 
     UNIFORM weights are one number for each lane. `vectors64`, (2, L, pad), gets potentials in bits and masses. Cached
-    exponents (STORED) contain potentials and norms, which are zero in the vectors then. Lanes whose level float16
-    cannot hold, or whose weights are too small for cached exponents, are marked in `inaccurate`.
+    exponents (STORED) contain potentials and norms, which are zero in the vectors then. A lane is marked in
+    `inaccurate` if two float16 numbers cannot hold the level of a point (its potential less its norm), or if a weight
+    is too small for cached exponents.
     """
     lane, lanes = tl.program_id(1), tl.num_programs(1)
     at = lane.to(tl.int64)

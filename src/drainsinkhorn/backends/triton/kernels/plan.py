@@ -43,7 +43,10 @@ HIGH_BITS = Constant(-8192)
 
 @triton.jit
 def _rows(listed, lane, count, size, LISTED: tl.constexpr, BM: tl.constexpr):
-    """Places and rows of this program: all rows of a lane, or the `count` rows that are LISTED."""
+    """Return the rows of this program, their places in the output, and which of them exist.
+
+    A launch covers all rows of a lane, or the `count` rows that are LISTED.
+    """
     places = tl.program_id(0) * BM + tl.arange(0, BM)
     if LISTED:
         inside = places < count
@@ -77,9 +80,10 @@ def _products(acc, xh, xl, yh, yl):
 @triton.jit
 def _scores(clouds, lane, own, rows, others, KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr,
             SIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Minus the scaled costs of a tile, up to the norms that potentials carry; cached, they contain potentials.
+    """Return minus the scaled costs of a tile.
 
-    If potentials are inside the product, k_j is added.
+    PRODUCT: without the squared norms of points, which are part of the potentials h and k; if these are inside the
+    product, it has added k_j. STORED: with all potentials and norms.
     """
     points, other_points, stride, other_stride, dim, pad, other_pad = clouds
     at = lane.to(tl.int64)

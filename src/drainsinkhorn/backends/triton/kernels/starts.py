@@ -253,7 +253,7 @@ def gaussian_potentials(points, means, matrices, slopes, out, size, dim, lane_st
 
 @triton.jit(do_not_specialize=["size", "start_stride", "weight_stride"])
 def keep_worthwhile(starts, weights, size, start_stride, weight_stride, ALWAYS: tl.constexpr, BLOCK: tl.constexpr):
-    """Set starts to zero if they are not finite or, unless ALWAYS, not worthwhile (`numerics.starts.worthwhile`)."""
+    """Set starts to zero if they are not finite or, unless ALWAYS, if `numerics.starts.worthwhile` rejects them."""
     lane = tl.program_id(0).to(tl.int64)
     mine, weight = starts + lane * start_stride, weights + lane * weight_stride
     total = tl.zeros((BLOCK,), dtype=tl.float64)
