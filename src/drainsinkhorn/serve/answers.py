@@ -33,6 +33,10 @@ WANTS: dict[str, Callable[[list[Result[Any]]], list[Any]]] = {
 """Quantities of plans that a request may want, by name."""
 ARRAYS = ("map", "map_col", "matches", "matches_col")
 """Those that are arrays."""
+COLUMNS = (
+    "ticket", "status", "message", "depth", "row", "col", "band", "rescued", "widened", "streamed", "eps", "tol",
+)  # fmt: skip
+"""What both formats say of each problem, except arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +130,12 @@ def dump_json(value: object) -> bytes:
 
 def _numbers(row: Row, tol: float) -> dict[str, Any]:
     """Return what both formats say of a problem, except arrays."""
-    result = row.result
-    return {
-        "ticket": row.ticket,
-        "status": row.status.name,
-        "message": row.message,
-        "depth": 0 if result is None else result.depth,
-        "row": float(row.residual.row),
-        "col": float(row.residual.col),
-        "band": float(row.residual.band),
-        "rescued": result is not None and result.rescued,
-        "widened": result is not None and result.widened,
-        "streamed": result is not None and result.streamed,
-        "eps": _as_float(row.problem.eps),
-        "tol": tol if row.problem.tol is None else _as_float(row.problem.tol),
-    }
+    result, problem = row.result, row.problem
+    flags = (False, False, False) if result is None else (result.rescued, result.widened, result.streamed)
+    depth = 0 if result is None else result.depth
+    aims = _as_float(problem.eps), tol if problem.tol is None else _as_float(problem.tol)
+    values = (row.ticket, row.status.name, row.message, depth, *map(float, row.residual), *flags, *aims)
+    return dict(zip(COLUMNS, values, strict=True))
 
 
 def describe_rows(
@@ -159,9 +154,7 @@ def describe_rows(
 
 def _encode_npz(rows: Sequence[Row], tol: float, quantities: Mapping[str, list[Any]]) -> bytes:
     described = [_numbers(row, tol) for row in rows]
-    arrays: dict[str, Any] = {"format": 1}
-    if described:
-        arrays |= {name: [numbers[name] for numbers in described] for name in described[0]}
+    arrays: dict[str, Any] = {"format": 1, **{name: [numbers[name] for numbers in described] for name in COLUMNS}}
     potentials = {name: [row.potential(name) for row in rows] for name in ("f", "g")}
     # A stack of float32 and float64 is float64; the dtype says which potentials were float32.
     arrays["dtype"] = ["" if each is None else each.dtype.name for each in potentials["f"]]

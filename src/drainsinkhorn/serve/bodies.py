@@ -13,7 +13,7 @@ import numpy as np
 from drainsinkhorn.model.errors import FileError, ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.archives import unpack_arrays
-from drainsinkhorn.run.problem_arrays import KEYS, count_problems, is_batch, problems_from_arrays
+from drainsinkhorn.run.problem_arrays import KEYS, STACKED, count_problems, is_batch, problems_from_arrays
 from drainsinkhorn.serve.limits import Limits, Refusal
 
 NPZ, JSON = "application/x-npz", "application/json"
@@ -126,7 +126,10 @@ def _read_value(key: str, value: Any, limits: Limits) -> Any:
             f"{key} has {len(value):,} entries of unequal sizes, and the limit is {limits.max_problems:,} problems",
             "send the problems in several requests",
         )
-    return [_numbers(f"{key}[{place}]", np.asarray(entry)) for place, entry in enumerate(value)]
+    entries = [_numbers(f"{key}[{place}]", np.asarray(entry)) for place, entry in enumerate(value)]
+    if any(entry.ndim != STACKED[key] - 1 for entry in entries):
+        raise FileError(f"{key} must hold numbers, in nested lists whose rows are of equal length")
+    return entries
 
 
 def _numbers(key: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

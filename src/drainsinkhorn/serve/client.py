@@ -135,6 +135,7 @@ class Remote:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._timeout = timeout
         self._idle: deque[http.client.HTTPConnection] = deque()
+        self._keeps = True
 
     def solve(
         self,
@@ -185,7 +186,8 @@ class Remote:
         return content
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close idle connections; those in use are closed after their answers."""
+        self._keeps = False
         while self._idle:
             self._idle.pop().close()
 
@@ -230,8 +232,10 @@ class Remote:
                     continue
                 reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 raise RemoteError(f"the service at {self._host}:{self._port} gave no answer ({reason})") from error
-            if not response.will_close:
+            if self._keeps and not response.will_close:
                 self._idle.append(connection)
+            else:
+                connection.close()
             after = response.getheader("Retry-After", "")
             return response.status, answer, float(after) if after.isdecimal() else 0.0
 
@@ -253,12 +257,12 @@ def encode_problems(
     """
     f, g = (None, None) if init is None else init
     given = {"x": x, "y": y, "a": a, "b": b, "f": f, "g": g, "eps": eps, "tol": tol}
-    arrays: dict[str, Any] = {"format": 1}
+    arrays: dict[str, Any] = {"format": np.array(1)}
     if isinstance(cost, (str, Cost)):
         kind = cost if isinstance(cost, Cost) else Cost(cost)
         if not isinstance(kind.kind, str):
             raise ProblemError("a service takes costs by name, or as matrices; compute the matrix of this cost")
-        arrays |= {"cost": kind.kind, "scale": float(kind.scale)}
+        arrays |= {"cost": np.array(kind.kind), "scale": np.array(float(kind.scale))}
     else:
         given["cost"] = cost
     ragged: dict[str, list[Array]] = {}

@@ -200,9 +200,11 @@ def _require_libraries() -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 2**16:
+        raise OptionsError(f"port must be from 0 to {2**16 - 1}, got {port}")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         raise OptionsError(f"cannot listen on host {host!r}, port {port} ({error}); name another one") from None
 
 
