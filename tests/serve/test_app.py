@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.serve import Limits, Server
+from drainsinkhorn.serve import Server, ServerLimits
 from tests.serve.asking import (
     EASY,
     HARD,
@@ -282,7 +282,7 @@ class TestToken:
 
 class TestMetrics:
     def test_they_add_up(self) -> None:
-        with Server(backend="reference", limits=Limits(max_problems=8)) as server:
+        with Server(backend="reference", limits=ServerLimits(max_problems=8)) as server:
             wait_for(lambda: ask(server, "GET", "/health").status == 200)
             before = metrics(server)
             sent = [solve(server, EASY) for _ in range(5)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.serve import Limits, Remote, RemoteError, Server
+from drainsinkhorn.serve import Remote, RemoteError, Server, ServerLimits
 from drainsinkhorn.serve.client import encode_problems
 from tests.serve.asking import EASY, HARD, Slow, ask, metrics, same, wait_for
 
@@ -129,7 +129,7 @@ def test_a_service_that_stays_full_is_given_up(slow: Server) -> None:
 
 
 def test_connections_are_kept_and_renewed() -> None:
-    limits = Limits(max_connections=1, idle_timeout=1.0)
+    limits = ServerLimits(max_connections=1, idle_timeout=1.0)
     with Server(backend="reference", limits=limits) as server, Remote(server.address, timeout=10.0) as remote:
         for _ in range(5):
             remote.solve(X, Y, eps=0.5)

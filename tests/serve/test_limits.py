@@ -1,4 +1,4 @@
-"""Limits and the memory of requests."""
+"""ServerLimits and the memory of requests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.serve import Limits
-from drainsinkhorn.serve.limits import Memory, Refusal
+from drainsinkhorn.serve import ServerLimits
+from drainsinkhorn.serve.limits import MemoryBudget, Refusal
 
 
 @pytest.mark.parametrize(
@@ -19,16 +19,16 @@ from drainsinkhorn.serve.limits import Memory, Refusal
 )
 def test_invalid_limits_are_named(limits: dict[str, Any]) -> None:
     with pytest.raises(ds.OptionsError, match=next(iter(limits))):
-        Limits(**limits)
+        ServerLimits(**limits)
 
 
 def test_json_may_have_a_share_of_what_is_unpacked() -> None:
-    assert Limits(max_unpacked=2**24).max_json == 2**20
-    assert Limits(max_body=100).max_json == 100
+    assert ServerLimits(max_unpacked=2**24).max_json == 2**20
+    assert ServerLimits(max_body=100).max_json == 100
 
 
 def test_memory_is_shared_and_given_back() -> None:
-    memory = Memory(100)
+    memory = MemoryBudget(100)
     with memory.share() as one, memory.share() as other:
         one.resize(60)
         other.resize(40)

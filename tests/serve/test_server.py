@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.serve import Limits, Server
+from drainsinkhorn.serve import Server, ServerLimits
 from tests.conftest import needs
 from tests.serve.asking import EASY, HARD, NPZ, Reply, Slow, ask, connect, metrics, pack, solve, wait_for
 
@@ -99,7 +99,7 @@ def test_problems_are_given_up_after_the_grace() -> None:
 
 
 def test_a_body_that_is_not_complete_does_not_delay_the_end() -> None:
-    with Server(backend="reference", limits=Limits(body_timeout=100.0)) as server:
+    with Server(backend="reference", limits=ServerLimits(body_timeout=100.0)) as server:
         connection = connect(server)
         connection.putrequest("POST", "/solve")
         for name, text in (("Content-Type", "application/json"), ("Content-Length", "100")):

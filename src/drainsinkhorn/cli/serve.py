@@ -11,10 +11,10 @@ from drainsinkhorn.backends import REGISTRY
 from drainsinkhorn.cli.messages import fail, warn
 from drainsinkhorn.core.options import RECHECKS, STARTS, Options, Rechecks
 from drainsinkhorn.model.errors import DrainError
-from drainsinkhorn.serve import Limits, Server
+from drainsinkhorn.serve import Server, ServerLimits
 
 MIB = 2**20
-STANDARD = Limits()
+STANDARD = ServerLimits()
 PORT = 8417
 STOP_HELP = "Seconds to finish accepted problems after SIGTERM or Ctrl-C."
 RESCUE_HELP = "Run unconverged problems once more, alone; other problems wait meanwhile."
@@ -62,7 +62,7 @@ def serve(
     It has no encryption, and no authentication but --token: put a reverse proxy in front of it.
     """
     try:
-        limits = Limits(
+        limits = ServerLimits(
             max_body=_bytes(max_body), max_unpacked=_bytes(max_unpacked), max_memory=_bytes(max_memory),
             max_problems=max_problems, max_pairs=max_pairs, capacity=capacity, max_connections=max_connections,
             deadline=deadline, max_deadline=max_deadline, head_timeout=head_timeout, body_timeout=body_timeout,
@@ -89,5 +89,5 @@ def run(server: Server) -> None:
 
 
 def _bytes(mebibytes: float) -> int:
-    """Return bytes; 0, which Limits rejects, for what is no size."""
+    """Return bytes; 0, which ServerLimits rejects, for what is no size."""
     return int(mebibytes * MIB) if 0 < mebibytes < 2**30 else 0

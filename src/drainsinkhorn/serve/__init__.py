@@ -3,5 +3,5 @@
 from drainsinkhorn.serve.client import Remote as Remote
 from drainsinkhorn.serve.client import RemoteError as RemoteError
 from drainsinkhorn.serve.client import RemoteResult as RemoteResult
-from drainsinkhorn.serve.limits import Limits as Limits
+from drainsinkhorn.serve.limits import ServerLimits as ServerLimits
 from drainsinkhorn.serve.server import Server as Server

@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ProblemRow:
     """How one problem of a request ended.
 
     Attributes:
@@ -74,7 +74,7 @@ class Row:
         return to_numpy(getattr(self.result.emitted, name))
 
 
-def make_row(ticket: int, problem: Problem[Any], ended: Result[Any] | BaseException | None) -> Row:
+def make_row(ticket: int, problem: Problem[Any], ended: Result[Any] | BaseException | None) -> ProblemRow:
     """Return the row of a problem from its result, or from the exception of its future.
 
     Args:
@@ -84,16 +84,16 @@ def make_row(ticket: int, problem: Problem[Any], ended: Result[Any] | BaseExcept
             future is not done.
     """
     if isinstance(ended, Result):
-        return Row(ticket, problem, ended.status, escape(ended.message), ended)
+        return ProblemRow(ticket, problem, ended.status, escape(ended.message), ended)
     if isinstance(ended, DeadlineError) and isinstance(ended.result, Result):
         return make_row(ticket, problem, ended.result)
     if ended is None or isinstance(ended, DeadlineError | CancelledError):
-        return Row(ticket, problem, Status.EXPIRED, f"EXPIRED: {Status.EXPIRED.value}", None)
+        return ProblemRow(ticket, problem, Status.EXPIRED, f"EXPIRED: {Status.EXPIRED.value}", None)
     reason = f"the run failed ({type(ended).__name__}: {escape(ended)[:300]})"
     raise Refusal(500, reason, "send the request again; if it fails again, look at the log of the service")
 
 
-def consume(rows: Sequence[Row], wants: Sequence[str]) -> dict[str, list[Any]]:
+def consume(rows: Sequence[ProblemRow], wants: Sequence[str]) -> dict[str, list[Any]]:
     """Return the wanted quantities by name, one entry per row; None where a problem has no plan."""
     places = [place for place, row in enumerate(rows) if row.has_plan]
     results = [row.result for row in rows if row.result is not None and row.has_plan]
@@ -109,7 +109,7 @@ def consume(rows: Sequence[Row], wants: Sequence[str]) -> dict[str, list[Any]]:
     return quantities
 
 
-def encode(rows: Sequence[Row], tol: float, quantities: Mapping[str, list[Any]], content: str) -> bytes:
+def encode(rows: Sequence[ProblemRow], tol: float, quantities: Mapping[str, list[Any]], content: str) -> bytes:
     """Return the body of an answer.
 
     Args:
@@ -128,7 +128,7 @@ def dump_json(value: object) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _numbers(row: Row, tol: float) -> dict[str, Any]:
+def _numbers(row: ProblemRow, tol: float) -> dict[str, Any]:
     """Return what both formats say of a problem, except arrays."""
     result, problem = row.result, row.problem
     flags = (False, False, False) if result is None else (result.rescued, result.widened, result.streamed)
@@ -139,7 +139,7 @@ def _numbers(row: Row, tol: float) -> dict[str, Any]:
 
 
 def describe_rows(
-    rows: Sequence[Row], tol: float, quantities: Mapping[str, list[Any]] | None = None
+    rows: Sequence[ProblemRow], tol: float, quantities: Mapping[str, list[Any]] | None = None
 ) -> list[dict[str, object]]:
     """Return one JSON object per problem; see `encode`."""
     described: list[dict[str, object]] = []
@@ -152,7 +152,7 @@ def describe_rows(
     return described
 
 
-def _encode_npz(rows: Sequence[Row], tol: float, quantities: Mapping[str, list[Any]]) -> bytes:
+def _encode_npz(rows: Sequence[ProblemRow], tol: float, quantities: Mapping[str, list[Any]]) -> bytes:
     described = [_numbers(row, tol) for row in rows]
     arrays: dict[str, Any] = {"format": 1, **{name: [numbers[name] for numbers in described] for name in COLUMNS}}
     potentials = {name: [row.potential(name) for row in rows] for name in ("f", "g")}

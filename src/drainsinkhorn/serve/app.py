@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.model.text import escape
-from drainsinkhorn.serve.answers import WANTS, Row, consume, describe_rows, dump_json, encode, make_row
-from drainsinkhorn.serve.bodies import FORMATS, JSON, NPZ, Job, positive, read_job
-from drainsinkhorn.serve.engine import Batch, Engine
-from drainsinkhorn.serve.limits import Limits, Memory, Refusal, Share
+from drainsinkhorn.serve.answers import WANTS, ProblemRow, consume, describe_rows, dump_json, encode, make_row
+from drainsinkhorn.serve.bodies import FORMATS, JSON, NPZ, ParsedBody, positive, read_body
+from drainsinkhorn.serve.engine import Engine, PendingProblems
+from drainsinkhorn.serve.limits import MemoryBudget, MemoryShare, Refusal, ServerLimits
 from drainsinkhorn.serve.metrics import CONTENT, Metrics
 
 _log = logging.getLogger("drainsinkhorn")
@@ -50,7 +50,7 @@ Results have the format of Accept, {JSON} or {NPZ}.
 
 
 @dataclass(slots=True)
-class State:
+class ServiceState:
     """What all requests share.
 
     Attributes:
@@ -66,10 +66,10 @@ class State:
     """
 
     engine: Engine
-    limits: Limits
+    limits: ServerLimits
     metrics: Metrics
     token: str | None
-    memory: Memory
+    memory: MemoryBudget
     stopping: asyncio.Event
     stopped: asyncio.Event
     open: int = 0
@@ -83,7 +83,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RequestOptions:
     """What a request asks for beside its body.
 
     Attributes:
@@ -101,7 +101,7 @@ class Wish:
     accept: str
 
 
-class Payload(Response):
+class ChunkedResponse(Response):
     """An answer that is sent in parts, so that a client that takes none is noticed."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,10 +113,10 @@ class Payload(Response):
             await send({"type": "http.response.body", "body": part, "more_body": start + PART < len(body)})
 
 
-class Desk:
+class Accounting:
     """Measures each request and releases its memory once it is answered."""
 
-    def __init__(self, app: ASGIApp, state: State) -> None:
+    def __init__(self, app: ASGIApp, state: ServiceState) -> None:
         self._app, self._state = app, state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,7 +132,7 @@ class Desk:
             await self._app(scope, receive, note)
 
 
-def make_app(state: State) -> ASGIApp:
+def make_app(state: ServiceState) -> ASGIApp:
     """Return the ASGI application."""
 
     async def about(_: Request) -> Response:
@@ -149,12 +149,12 @@ def make_app(state: State) -> ASGIApp:
         Route("/", about, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
-        Route("/solve", Solve(state).answer, methods=["POST"]),
+        Route("/solve", SolveRoute(state).answer, methods=["POST"]),
     ]
     handlers: dict[Any, Any] = {Refusal: _refuse, HTTPException: _refuse_route, Exception: _fail}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return Desk(app, state)
+    return Accounting(app, state)
 
 
 async def _refuse(_: Request, refusal: Exception) -> Response:
@@ -162,7 +162,7 @@ async def _refuse(_: Request, refusal: Exception) -> Response:
     content: dict[str, object] = {"error": escape(refusal.error), "what_to_do": escape(refusal.advice)}
     if refusal.results is not None:
         content["results"] = refusal.results
-    return Payload(dump_json(content), refusal.status, refusal.headers, JSON)
+    return ChunkedResponse(dump_json(content), refusal.status, refusal.headers, JSON)
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:
@@ -181,7 +181,7 @@ async def _fail(request: Request, error: Exception) -> Response:
     return await _refuse(request, Refusal(500, reason, "look at the log of the service, and report it"))
 
 
-def _health(state: State) -> Response:
+def _health(state: ServiceState) -> Response:
     engine = state.engine
     is_ready = engine.is_ready and not state.stopping.is_set()
     status = "stopping" if state.stopping.is_set() else "failed" if engine.failure else "starting"
@@ -191,7 +191,7 @@ def _health(state: State) -> Response:
     return Response(dump_json(content), 200 if is_ready else 503, media_type=JSON)
 
 
-def authorize(state: State, request: Request) -> None:
+def authorize(state: ServiceState, request: Request) -> None:
     """Raise Refusal unless the request has the token of the service."""
     sent = request.headers.get("authorization", "")
     # Compared as bytes in constant time, so that the time of an answer says nothing of the token.
@@ -200,7 +200,7 @@ def authorize(state: State, request: Request) -> None:
         raise Refusal(401, "the token is missing or wrong", advice, headers={"WWW-Authenticate": "Bearer"})
 
 
-def read_wish(request: Request, limits: Limits) -> Wish:
+def read_options(request: Request, limits: ServerLimits) -> RequestOptions:
     """Return what the head of a request asks for; raises Refusal for what is unknown or invalid."""
     given: dict[str, str] = {}
     for name, text in request.query_params.multi_items():
@@ -217,7 +217,7 @@ def read_wish(request: Request, limits: Limits) -> Wish:
         raise Refusal(415, "the body has another type than JSON or npz", f"send it as {' or '.join(FORMATS)}, as it is")
     accept = request.headers.get("accept", "*/*").lower()
     named = list({form for name, form in FORMATS.items() if name in accept})
-    return Wish(
+    return RequestOptions(
         deadline=positive("deadline", given["deadline"], limits.max_deadline)
         if "deadline" in given
         else limits.deadline,
@@ -228,10 +228,10 @@ def read_wish(request: Request, limits: Limits) -> Wish:
     )
 
 
-class Solve:
+class SolveRoute:
     """The route /solve."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ServiceState) -> None:
         self._state, self._limits = state, state.limits
 
     async def answer(self, request: Request) -> Response:
@@ -240,38 +240,40 @@ class Solve:
         start = loop.time()
         self._require_open()
         authorize(self._state, request)
-        wish = read_wish(request, self._limits)
+        options = read_options(request, self._limits)
         try:
-            job = await self._job(request, wish)
+            parsed = await self._parse(request, options)
         except ClientDisconnect:
             return Response(status_code=GONE)
         self._require_open()
-        batch = self._state.engine.accept(job.problems, start + wish.deadline - loop.time())
+        pending = self._state.engine.accept(parsed.problems, start + options.deadline - loop.time())
         self._state.open += 1
         try:
-            if not await self._wait(request, batch, start + wish.deadline):
+            if not await self._wait(request, pending, start + options.deadline):
                 return Response(status_code=GONE)
-            return await self._respond(job, batch, wish)
+            return await self._respond(parsed, pending, options)
         finally:
-            self._state.engine.give_up(batch)
+            self._state.engine.give_up(pending)
             self._state.open -= 1
 
-    async def _job(self, request: Request, wish: Wish) -> Job:
+    async def _parse(self, request: Request, options: RequestOptions) -> ParsedBody:
         """Return the problems of a request; raises Refusal, or ClientDisconnect."""
-        share: Share = request.scope["share"]
-        body = await self._read(request, share, wish)
-        images = any(name.startswith("map") for name in wish.wants)
-        job = await _work(len(body), lambda: read_job(body, wish.content, self._limits, tol=wish.tol, images=images))
-        share.resize(job.memory)
-        return job
+        share: MemoryShare = request.scope["share"]
+        body = await self._read(request, share, options)
+        images = any(name.startswith("map") for name in options.wants)
+        parsed = await _work(
+            len(body), lambda: read_body(body, options.content, self._limits, tol=options.tol, images=images)
+        )
+        share.resize(parsed.memory)
+        return parsed
 
     def _require_open(self) -> None:
         if self._state.stopping.is_set():
             raise Refusal(503, "the service is stopping", "send the request to another one, or later")
 
-    async def _read(self, request: Request, share: Share, wish: Wish) -> bytes:
+    async def _read(self, request: Request, share: MemoryShare, options: RequestOptions) -> bytes:
         """Return the body; raises Refusal if it is too large or comes too slowly."""
-        limit = self._limits.max_json if wish.content == JSON else self._limits.max_body
+        limit = self._limits.max_json if options.content == JSON else self._limits.max_body
         length = request.headers.get("content-length", "0")
         body = bytearray()
         if length.isdecimal() and int(length) > limit:
@@ -293,39 +295,39 @@ class Solve:
             self._state.reading.discard(timeout)
         return bytes(body)
 
-    async def _wait(self, request: Request, batch: Batch, until: float) -> bool:
+    async def _wait(self, request: Request, pending: PendingProblems, until: float) -> bool:
         """Wait until all problems have ended, or the deadline; return False if the client has disconnected."""
         loop = asyncio.get_running_loop()
         done, gone, stopped = (
             asyncio.ensure_future(each)
-            for each in (batch.done.wait(), _disconnect(request), self._state.stopped.wait())
+            for each in (pending.done.wait(), _disconnect(request), self._state.stopped.wait())
         )
         try:
             await asyncio.wait((done, gone, stopped), timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED)
             if not done.done() and not gone.done():
                 # Waiting problems are cancelled. Lanes leave at their next audit with the potentials so far.
-                self._state.engine.give_up(batch)
+                self._state.engine.give_up(pending)
                 await asyncio.wait((done, gone), timeout=LINGER, return_when=asyncio.FIRST_COMPLETED)
-            batch.abandoned = gone.done() and not done.done()
-            return not batch.abandoned
+            pending.abandoned = gone.done() and not done.done()
+            return not pending.abandoned
         finally:
             for task in (done, gone, stopped):
                 task.cancel()
 
-    async def _respond(self, job: Job, batch: Batch, wish: Wish) -> Response:
+    async def _respond(self, parsed: ParsedBody, pending: PendingProblems, options: RequestOptions) -> Response:
         tol = self._state.engine.tol
-        ended = zip(job.problems, batch.ended(), strict=True)
+        ended = zip(parsed.problems, pending.ended(), strict=True)
         rows = [make_row(place, problem, each) for place, (problem, each) in enumerate(ended)]
-        if not job.is_batch and rows[0].status in (Status.INVALID, Status.EXPIRED):
+        if not parsed.is_batch and rows[0].status in (Status.INVALID, Status.EXPIRED):
             raise self._failure(rows[0], tol)
 
         def write() -> bytes:
-            return encode(rows, tol, consume(rows, wish.wants), wish.accept)
+            return encode(rows, tol, consume(rows, options.wants), options.accept)
 
-        body = await _work(SMALL + 1 if wish.wants else job.memory, write)
-        return Payload(body, 200, media_type=wish.accept)
+        body = await _work(SMALL + 1 if options.wants else parsed.memory, write)
+        return ChunkedResponse(body, 200, media_type=options.accept)
 
-    def _failure(self, row: Row, tol: float) -> Refusal:
+    def _failure(self, row: ProblemRow, tol: float) -> Refusal:
         """Return the answer to a request whose only problem has no result that could be used."""
         if row.status is Status.INVALID:
             return Refusal(422, row.message, "correct the problem")

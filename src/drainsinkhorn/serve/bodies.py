@@ -14,7 +14,7 @@ from drainsinkhorn.model.errors import FileError, ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.archives import unpack_arrays
 from drainsinkhorn.run.problem_arrays import KEYS, STACKED, count_problems, is_batch, problems_from_arrays
-from drainsinkhorn.serve.limits import Limits, Refusal
+from drainsinkhorn.serve.limits import Refusal, ServerLimits
 
 NPZ, JSON = "application/x-npz", "application/json"
 FORMATS = {JSON: JSON, NPZ: NPZ, "application/octet-stream": NPZ}
@@ -31,7 +31,7 @@ SEE = "GET / lists the keys of a request"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ParsedBody:
     """The problems of one request.
 
     Attributes:
@@ -45,7 +45,9 @@ class Job:
     memory: int
 
 
-def read_job(body: bytes, content: str, limits: Limits, *, tol: float | None = None, images: bool = False) -> Job:
+def read_body(
+    body: bytes, content: str, limits: ServerLimits, *, tol: float | None = None, images: bool = False
+) -> ParsedBody:
     """Return the problems of a body; raises Refusal if it cannot be read or is too large.
 
     Args:
@@ -76,10 +78,10 @@ def read_job(body: bytes, content: str, limits: Limits, *, tol: float | None = N
         reason = f"the body cannot be read as problems ({type(error).__name__}: {str(error)[:200]})"
         raise Refusal(400, reason, f"correct the body; {SEE}") from None
     memory = sum(each.nbytes for value in arrays.values() for each in (value if isinstance(value, list) else [value]))
-    return Job(problems, is_batch(arrays), memory + _check_sizes(problems, limits, images=images))
+    return ParsedBody(problems, is_batch(arrays), memory + _check_sizes(problems, limits, images=images))
 
 
-def _read_npz(body: bytes, limits: Limits) -> dict[str, Any]:
+def _read_npz(body: bytes, limits: ServerLimits) -> dict[str, Any]:
     if body.count(ENTRY) > MEMBERS:
         raise FileError(f"the body has more than {MEMBERS} arrays; known keys are {', '.join(KEYS)}")
 
@@ -94,7 +96,7 @@ def _read_npz(body: bytes, limits: Limits) -> dict[str, Any]:
     return dict[str, Any](unpack_arrays(body, "the body", require_room))
 
 
-def _read_json(body: bytes, limits: Limits) -> dict[str, Any]:
+def _read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
     try:
         # Bytes that are no UTF-8 raise UnicodeDecodeError, integers of too many digits and bad syntax ValueError.
         content = json.loads(body, parse_constant=_refuse_constant)
@@ -111,7 +113,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON; remove or replace numbers that are not finite")
 
 
-def _read_value(key: str, value: Any, limits: Limits) -> Any:
+def _read_value(key: str, value: Any, limits: ServerLimits) -> Any:
     """Return a JSON value as an array, or as a list of arrays where the entries of a list have unequal sizes."""
     if key == "cost" and isinstance(value, str):
         return np.array(value)
@@ -152,7 +154,7 @@ def _check_format(arrays: Mapping[str, Any]) -> None:
         raise FileError("the body has a format other than 1, and this version of drainsinkhorn reads format 1")
 
 
-def _check_sizes(problems: list[Problem[Any]], limits: Limits, *, images: bool) -> int:
+def _check_sizes(problems: list[Problem[Any]], limits: ServerLimits, *, images: bool) -> int:
     """Refuse problems with too many pairs of points; return the bytes that the results take, in two copies."""
     numbers = 0
     for place, problem in enumerate(problems):

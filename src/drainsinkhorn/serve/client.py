@@ -269,7 +269,10 @@ def encode_problems(
     for name, value in given.items():
         if value is not None:
             plain = _as_array(name, value)
-            (ragged if isinstance(plain, list) else arrays)[name] = plain
+            if isinstance(plain, list):
+                ragged[name] = plain
+            else:
+                arrays[name] = plain
     _join(arrays, ragged)
     if not is_batch(arrays):
         arrays["eps"] = np.atleast_1d(arrays["eps"])

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from drainsinkhorn.run.client import Client
 from drainsinkhorn.run.feed import Answer, Feed
 from drainsinkhorn.run.solve import DEFAULTS
 from drainsinkhorn.run.stream import Stream, stream
-from drainsinkhorn.serve.limits import Limits, Refusal, overloaded
+from drainsinkhorn.serve.limits import Refusal, ServerLimits, overloaded
 
 _log = logging.getLogger("drainsinkhorn")
 PROBLEMS = 100_000
@@ -30,7 +30,7 @@ Ended = Result[Any] | BaseException
 OnEnd = Callable[[Ended], None]
 
 
-class Line:
+class OpenStream:
     """One stream and the feed through which it receives its problems.
 
     Args:
@@ -71,11 +71,11 @@ class Line:
         self._client.close()
 
 
-class Batch:
+class PendingProblems:
     """The problems of one request, while they are solved.
 
     Args:
-        problems: The problems.
+        count: Number of problems.
 
     Attributes:
         answers: Their futures.
@@ -83,14 +83,13 @@ class Batch:
         abandoned: True if nobody waits for the results any more.
     """
 
-    def __init__(self, problems: Sequence[Problem[Any]]) -> None:
-        self.problems = problems
+    def __init__(self, count: int) -> None:
         self.answers: list[Answer] = []
         self.done = asyncio.Event()
         self.abandoned = False
         self._loop = asyncio.get_running_loop()
-        self._left, self._lock = len(problems), threading.Lock()
-        if not problems:
+        self._left, self._lock = count, threading.Lock()
+        if not count:
             self.done.set()
 
     def note_end(self) -> None:
@@ -120,21 +119,21 @@ class Engine:
         failure: Why the first problem could not be solved; empty if it could.
     """
 
-    def __init__(self, limits: Limits, on_end: OnEnd, **how: Any) -> None:
+    def __init__(self, limits: ServerLimits, on_end: OnEnd, **how: Any) -> None:
         self._limits, self._on_end = limits, on_end
         # Two more for the warm-up.
         self._how = {**how, "capacity": limits.capacity + 2}
-        self._line = Line(**self._how)
+        self._current = OpenStream(**self._how)
         self._lock = threading.Lock()
         self._unfinished, self._past_slots = 0, 0
-        self._closing: list[Line] = []
+        self._closing: list[OpenStream] = []
         self._ready, self.failure = threading.Event(), ""
         self._warm_up()
 
     @property
     def backend(self) -> str:
         """The name of the backend."""
-        choices = self._line.stream.ledger.choices
+        choices = self._current.stream.ledger.choices
         asked = self._how.get("backend", "auto")
         return next((each.picked for each in choices if each.what == "backend"), getattr(asked, "name", asked))
 
@@ -156,15 +155,15 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Number of problems that the stream has not read yet."""
-        return len(self._line.feed) + sum(len(line.feed) for line in self._closing)
+        return len(self._current.feed) + sum(len(opened.feed) for opened in self._closing)
 
     @property
     def slots(self) -> int:
         """Lanes times cycles that were run so far."""
         with self._lock:
-            return self._past_slots + sum(line.slots for line in [self._line, *self._closing])
+            return self._past_slots + sum(opened.slots for opened in [self._current, *self._closing])
 
-    def accept(self, problems: Sequence[Problem[Any]], deadline: float) -> Batch:
+    def accept(self, problems: Sequence[Problem[Any]], deadline: float) -> PendingProblems:
         """Hand in the problems of a request, all or none; raises Refusal if there is no room.
 
         Args:
@@ -173,77 +172,77 @@ class Engine:
         """
         if self._unfinished + len(problems) > self._limits.capacity:
             raise overloaded(f"{self._unfinished:,} problems wait or run, and the limit is {self._limits.capacity:,}")
-        if self._line.pushed > PROBLEMS:
-            self._replace_line()
-        batch = Batch(problems)
+        if self._current.pushed > PROBLEMS:
+            self._replace_current()
+        pending = PendingProblems(len(problems))
         try:
             for problem in problems:
-                batch.answers.append(self._push(problem, max(1e-9, deadline)))
+                pending.answers.append(self._push(problem, max(1e-9, deadline)))
         except (FeedFull, FeedClosed, Refusal) as error:
-            self.give_up(batch)
+            self.give_up(pending)
             raise error if isinstance(error, Refusal) else overloaded(str(error)) from None
         finally:
             with self._lock:
-                self._unfinished += len(batch.answers)
-            for answer in batch.answers:
-                answer.add_done_callback(lambda answer: self._note_end(answer, batch))
-        return batch
+                self._unfinished += len(pending.answers)
+            for answer in pending.answers:
+                answer.add_done_callback(lambda answer: self._note_end(answer, pending))
+        return pending
 
-    def give_up(self, batch: Batch) -> None:
+    def give_up(self, pending: PendingProblems) -> None:
         """Cancel the problems of a request that have not ended: waiting ones do not run, others leave at an audit."""
-        for answer in batch.answers:
+        for answer in pending.answers:
             if not answer.done():
                 # It may have been pushed to an older feed: a feed whose problems have deadlines watches all of them.
-                self._line.feed.give_up(answer)
+                self._current.feed.give_up(answer)
 
     def close(self) -> None:
         """Accept no further problems, and return when those handed in have ended."""
-        for line in [self._line, *self._closing]:
-            line.close()
+        for opened in [self._current, *self._closing]:
+            opened.close()
 
     def _push(self, problem: Problem[Any], deadline: float) -> Answer:
         try:
-            return self._line.push(problem, deadline)
+            return self._current.push(problem, deadline)
         except FeedClosed as error:
             _log.error("the stream has ended and a new one is opened: %s", error)
-            self._replace_line()
-            return self._line.push(problem, deadline)
+            self._replace_current()
+            return self._current.push(problem, deadline)
 
-    def _replace_line(self) -> None:
+    def _replace_current(self) -> None:
         """Open a new stream for further problems; the old one finishes its own."""
         try:
-            line = Line(**self._how)
+            opened = OpenStream(**self._how)
         except Exception as error:
             _log.exception("a new stream cannot be opened")
             advice = "try again later, and look at the log of the service"
             raise Refusal(503, f"problems cannot be solved now ({type(error).__name__})", advice) from error
         with self._lock:
-            old, self._line = self._line, line
+            old, self._current = self._current, opened
             self._closing.append(old)
         threading.Thread(target=self._finish, args=(old,), name="drainsinkhorn-serve-close", daemon=True).start()
 
-    def _finish(self, line: Line) -> None:
-        line.close()
+    def _finish(self, opened: OpenStream) -> None:
+        opened.close()
         with self._lock:
-            self._closing.remove(line)
-            self._past_slots += line.slots
+            self._closing.remove(opened)
+            self._past_slots += opened.slots
 
-    def _note_end(self, answer: Answer, batch: Batch) -> None:
+    def _note_end(self, answer: Future[Result[Any]], pending: PendingProblems) -> None:
         with self._lock:
             self._unfinished -= 1
         ended = _ended(answer)
-        if isinstance(ended, DeadlineError) and batch.abandoned:
+        if isinstance(ended, DeadlineError) and pending.abandoned:
             ended = CancelledError()
-        elif isinstance(ended, CancelledError) and not batch.abandoned:
+        elif isinstance(ended, CancelledError) and not pending.abandoned:
             ended = DeadlineError("it did not run before its deadline", None)
         self._on_end(ended)
-        batch.note_end()
+        pending.note_end()
 
     def _warm_up(self) -> None:
         """Solve one tiny problem of each dtype, so that kernels are compiled before the first request."""
         points = np.linspace(0.0, 1.0, 16).reshape(8, 2)
         problems = [Problem(x=points.astype(d), y=points.astype(d) + 1, eps=1.0) for d in (np.float32, np.float64)]
-        answers = [self._line.push(problem, math.inf) for problem in problems]
+        answers = [self._current.push(problem, math.inf) for problem in problems]
 
         def wait() -> None:
             start = time.perf_counter()
@@ -259,7 +258,7 @@ class Engine:
         threading.Thread(target=wait, name="drainsinkhorn-serve-warm-up", daemon=True).start()
 
 
-def _ended(answer: Answer) -> Ended:
+def _ended(answer: Future[Result[Any]]) -> Ended:
     """Return how the problem of a finished future ended."""
     if answer.cancelled():
         return CancelledError()

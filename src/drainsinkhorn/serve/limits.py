@@ -16,7 +16,7 @@ JSON_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """Bounds on what one request, and all requests together, may take.
 
     Attributes:
@@ -36,7 +36,7 @@ class Limits:
         idle_timeout: Seconds after which an idle connection is closed.
 
     Examples:
-        >>> Limits(max_problems=64).deadline
+        >>> ServerLimits(max_problems=64).deadline
         60.0
     """
 
@@ -102,7 +102,7 @@ def overloaded(error: str) -> Refusal:
 
 
 @dataclass(slots=True)
-class Memory:
+class MemoryBudget:
     """Bytes that requests hold, up to a limit. It is used by one thread.
 
     Attributes:
@@ -114,9 +114,9 @@ class Memory:
     used: int = field(default=0, init=False)
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
+    def share(self) -> Iterator[MemoryShare]:
         """Open a share that holds nothing yet, and give back what it holds at the end."""
-        share = Share(self)
+        share = MemoryShare(self)
         try:
             yield share
         finally:
@@ -124,10 +124,10 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Share:
+class MemoryShare:
     """The memory of one request."""
 
-    memory: Memory
+    memory: MemoryBudget
     size: int = field(default=0, init=False)
 
     def resize(self, size: int) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from drainsinkhorn.serve.answers import dump_json
-from drainsinkhorn.serve.limits import Limits
+from drainsinkhorn.serve.limits import ServerLimits
 
 
-def make_protocol(limits: Limits) -> type[asyncio.Protocol]:
+def make_protocol(limits: ServerLimits) -> type[asyncio.Protocol]:
     """Return the class of connections with these limits."""
 
     class LimitedConnection(Connection):
@@ -29,7 +29,7 @@ class Connection(H11Protocol):
         limits: The limits of the service.
     """
 
-    limits = Limits()
+    limits = ServerLimits()
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 

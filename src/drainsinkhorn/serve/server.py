@@ -19,7 +19,7 @@ from drainsinkhorn.core.options import Options, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.run.solve import DEFAULTS
-from drainsinkhorn.serve.limits import Limits, Memory
+from drainsinkhorn.serve.limits import MemoryBudget, ServerLimits
 
 _log = logging.getLogger("drainsinkhorn")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -65,7 +65,7 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         grace: float = 30.0,
         tol: float | None = None,
         init: str = "auto",
@@ -80,7 +80,7 @@ class Server:
             raise OptionsError(f"grace is in seconds and must not be negative, got {grace!r}")
         options = options.with_settings(tol, {**settings, "warn": False}, init)
         self._how = {"options": options, "backend": backend}
-        self._limits, self._token, self._grace = limits or Limits(), token, grace
+        self._limits, self._token, self._grace = limits or ServerLimits(), token, grace
         self._socket = _listen(host, port)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._thread: threading.Thread | None = None
@@ -156,7 +156,7 @@ class Server:
             self._started.set()
 
     async def _serve(self, on_start: Callable[[], None]) -> None:
-        from drainsinkhorn.serve.app import State, make_app
+        from drainsinkhorn.serve.app import ServiceState, make_app
         from drainsinkhorn.serve.engine import Engine
         from drainsinkhorn.serve.metrics import Metrics
 
@@ -166,8 +166,8 @@ class Server:
             metrics = Metrics()
             engine = Engine(self._limits, metrics.note_end, **self._how)
             metrics.watch(engine)
-            memory = Memory(self._limits.max_memory)
-            state = State(engine, self._limits, metrics, self._token, memory, asyncio.Event(), asyncio.Event())
+            memory = MemoryBudget(self._limits.max_memory)
+            state = ServiceState(engine, self._limits, metrics, self._token, memory, asyncio.Event(), asyncio.Event())
             server = _make_server(make_app(state), self._limits)
             serving = asyncio.create_task(server.serve(sockets=[self._socket]))
             await _until(lambda: server.started or serving.done())
@@ -208,7 +208,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise OptionsError(f"cannot listen on host {host!r}, port {port} ({error}); name another one") from None
 
 
-def _make_server(app: Any, limits: Limits) -> Any:
+def _make_server(app: Any, limits: ServerLimits) -> Any:
     """Return a server of uvicorn that leaves signals to us, since at its end it would raise them again."""
     import uvicorn
 
