@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.serve import Server, ServerLimits
 from tests.conftest import needs
-from tests.serve.asking import EASY, HARD, NPZ, Reply, Slow, ask, connect, metrics, pack, solve, wait_for
+from tests.serve.asking import EASY, HARD, LONG, NPZ, Reply, Slow, ask, connect, metrics, pack, solve, wait_for
 
 needs("uvicorn")
 
@@ -114,10 +115,21 @@ def test_a_body_that_is_not_complete_does_not_delay_the_end() -> None:
     assert time.monotonic() - start < 5
 
 
-def test_large_answers_are_sent_before_the_end() -> None:
-    body: dict[str, Any] = {"x": np.zeros((4000, 1)), "y": np.zeros((1, 1)), "eps": np.ones(100)}
-    with ThreadPoolExecutor(1) as threads:
-        with Server(backend="cpu") as server:
-            answer = threads.submit(solve, server, pack(**body), Content_Type=NPZ)
-            wait_for(lambda: metrics(server)['drain_problems_total{status="CONVERGED"}'] > 0)
-        assert answer.result().arrays["f"].shape == (100, 4000)
+def test_an_answer_that_is_being_taken_is_sent_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drainsinkhorn.serve.server.FLUSH", 0.1)
+    body = pack(x=np.zeros((20_000, 1)), y=np.zeros((1, 1)), eps=np.ones(60))
+    with Server(backend="cpu") as server, contextlib.closing(socket.socket()) as plain:
+        # A small buffer: a half of the 10 MB is still in the service when it is told to stop.
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**19)
+        plain.settimeout(LONG)
+        plain.connect((server.host, server.port))
+        fields = f"POST /solve HTTP/1.1\r\nHost: h\r\nContent-Type: {NPZ}\r\nContent-Length: {len(body)}\r\n\r\n"
+        plain.sendall(fields.encode() + body)
+        received = plain.recv(4096)
+        server.stop()
+        wait_for(lambda: ask(server, "GET", "/health").content["status"] == "stopping")
+        time.sleep(1.5)
+        while part := plain.recv(2**16):
+            received += part
+    answer = Reply(200, {}, received.partition(b"\r\n\r\n")[2])
+    assert answer.arrays["f"].shape == (60, 20_000)

@@ -61,7 +61,7 @@ class ServiceState:
         memory: The memory that they hold.
         stopping: Is set when no further request is accepted.
         stopped: Is set when problems that are not solved yet are given up.
-        open: Requests whose problems were accepted, and that are not answered yet.
+        open: Requests whose problems were accepted, and whose answers are not sent yet, by their memory.
         reading: Timeouts of requests whose bodies are being read.
     """
 
@@ -72,14 +72,15 @@ class ServiceState:
     memory: MemoryBudget
     stopping: asyncio.Event
     stopped: asyncio.Event
-    open: int = 0
+    open: set[MemoryShare] = field(default_factory=set[MemoryShare])
     reading: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])
 
     def stop(self) -> None:
         """Accept no further request; one whose body is not complete is refused at once."""
         self.stopping.set()
         for timeout in self.reading:
-            timeout.reschedule(asyncio.get_running_loop().time())
+            if not timeout.expired():
+                timeout.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,10 @@ class Accounting:
                 await send(message)
 
             scope["share"] = share
-            await self._app(scope, receive, note)
+            try:
+                await self._app(scope, receive, note)
+            finally:
+                self._state.open.discard(share)
 
 
 def make_app(state: ServiceState) -> ASGIApp:
@@ -247,14 +251,13 @@ class SolveRoute:
             return Response(status_code=GONE)
         self._require_open()
         pending = self._state.engine.accept(parsed.problems, start + options.deadline - loop.time())
-        self._state.open += 1
+        self._state.open.add(request.scope["share"])
         try:
             if not await self._wait(request, pending, start + options.deadline):
                 return Response(status_code=GONE)
             return await self._respond(parsed, pending, options)
         finally:
             self._state.engine.give_up(pending)
-            self._state.open -= 1
 
     async def _parse(self, request: Request, options: RequestOptions) -> ParsedBody:
         """Return the problems of a request; raises Refusal, or ClientDisconnect."""

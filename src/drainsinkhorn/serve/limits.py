@@ -123,7 +123,7 @@ class MemoryBudget:
             share.resize(0)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class MemoryShare:
     """The memory of one request."""
 
