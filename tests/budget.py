@@ -29,6 +29,7 @@ BUDGET = {
     "tests/plans": 10,
     "tests/release": 10,
     "tests/run": 90,
+    "tests/serve": 35,
     "tests/testing": 60,
     "tests/theory": 20,
 }

@@ -26,6 +26,7 @@ PUBLIC: dict[str, str] = {
     "drainsinkhorn.grad.torch": "divergence potentials value",
     "drainsinkhorn.grad.jax": "divergence potentials value",
     "drainsinkhorn.parallel": "Fleet FleetStream LocalFleet RayFleet RowShardedBackend",
+    "drainsinkhorn.serve": "Remote RemoteError RemoteResult Server ServerLimits",
     "drainsinkhorn.theory": """Estimate Forecast Modal Opportunity Price Transfer WidthCost modal_response opportunity
         padding profile_width_cost removable saved slots survival windows""",
     "drainsinkhorn.testing": """Bench PROMISES Script ScriptedBackend check_backend marginal_errors scripted""",
@@ -54,6 +55,9 @@ OPTIONAL = (
     "scipy",
     "ott",
     "pykeops",
+    "starlette",
+    "uvicorn",
+    "prometheus_client",
 )
 
 

@@ -17,11 +17,12 @@ import pytest
 from numpy.lib import format as npy
 from typer.testing import CliRunner
 
-from drainsinkhorn.cli import archives, files
+from drainsinkhorn.cli import files
 from drainsinkhorn.cli.main import app
 from drainsinkhorn.cli.messages import escape
 from drainsinkhorn.cli.paths import replace_file
 from drainsinkhorn.model.errors import FileError
+from drainsinkhorn.run import archives
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(3, 6, 2)), rng.normal(size=(3, 5, 2))

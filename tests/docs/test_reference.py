@@ -25,6 +25,7 @@ MODULES = (
     "drainsinkhorn.sensors",
     "drainsinkhorn.ott",
     "drainsinkhorn.parallel",
+    "drainsinkhorn.serve",
     "drainsinkhorn.grad.torch",
     "drainsinkhorn.grad.jax",
     "drainsinkhorn.theory",

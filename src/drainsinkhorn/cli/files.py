@@ -7,29 +7,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.cli.archives import read_arrays, read_limit
-from drainsinkhorn.cli.eps_text import SYNTAX, eps_from_array, parse_eps
 from drainsinkhorn.cli.paths import replace_file
 from drainsinkhorn.core.ledger import Ledger
-from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import FileError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.run.stack import problems
+from drainsinkhorn.run.archives import read_arrays, read_limit
+from drainsinkhorn.run.eps_text import SYNTAX, parse_eps
+from drainsinkhorn.run.problem_arrays import count_problems, problems_from_arrays
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
 FORMAT = 1
 """Version of the keys of both kinds of files. A file that does not state its format has this one."""
-KEYS = ("x", "y", "a", "b", "eps", "tol", "f", "g", "cost", "scale", "x_sizes", "y_sizes", "format")
-STACKED = {"x": 3, "y": 3, "a": 2, "b": 2, "eps": 1, "tol": 1, "f": 2, "g": 2, "cost": 3, "x_sizes": 1, "y_sizes": 1}
-"""Number of dimensions with which an array has one entry for each problem."""
 PROBLEM_BYTES = 2048
 """Memory that a problem and its result take beside their arrays, about."""
 
@@ -56,25 +51,12 @@ def read_problems(path: Path, limit: int | None = None, eps: str | None = None) 
         eps: The eps of problems in a file that has none, as text; None: the file must have it.
     """
     arrays = _read_format(path, limit)
-    unknown = sorted(set(arrays) - set(KEYS))
-    if unknown:
-        raise FileError(f"{path} has an unknown key {unknown[0]!r}; known keys are {', '.join(KEYS)}")
     if eps is None and "eps" not in arrays:
         raise FileError(f"{path} has no eps: add the key, one or one per problem, or give --eps: {SYNTAX}")
     if eps is not None and "eps" in arrays:
         raise FileError(f"{path} has an eps of its own; leave --eps {eps} out, or remove the key from the file")
-    strengths = eps_from_array(arrays["eps"]) if eps is None else parse_eps(eps)
-    count = max(len(arrays[key]) if arrays[key].ndim == ndim else 1 for key, ndim in STACKED.items() if key in arrays)
-    _require_memory(path, count, limit)
-    rows, cols = _sizes(arrays, "x_sizes"), _sizes(arrays, "y_sizes")
-    start = ("f" in arrays) + ("g" in arrays)
-    if start == 1:
-        raise FileError(f"{path} has only one of f and g; a start needs both potentials")
-    init = (_split(arrays, "f", rows), _split(arrays, "g", cols)) if start else None
-    columns = {
-        name: _split(arrays, name, sizes) for name, sizes in (("x", rows), ("a", rows), ("y", cols), ("b", cols))
-    }
-    return problems(**columns, eps=strengths, tol=arrays.get("tol"), init=init, cost=_cost(arrays, rows, cols))
+    _require_memory(path, count_problems(arrays), limit)
+    return problems_from_arrays(arrays, str(path), None if eps is None else parse_eps(eps))
 
 
 def _require_memory(path: Path, count: int, limit: int | None) -> None:
@@ -83,46 +65,6 @@ def _require_memory(path: Path, count: int, limit: int | None) -> None:
             f"{path} has {count:,} problems, for which there is no memory: each takes about {PROBLEM_BYTES:,} bytes, "
             f"and the limit is {read_limit(limit):,}; split the file, or give a larger --read-limit"
         )
-
-
-def _sizes(arrays: Arrays, key: str) -> list[int] | None:
-    if key not in arrays:
-        return None
-    sizes = arrays[key]
-    if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 0).any():
-        raise FileError(f"{key} must be a vector of counts, one per problem, got {sizes.dtype} of shape {sizes.shape}")
-    return [int(size) for size in sizes]
-
-
-def _split(arrays: Arrays, key: str, sizes: list[int] | None) -> Any:
-    if key not in arrays or sizes is None:
-        return arrays.get(key)
-    return _cut(arrays[key], sizes, key)
-
-
-def _cut(array: np.ndarray[Any, Any], sizes: list[int], key: str) -> list[np.ndarray[Any, Any]]:
-    if array.ndim == 0 or sum(sizes) != len(array):
-        raise FileError(f"{key} has shape {array.shape}, but its sizes add up to {sum(sizes)} rows")
-    return np.split(array, np.cumsum(sizes)[:-1]) if sizes else []
-
-
-def _cost(arrays: Arrays, rows: list[int] | None, cols: list[int] | None) -> Any:
-    cost = arrays.get("cost", np.array("sqeuclidean"))
-    scale = arrays.get("scale", np.array(1.0))
-    if scale.ndim != 0:
-        raise FileError(f"scale must be one number, got shape {scale.shape}")
-    if cost.dtype.kind == "U" and cost.ndim == 0:
-        return Cost(str(cost), scale.item())
-    if "scale" in arrays:
-        raise FileError("scale belongs to a named cost; multiply dense costs yourself")
-    if cost.ndim == 0:
-        raise FileError(f"cost must be a text or matrices, got {cost.dtype} of shape ()")
-    if cost.ndim == 1 and cost.dtype.kind in "fiu" and rows is not None and cols is not None:
-        if len(rows) != len(cols):
-            raise FileError(f"x_sizes is for {len(rows)} problems and y_sizes for {len(cols)}")
-        matrices = _cut(cost, [n * m for n, m in zip(rows, cols, strict=True)], "cost")
-        return [matrix.reshape(n, m) for matrix, n, m in zip(matrices, rows, cols, strict=True)]
-    return cost
 
 
 def write_solution(path: Path, results: list[Result[Any]], ledger: Ledger, tol: float) -> None:

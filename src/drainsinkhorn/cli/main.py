@@ -1,4 +1,4 @@
-"""`drain`: demo, solve, explain, env, backends, tune, and commands of other distributions."""
+"""`drain`: demo, solve, explain, serve, env, backends, tune, and commands of other distributions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from rich.console import Console
 from drainsinkhorn.backends import REGISTRY
 from drainsinkhorn.cli import explain as explaining
 from drainsinkhorn.cli import files, machine, running, show
-from drainsinkhorn.cli.archives import GIB
 from drainsinkhorn.cli.commands import Commands
-from drainsinkhorn.cli.eps_text import SYNTAX
 from drainsinkhorn.cli.messages import INTERRUPTED, JSON, escape, fail, print_json, warn
 from drainsinkhorn.cli.paths import is_same_file, journal_files
+from drainsinkhorn.cli.serve import serve
 from drainsinkhorn.core.options import MODES, RECHECKS, STARTS, Options, Rechecks
 from drainsinkhorn.model.errors import BackendUnavailable, DrainError, Interrupted
 from drainsinkhorn.plans import plots
+from drainsinkhorn.run.archives import GIB
+from drainsinkhorn.run.eps_text import SYNTAX
 from drainsinkhorn.workloads import WORKLOADS
 from drainsinkhorn.workloads import load as load_workload
 
@@ -227,7 +228,7 @@ def explain(
             _picture(lambda: plots.plot_explanation(*drawn, str(plot)), plot, console, quiet=as_json)
 
 
-for command in (machine.env, machine.tune, machine.backends):
+for command in (serve, machine.env, machine.tune, machine.backends):
     app.command()(command)
 
 if __name__ == "__main__":

@@ -8,14 +8,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from drainsinkhorn.model.text import escape as escape
+
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit codes of every command."""
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-
-
-def escape(text: object) -> str:
-    """Return a text with control characters escaped, so that none from a file or its name reaches the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def warn(message: str) -> None:

@@ -1,15 +1,18 @@
-"""Reading .npz archives of any origin: the size of every array is checked before anything is unpacked."""
+"""Reads .npz archives of any origin: the size of every array is checked before anything is unpacked."""
 
 from __future__ import annotations
 
+import io
 import lzma
 import math
 import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -63,23 +66,38 @@ def read_arrays(path: Path, limit: int | None = None) -> dict[str, Array]:
         limit: Bytes that its arrays may take together. None: half of the available memory, and 1 GiB where the file
             unpacks to more than 100 times its size.
     """
-    try:
+    with _damage_reported(str(path)):
         if path.exists() and not path.is_file():
             raise FileError(f"{path} is no regular file; expected an .npz archive, as numpy.savez writes it")
         with path.open("rb") as file:
-            if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
-                raise FileError(f"{path} holds a single array; expected an .npz archive, as numpy.savez writes it")
-            with zipfile.ZipFile(file) as archive:
-                members = archive.infolist()
-                size = sum(_unpacked_size(path, archive, member) for member in members)
-                _require_room(path, size, os.fstat(file.fileno()).st_size, limit)
-                return {member.filename.removesuffix(".npy"): _unpack(archive, member) for member in members}
+            packed = os.fstat(file.fileno()).st_size
+            return _read(file, str(path), lambda size: _require_room(path, size, packed, limit))
+
+
+def unpack_arrays(body: bytes, source: str, require_room: Callable[[int], None]) -> dict[str, Array]:
+    """All arrays of an .npz archive in memory, read without pickle; raises FileError if it is damaged.
+
+    Args:
+        body: The archive.
+        source: What messages call it.
+        require_room: Called with the bytes that the arrays take together, before any is unpacked; raises if they are
+            too many.
+    """
+    with _damage_reported(source):
+        return _read(io.BytesIO(body), source, require_room)
+
+
+@contextmanager
+def _damage_reported(source: str) -> Iterator[None]:
+    """Turn everything that a damaged archive raises into a FileError."""
+    try:
+        yield
     except FileNotFoundError:
-        raise FileError(f"{path} does not exist") from None
+        raise FileError(f"{source} does not exist") from None
     except FileError:
         raise
     except MemoryError:
-        raise FileError(f"{path} does not fit into memory") from None
+        raise FileError(f"{source} does not fit into memory") from None
     # For damaged archives zipfile also raises NotImplementedError, RuntimeError and errors of its decompressors.
     except (
         OSError,
@@ -93,10 +111,19 @@ def read_arrays(path: Path, limit: int | None = None) -> dict[str, Array]:
         zlib.error,
         lzma.LZMAError,
     ) as error:
-        raise FileError(f"{path} cannot be read as an .npz of plain arrays: {str(error)[:300]}") from None
+        raise FileError(f"{source} cannot be read as an .npz of plain arrays: {str(error)[:300]}") from None
 
 
-def _unpacked_size(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
+def _read(file: IO[bytes], source: str, require_room: Callable[[int], None]) -> dict[str, Array]:
+    if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+        raise FileError(f"{source} holds a single array; expected an .npz archive, as numpy.savez writes it")
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        require_room(sum(_unpacked_size(source, archive, member) for member in members))
+        return {member.filename.removesuffix(".npy"): _unpack(archive, member) for member in members}
+
+
+def _unpacked_size(source: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
     """Return the unpacked size of a member in bytes, from its header alone; raises FileError for an invalid header.
 
     Dimensions of length 0 count as 1: an array of shape (10**12, 0) has no bytes, but objects made for its rows do.
@@ -105,7 +132,7 @@ def _unpacked_size(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo
         try:
             version = npy.read_magic(stream)
         except ValueError:
-            raise FileError(f"{path} has a member {member.filename!r} that is no array") from None
+            raise FileError(f"{source} has a member {member.filename!r} that is no array") from None
         if version not in HEADERS:
             raise ValueError(f"member {member.filename!r} has version {version} of the npy format, not 1 or 2")
         try:
