@@ -21,6 +21,7 @@ from tests.budget import pytest_terminal_summary as pytest_terminal_summary
 settings.register_profile("drain", derandomize=True, deadline=None, database=None)
 settings.load_profile("drain")
 
+
 def _sees_cuda() -> bool:
     return importlib.util.find_spec("torch") is not None and importlib.import_module("torch").cuda.is_available()
 
