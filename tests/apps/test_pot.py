@@ -190,6 +190,14 @@ def test_arrays_come_back_in_their_library_and_dtype(kind: str) -> None:
     assert result.lazy_plan[:2].dtype == x.dtype
 
 
+def test_integers_give_float64_and_short_floats_float32() -> None:
+    torch = needs("torch")
+    for costs, wanted in ((torch.arange(6).reshape(2, 3), torch.float64), (torch.rand(2, 3).half(), torch.float32)):
+        result = pot.solve(costs, reg=REG)
+        fields = (result.value, result.plan, result.potential_a, result.marginal_b, result.lazy_plan[:1])
+        assert {field.dtype for field in fields} == {wanted}
+
+
 def test_sinkhorn_returns_plans_and_costs() -> None:
     ot = needs("ot")
     np.testing.assert_allclose(pot.sinkhorn(A, B, M, REG), ot.sinkhorn(A, B, M, REG, stopThr=1e-13), **CLOSE)

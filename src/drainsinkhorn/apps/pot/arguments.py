@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.numerics.arrays import is_array, library, to_numpy
+from drainsinkhorn.numerics.arrays import float_dtype, is_array, library, to_caller, to_numpy
 from drainsinkhorn.numerics.costs import as_cost
 
 Vector = NDArray[np.float64]
@@ -177,6 +177,22 @@ def as_matrix(name: str, value: Any, ndim: int) -> Any:
         )
         raise ProblemError(f"{name} must have {ndim} dimensions, got shape {tuple(array.shape)}{advice}")
     return array
+
+
+def result_dtype(like: Any) -> np.dtype[Any]:
+    """The dtype of results: that of the caller's floats, float32 for shorter ones, float64 for integers."""
+    floats = "float" in str(getattr(like, "dtype", ""))
+    return float_dtype(like) or np.dtype(np.float32) if floats else np.dtype(np.float64)
+
+
+def export(array: Any, like: Any) -> Any:
+    """Return an array of any library in the library and on the device of `like`, and in the dtype of results."""
+    dtype = result_dtype(like)
+    if library(array) == library(like) == "torch":
+        # What lies on a device stays there.
+        return array.to(getattr(sys.modules["torch"], dtype.name))
+    values = to_numpy(array).astype(dtype)
+    return values[()] if library(like) == "numpy" else to_caller(values, like)
 
 
 def without_gradient(value: Any) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from drainsinkhorn.apps.pot.arguments import export
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Result
-from drainsinkhorn.numerics.arrays import float_dtype, library, to_caller, to_numpy
 
 Index = int | slice | EllipsisType
 
@@ -26,11 +26,6 @@ class LazyPlan:
         self._result, self._mass, self._like = result, mass, like
         self._instance = result.instance
         self.shape = self._instance.shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of its entries, that of the caller's arrays."""
-        return self._like.dtype
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -60,17 +55,10 @@ class LazyPlan:
             matrix: Any = whole.matrix
             part = replace(whole, matrix=matrix[rows, cols], a=a, b=b, init="zero")
         if not (a.any() and b.any()):
-            return to_caller(np.zeros(part.shape, float_dtype(self._like) or np.float64), self._like)
+            return export(np.zeros(part.shape), self._like)
         plans = self._result.backend.couple([part], [Potentials(f[rows], g[cols])])
-        return self._export(plans.plan(max_pairs=a.size * b.size)[0])
-
-    def _export(self, block: Any) -> Any:
-        """Return a block in the caller's dtype."""
-        block = block if self._mass == 1 else block * self._mass
-        if library(self._like) == "torch":
-            return block.to(self._like.dtype)
-        dtype = float_dtype(self._like)
-        return block if dtype is None else to_caller(to_numpy(block).astype(dtype), self._like)
+        block = plans.plan(max_pairs=a.size * b.size)[0]
+        return export(block if self._mass == 1 else block * self._mass, self._like)
 
 
 def _as_slice(key: Any, size: int) -> slice:

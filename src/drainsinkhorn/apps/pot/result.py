@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from drainsinkhorn.apps.pot.arguments import export
 from drainsinkhorn.apps.pot.lazy import LazyPlan
 from drainsinkhorn.model.couplings import Couplings, TransportCost
 from drainsinkhorn.model.result import Result
-from drainsinkhorn.numerics.arrays import float_dtype, library, to_caller, to_numpy
+from drainsinkhorn.numerics.arrays import library, to_numpy
 from drainsinkhorn.plans.consumers import couplings
 
 Vector = NDArray[np.float64]
@@ -176,9 +177,7 @@ class OTResult:
 
     def _export(self, arrays: Sequence[Any]) -> Any:
         """Return NumPy arrays, one for each problem, in the caller's library and dtype."""
-        array = np.stack(arrays) if self._stacked else np.asarray(arrays[0])
-        array = array.astype((float_dtype(self._like) or np.float32) if _has_floats(self._like) else np.float64)
-        return array[()] if library(self._like) == "numpy" else to_caller(array, self._like)
+        return export(np.stack(arrays) if self._stacked else np.asarray(arrays[0]), self._like)
 
     def _join(self, tensors: Sequence[Any]) -> Any:
         return sys.modules["torch"].stack(list(tensors)) if self._stacked else tensors[0]
@@ -224,8 +223,7 @@ class OTResult:
         scaled = [_times(plan, lane) for plan, lane in zip(dense, self._lanes, strict=True)]
         if library(self._like) != "torch" or any(plan is None for plan in dense):
             return self._export([to_numpy(plan) for plan in scaled])
-        # Plans on a device stay there.
-        return self._join(scaled).to(self._like.dtype)
+        return export(self._join(scaled), self._like)
 
     @cached_property
     def potentials(self) -> tuple[Any, Any]:
@@ -313,8 +311,3 @@ def _times(plan: Any, lane: FinishedProblem) -> Any:
     if plan is None:
         return np.full((lane.a.size, lane.b.size), np.nan)
     return plan if lane.mass == 1 else plan * lane.mass
-
-
-def _has_floats(like: Any) -> bool:
-    """True for arrays of floats of any width."""
-    return "float" in str(getattr(like, "dtype", ""))
