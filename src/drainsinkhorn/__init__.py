@@ -19,6 +19,7 @@ from drainsinkhorn.model.errors import DeadlineError as DeadlineError
 from drainsinkhorn.model.errors import DrainError as DrainError
 from drainsinkhorn.model.errors import FeedClosed as FeedClosed
 from drainsinkhorn.model.errors import FeedFull as FeedFull
+from drainsinkhorn.model.errors import GradientWarning as GradientWarning
 from drainsinkhorn.model.errors import Interrupted as Interrupted
 from drainsinkhorn.model.errors import KernelCacheWarning as KernelCacheWarning
 from drainsinkhorn.model.errors import NotConverged as NotConverged

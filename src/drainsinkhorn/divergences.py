@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
@@ -12,7 +13,7 @@ from drainsinkhorn.core.events import Observer, ignore
 from drainsinkhorn.core.options import Options, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.errors import ProblemError, warn_of_constants
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import float_dtype, is_array, to_caller
@@ -65,7 +66,8 @@ def divergence(
 
     The three problems of every pair are lanes of one batch; a cloud that several pairs share is coupled with itself
     once. OT is the dual value of the potentials, whose error is of second order in the residual. Up to that error, a
-    divergence is at least zero.
+    divergence is at least zero. Values are constants; `drainsinkhorn.grad.torch.divergence` and
+    `drainsinkhorn.grad.jax.divergence` can be differentiated.
 
     Args:
         x: Clouds: shared (n, d), stacked (W, n, d), or a list of unequal ones; see `problems`.
@@ -89,6 +91,8 @@ def divergence(
         (True, 6)
     """
     pairs = problems(x, y, eps=eps, a=a, b=b, cost=cost)
+    arrays = itertools.chain.from_iterable((pair.x, pair.y, pair.a, pair.b, pair.eps) for pair in pairs)
+    warn_of_constants("the values of divergence", "drainsinkhorn.grad.torch.divergence", arrays)
     batch, within = with_clouds_themselves(pairs)
     solution = solve(batch, tol=tol, backend=backend, options=options, observe=observe, **settings)
     return Divergences(_values(pairs, solution, within), solution, within)

@@ -12,6 +12,7 @@ from tests.conftest import needs
 
 jax = needs("jax")
 
+from jax import numpy as jnp  # noqa: E402
 from jax.test_util import check_grads  # noqa: E402
 
 from drainsinkhorn.grad import jax as grad  # noqa: E402
@@ -97,8 +98,8 @@ def test_a_bad_lane_is_nan_and_harms_nobody() -> None:
     found, slope = jax.value_and_grad(lambda x: grad.value(x, Y, eps=0.5)[0])(jax.numpy.asarray(points))
     assert np.isfinite(found)
     assert np.isfinite(slope[0]).all()
-    with pytest.raises(ds.ProblemError, match="gradients are with respect to points"):
-        grad.value(X, Y, eps=1.0, cost=np.ones((5, 4)))  # type: ignore[arg-type]
+    with pytest.raises(ds.ProblemError, match="matrices of costs take the place of the points"):
+        grad.value(X, Y, eps=1.0, cost=np.ones((5, 4)))
 
 
 @pytest.mark.parametrize("name", ["value", "divergence"])
@@ -157,3 +158,33 @@ def test_float32_potentials_are_differentiated_at_full_precision() -> None:
     with jax.enable_x64(True):
         truth = np.asarray(jax.grad(loss)(jax.numpy.asarray(x.astype("float64"))))
     assert np.abs(found - truth).max() < 1e-6 * np.abs(truth).max()
+
+
+@pytest.mark.parametrize("name", ["value", "potentials"])
+def test_costs_and_eps_have_derivatives(name: str) -> None:
+    with jax.enable_x64(True):
+        cost, eps = jnp.asarray(rng.uniform(0, 3, size=(2, 5, 4))), jnp.asarray([0.7, 0.4])
+
+        def run(cost: Any, eps: Any) -> Any:
+            answer = getattr(grad, name)(cost=cost, eps=eps, tol=1e-11, max_depth=5000)
+            return answer.sum() if name == "value" else sum((f**2).sum() + (g**3).sum() for f, g in answer)
+
+        slopes = jax.jit(jax.grad(run, argnums=(0, 1)))(cost, eps)
+        step = 1e-5
+        for place in ((0, 1, 2), (1, 4, 3)):
+            moved = [run(cost.at[place].add(sign * step), eps) for sign in (1, -1)]
+            assert abs((moved[0] - moved[1]) / (2 * step) - slopes[0][place]) < 1e-6
+        moved = [run(cost, eps.at[1].add(sign * step)) for sign in (1, -1)]
+        assert abs((moved[0] - moved[1]) / (2 * step) - slopes[1][1]) < 1e-6
+
+
+def test_a_divergence_has_a_derivative_in_eps() -> None:
+    with jax.enable_x64(True):
+        x, y = jnp.asarray(rng.normal(size=(2, 5, 2))), jnp.asarray(rng.normal(size=(4, 2)))
+
+        def run(eps: Any) -> Any:
+            return grad.divergence(x, y, eps=eps, tol=1e-11, max_depth=5000).sum()
+
+        eps, step = jnp.asarray(0.6), 1e-5
+        slope = jax.grad(run)(eps)
+        assert abs((run(eps + step) - run(eps - step)) / (2 * step) - slope) < 1e-6

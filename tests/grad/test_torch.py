@@ -144,8 +144,14 @@ def test_bad_input() -> None:
     x = tensor(rng.normal(size=(4, 2)))
     with pytest.raises(ds.ProblemError, match="y must be a torch tensor, got ndarray"):
         grad.value(x, np.ones((3, 2)), eps=1.0)
-    with pytest.raises(ds.ProblemError, match="gradients are with respect to points"):
-        grad.value(x, x, eps=1.0, cost=torch.ones(4, 4))  # type: ignore[arg-type]
+    with pytest.raises(ds.ProblemError, match="matrices of costs take the place of the points"):
+        grad.value(x, x, eps=1.0, cost=torch.ones(4, 4))
+    with pytest.raises(ds.ProblemError, match="cost must be a name, a Cost or matrices"):
+        grad.value(x, x, eps=1.0, cost=3.0)
+    with pytest.raises(ds.ProblemError, match="cost must be a torch tensor, got ndarray"):
+        grad.value(cost=np.ones((4, 4)), eps=1.0)
+    with pytest.raises(ds.ProblemError, match="a divergence needs points"):
+        grad.divergence(None, None, eps=1.0, cost=torch.ones(4, 4))  # type: ignore[arg-type]
     with pytest.raises(ds.ProblemError, match="a of problem 0 has weights of zero"):
         grad.potentials(x, x, a=torch.tensor([0.0, 1, 1, 1]), eps=1.0)
 
@@ -224,3 +230,61 @@ def test_unconverged_problems_are_told() -> None:
     x, y = tensor(rng.normal(size=(2, 30, 2))), tensor(rng.normal(size=(30, 2)))
     with pytest.warns(RuntimeWarning, match="2 of 2 problems did not converge"):
         grad.value(x, y, eps=1e-4, max_depth=2, rescue=False)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_value_of_costs_and_eps(backend: str) -> None:
+    cost, eps = tensor(rng.uniform(0, 3, size=(2, 5, 4))), tensor([0.7, 0.4])
+    a, b = weights(5), weights(4)
+
+    def run(cost: Any, eps: Any, a: Any, b: Any) -> Any:
+        return grad.value(cost=cost, eps=eps, a=a, b=b, backend=backend, **TIGHT)
+
+    assert torch.autograd.gradcheck(run, (cost, eps, a, b), atol=1e-6)
+
+
+def test_divergence_of_a_shared_eps() -> None:
+    x, y = tensor(rng.normal(size=(3, 5, 2))), tensor(rng.normal(size=(3, 4, 2)))
+
+    def run(x: Any, eps: Any) -> Any:
+        return grad.divergence(x, y, eps=eps, tol=1e-10, max_depth=5000)
+
+    assert torch.autograd.gradcheck(run, (x, tensor(0.6)), atol=1e-6)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_potentials_of_costs_and_eps(dense: bool) -> None:
+    x, y, eps = tensor(rng.normal(size=(5, 2)) + 1), tensor(rng.normal(size=(4, 2)) + 1), tensor(0.7)
+
+    def run(x: Any, y: Any, eps: Any, b: Any) -> Any:
+        points: dict[str, Any] = {"cost": (x[:, None] - y).square().sum(-1)} if dense else {"x": x, "y": y}
+        ((f, g),) = grad.potentials(**points, eps=eps, b=b, **TIGHT)
+        return f, g
+
+    assert torch.autograd.gradcheck(run, (x, y, eps, weights(4)), atol=1e-6)
+
+
+def test_an_eps_may_be_float32_among_points_in_float64() -> None:
+    x = tensor(rng.normal(size=(5, 2)))
+    eps = torch.tensor(0.5, requires_grad=True)
+    value = grad.value(x, x + 1, eps=eps)
+    assert value.dtype == torch.float64
+    value.sum().backward()
+    assert eps.grad is not None
+    assert eps.grad.dtype == torch.float32
+
+
+def test_constants_of_tensors_that_require_gradients_say_where_to_go() -> None:
+    x, y = tensor(rng.normal(size=(2, 5, 2))), tensor(rng.normal(size=(4, 2)), needs_grad=False)
+    with pytest.warns(ds.GradientWarning, match=r"use drainsinkhorn\.grad\.torch\.divergence"):
+        ds.divergence(x, y, eps=0.5)
+    solution = ds.solve(x, y, eps=0.5)
+    with pytest.warns(ds.GradientWarning, match=r"use drainsinkhorn\.grad\.torch\.value") as caught:
+        ds.transport_cost(solution)
+    assert len(caught) == 1
+    with pytest.warns(ds.GradientWarning):
+        solution[0].transport_cost()
+    with torch.no_grad():
+        ds.divergence(x, y, eps=0.5)
+        ds.transport_cost(solution)
+    ds.divergence(x.detach(), y, eps=0.5)

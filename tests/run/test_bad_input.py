@@ -179,7 +179,7 @@ def test_sparse_tensors_and_tracers_are_refused() -> None:
         return x
 
     jax.jit(traced)(jax.numpy.ones((3, 2)))
-    assert "it is a JAX tracer; call solve outside jit" in messages[0]
+    assert "it is a JAX tracer; call this outside jit" in messages[0]
 
 
 CALLS: dict[str, tuple[Any, str]] = {

@@ -2,8 +2,8 @@
 
 With r and c the marginals of P, potentials that keep both marginals satisfy
 
-    r df + P dg  = sum_j P dC - eps P (db / b)
-    P' df + c dg = sum_i P dC - eps P' (da / a)
+    r df + P dg  = sum_j P (dC + L deps) - eps P (db / b)
+    P' df + c dg = sum_i P (dC + L deps) - eps P' (da / a),    L_ij = log(P_ij / (a_i b_j))
 
 so a cotangent (u, v) of (f, g) with equal sums is pulled back through (p, q), the solution of the same symmetric system
 with (u, v) on the right. Eliminating `q = (v - P' p) / c` leaves `(r - P c^-1 P') p = u - P (v / c)`, positive but for
@@ -13,34 +13,54 @@ the gauge: conjugate gradients, preconditioned by r, each step one `apply` of ei
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence, Set
+from typing import Any
+
+import numpy as np
 
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.result import MAX_PAIRS
 
 MAX_STEPS, RTOL, COARSE = 1000, 1e-10, 1e-3
 """Largest number of steps of conjugate gradients; relative residual at which a lane stops, and above which it warns."""
 
 
-class Pulled(NamedTuple):
-    """Cotangents of the inputs of every lane, each of the shape of its input."""
+def pull_back(
+    plans: Couplings[Any], instances: Sequence[Instance[Any]], u: Sequence[Any], v: Sequence[Any], wanted: Set[str]
+) -> dict[str, list[Any]]:
+    """Return cotangents of inputs from those of the potentials, one for each lane, by the name of the input.
 
-    x: list[Any]
-    y: list[Any]
-    a: list[Any]
-    b: list[Any]
-
-
-def pull_back(plans: Couplings[Any], instances: Sequence[Instance[Any]], u: Sequence[Any], v: Sequence[Any]) -> Pulled:
-    """Return cotangents of points and weights from those of f, `u`, and g, `v`; weights must be positive."""
+    Args:
+        plans: Finished plans.
+        instances: Their problems; weights must be positive.
+        u: Cotangents of f.
+        v: Cotangents of g.
+        wanted: Names of inputs: "x", "y", "a", "b", "eps", "cost". The last two need memory for the plans.
+    """
     p, q = solve_marginals(plans, u, v)
-    rows, cols = plans.slopes("row"), plans.slopes("col")
-    x = [own[:, None] * s + t for own, s, t in zip(p, rows, plans.slopes("row", q), strict=True)]
-    y = [own[:, None] * s + t for own, s, t in zip(q, cols, plans.slopes("col", p), strict=True)]
-    a = [-instance.eps * w / instance.a for instance, w in zip(instances, plans.apply(q), strict=True)]
-    b = [-instance.eps * w / instance.b for instance, w in zip(instances, plans.apply(p, "col"), strict=True)]
-    return Pulled(x, y, a, b)
+    pulled: dict[str, list[Any]] = {}
+    for name, side, own, other in (("x", "row", p, q), ("y", "col", q, p)):
+        if name in wanted:
+            both = plans.slopes(side), plans.slopes(side, other)
+            pulled[name] = [each[:, None] * s + t for each, s, t in zip(own, *both, strict=True)]
+    for name, side, other in (("a", "row", q), ("b", "col", p)):
+        if name in wanted:
+            passed = zip(instances, plans.apply(other, side), strict=True)
+            pulled[name] = [-instance.eps * w / getattr(instance, name) for instance, w in passed]
+    if wanted & {"eps", "cost"}:
+        dense = plans.plan(MAX_PAIRS)
+        moved = [plan * (rows[:, None] + cols) for plan, rows, cols in zip(dense, p, q, strict=True)]
+        pulled["cost"] = moved
+        pulled["eps"] = [
+            (each * _log(plan / (instance.a[:, None] * instance.b) + (plan == 0))).sum()
+            for each, plan, instance in zip(moved, dense, instances, strict=True)
+        ]
+    return pulled
+
+
+def _log(array: Any) -> Any:
+    return array.log() if hasattr(array, "log") else np.log(array)
 
 
 def solve_marginals(plans: Couplings[Any], u: Sequence[Any], v: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn
 from drainsinkhorn.model.problem import Potentials, Problem
+from drainsinkhorn.numerics.arrays import is_array
+from drainsinkhorn.numerics.costs import as_cost
 from drainsinkhorn.plans.consumers import couplings
 from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import solve
@@ -21,37 +24,74 @@ class Task:
     """The inputs of a batch that are not differentiated.
 
     Attributes:
-        eps: Entropic strength of every lane.
-        cost: The cost between points, of all lanes.
+        eps: Entropic strength of every lane; None where it is differentiated.
+        cost: The cost between points, of all lanes; not used if lanes have matrices.
         settings: Keywords of `solve`.
     """
 
-    eps: tuple[float, ...]
-    cost: str | Cost
+    eps: tuple[float | None, ...]
+    cost: Any
     settings: dict[str, Any]
 
-    def solve(
-        self, xs: Sequence[Any], ys: Sequence[Any], weights: Sequence[Any], others: Sequence[Any]
-    ) -> Solution[Any]:
+    def solve(self, columns: Sequence[Sequence[Any]]) -> Solution[Any]:
         """Solve lanes whose arrays carry no derivatives; warn of those that did not converge."""
         settings = dict(self.settings)
         warns = settings.pop("warn", True)
-        solution = solve(self.problems(xs, ys, weights, others), warn=False, **settings)
+        solution = solve(self.problems(columns), warn=False, **settings)
         if warns:
             _warn_of_unconverged(solution)
         return solution
 
-    def problems(self, xs: Any, ys: Any, weights: Any, others: Any) -> list[Problem[Any]]:
-        """The lanes as problems."""
-        rows = zip(xs, ys, weights, others, self.eps, strict=True)
-        return [Problem(x=x, y=y, a=a, b=b, eps=eps, cost=self.cost) for x, y, a, b, eps in rows]
+    def problems(self, columns: Sequence[Sequence[Any]]) -> list[Problem[Any]]:
+        """The lanes as problems; the columns are those of `COLUMNS`."""
+        return [
+            Problem(
+                x=x,
+                y=y,
+                a=a,
+                b=b,
+                eps=float(eps) if known is None else known,
+                cost=self.cost if matrix is None else matrix,
+            )
+            for x, y, a, b, eps, matrix, known in zip(*columns, self.eps, strict=True)
+        ]
+
+
+COLUMNS = ("x", "y", "a", "b", "eps", "cost")
+"""What can be differentiated: points (None with a matrix), weights, eps (None if it is a number), and matrices."""
 
 
 def lanes_of(x: Any, y: Any, a: Any, b: Any, eps: Any, cost: Any) -> list[Problem[Any]]:
     """Lanes of batched inputs, each with views of its own arrays."""
-    if not isinstance(cost, (str, Cost)):
-        raise ProblemError("gradients are with respect to points: pass x and y and the name of a cost")
+    known = as_cost(cost)
+    if not isinstance(known, Cost) and not (isinstance(cost, (list, tuple)) or is_array(cost)):
+        raise ProblemError(f"cost must be a name, a Cost or matrices (n, m), got {type(cost).__name__}")
+    if not isinstance(known, Cost) and (x is not None or y is not None):
+        raise ProblemError("matrices of costs take the place of the points; leave x and y out, or name a cost")
     return problems(x, y, eps=eps, a=a, b=b, cost=cost)
+
+
+def is_dense(cost: Any) -> bool:
+    """True for matrices of costs, False for a cost between points."""
+    return not isinstance(as_cost(cost), Cost)
+
+
+def slopes_of(plans: Couplings[Any], matrices: Sequence[Any], column: str) -> Sequence[Any]:
+    """Return derivatives of the values of plans, by the envelope theorem, with respect to one of `COLUMNS`.
+
+    They are `sum_j P_ij dC(x_i, y_j) / dx_i` for points, `KL(P | a b')` for eps, and the plan itself for a matrix of
+    costs. Those with respect to weights are the potentials.
+
+    Args:
+        plans: Finished plans.
+        matrices: Their matrices of costs; None with points.
+        column: "x", "y", "eps" or "cost".
+    """
+    if column == "eps":
+        return [cost.kl for cost in plans.transport_cost()]
+    if column == "cost":
+        return plans.plan(sum(math.prod(matrix.shape) for matrix in matrices))
+    return plans.slopes("row" if column == "x" else "col")
 
 
 def plans_of(solution: Solution[Any]) -> list[tuple[list[int], Couplings[Any]]]:

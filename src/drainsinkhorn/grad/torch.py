@@ -11,7 +11,7 @@ import torch
 
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
-from drainsinkhorn.grad.lanes import Task, fix_gauge, lanes_of, plans_of, refuse_zeros
+from drainsinkhorn.grad.lanes import COLUMNS, Task, fix_gauge, is_dense, lanes_of, plans_of, refuse_zeros, slopes_of
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
@@ -21,19 +21,27 @@ Tensor = torch.Tensor
 
 
 def value(
-    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+    x: Any = None,
+    y: Any = None,
+    *,
+    eps: Any,
+    a: Any = None,
+    b: Any = None,
+    cost: Any = "sqeuclidean",
+    **settings: Any,
 ) -> Tensor:
-    """Entropic values `min_P sum P C + eps KL(P | a b')`, (W,), differentiable in points and weights.
+    """Entropic values `min_P sum P C + eps KL(P | a b')`, (W,), differentiable in points or costs, weights and eps.
 
     Derivatives are those of the dual value at the potentials (envelope theorem), of the first order only.
 
     Args:
-        x: Points: shared (n, d), stacked (W, n, d), or a list of unequal clouds.
+        x: Points: shared (n, d), stacked (W, n, d), or a list of unequal clouds. None with matrices of costs.
         y: Points of the other side, in one of the forms of x.
-        eps: A number, or one for each problem.
+        eps: A number or 0-dimensional tensor, or one for each problem.
         a: Weights of x; normalised here, so that derivatives are those of the normalised problem. None: uniform.
         b: Weights of y, normalised likewise.
-        cost: A name or a Cost.
+        cost: A name or a Cost; or tensors of costs, shared (n, m), stacked (W, n, m), or a list of them, whose
+            derivatives are the plans and take as much memory as they do.
         **settings: Keywords of `solve`: tol, backend, accelerate, ...
 
     Returns:
@@ -47,13 +55,13 @@ def value(
         (4, 20, 2)
     """
     lanes = lanes_of(x, y, a, b, eps, cost)
-    return _values(lanes, cost, settings) if lanes else _nothing(x, y)
+    return _values(lanes, cost, settings) if lanes else _nothing(x, y, cost)
 
 
 def divergence(
     x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
 ) -> Tensor:
-    """Debiased Sinkhorn divergences, (W,), differentiable in points and weights; arguments as for `value`.
+    """Debiased Sinkhorn divergences, (W,), differentiable in points, weights and eps; arguments as for `value`.
 
     Examples:
         >>> x = torch.randn(4, 20, 2, requires_grad=True)
@@ -71,12 +79,19 @@ def divergence(
 
 
 def potentials(
-    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+    x: Any = None,
+    y: Any = None,
+    *,
+    eps: Any,
+    a: Any = None,
+    b: Any = None,
+    cost: Any = "sqeuclidean",
+    **settings: Any,
 ) -> list[Potentials[Tensor]]:
-    """Potentials of every problem, differentiable in points and weights by implicit differentiation.
+    """Potentials of every problem, differentiable in points or costs, weights and eps by implicit differentiation.
 
     They are shifted so that g is zero in the mean under b; solve to a small tol, since derivatives are as good as it.
-    Arguments as for `value`; weights must be positive.
+    Arguments as for `value`; weights must be positive. Derivatives with respect to eps need memory for the plans.
 
     Examples:
         >>> x = torch.randn(2, 20, 2, dtype=torch.float64, requires_grad=True)
@@ -91,11 +106,11 @@ def potentials(
     count = len(lanes)
     return [
         fix_gauge(f, g, 1 / len(g) if b is None else b, g.nan_to_num())
-        for f, g, b in zip(sides[:count], sides[count:], tensors[3 * count :], strict=True)
+        for f, g, b in zip(sides[:count], sides[count:], tensors[3 * count : 4 * count], strict=True)
     ]
 
 
-def _values(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any]) -> Tensor:
+def _values(lanes: Sequence[Problem[Any]], cost: Any, settings: dict[str, Any]) -> Tensor:
     task, tensors = _task(lanes, cost, settings)
     values: Any = _Value.apply(task, *tensors)
     return values
@@ -107,13 +122,15 @@ def _nothing(*points: Any) -> Tensor:
     return torch.zeros(0, dtype=_float_dtype(tensors), device=tensors[0].device if tensors else None)
 
 
-def _task(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, Any]) -> tuple[Task, list[Any]]:
-    """Return the task, and all x, all y, all a and all b in one list; weights are normalised."""
+def _task(lanes: Sequence[Problem[Any]], cost: Any, settings: dict[str, Any]) -> tuple[Task, list[Any]]:
+    """Return the task, and all columns of the lanes in one list; weights are normalised."""
+    dense = is_dense(cost)
     for lane in lanes:
-        for name, points in (("x", lane.x), ("y", lane.y)):
-            if not isinstance(points, torch.Tensor):
-                raise ProblemError(f"{name} must be a torch tensor, got {type(points).__name__}")
-    task = Task(tuple(float(lane.eps) for lane in lanes), cost, settings)
+        for name, array in (("cost", lane.cost),) if dense else (("x", lane.x), ("y", lane.y)):
+            if not isinstance(array, torch.Tensor):
+                raise ProblemError(f"{name} must be a torch tensor, got {type(array).__name__}")
+    fixed = [None if isinstance(lane.eps, torch.Tensor) else float(lane.eps) for lane in lanes]
+    task = Task(tuple(fixed), cost, settings)
     # Each tensor is normalised once, so that lanes that share weights share the normalised weights.
     known: dict[int, Any] = {}
 
@@ -127,21 +144,24 @@ def _task(lanes: Sequence[Problem[Any]], cost: str | Cost, settings: dict[str, A
             known[id(weights)] = tensor / tensor.sum().abs()
         return known[id(weights)]
 
+    like = [(lane.cost, lane.cost) if dense else (lane.x, lane.y) for lane in lanes]
     columns = (
         [lane.x for lane in lanes],
         [lane.y for lane in lanes],
-        [normalise(lane.a, lane.x) for lane in lanes],
-        [normalise(lane.b, lane.y) for lane in lanes],
+        [normalise(lane.a, x) for lane, (x, _) in zip(lanes, like, strict=True)],
+        [normalise(lane.b, y) for lane, (_, y) in zip(lanes, like, strict=True)],
+        [lane.eps if eps is None else None for lane, eps in zip(lanes, fixed, strict=True)],
+        [lane.cost if dense else None for lane in lanes],
     )
     return task, [tensor for column in columns for tensor in column]
 
 
 def _detach_columns(tensors: Sequence[Any]) -> list[list[Any]]:
-    """Detached copies of all x, all y, all a and all b, as four lists."""
-    count = len(tensors) // 4
+    """Detached copies of the columns, each as a list."""
+    count = len(tensors) // len(COLUMNS)
     # One detached tensor for each tensor, so that `solve` still sees which lanes share a cloud.
     known = {id(tensor): tensor if tensor is None else tensor.detach() for tensor in tensors}
-    return [[known[id(tensor)] for tensor in tensors[k * count : (k + 1) * count]] for k in range(4)]
+    return [[known[id(tensor)] for tensor in tensors[k * count : (k + 1) * count]] for k in range(len(COLUMNS))]
 
 
 def _like(gradient: Any, tensor: Any, scale: Any) -> Any:
@@ -151,8 +171,10 @@ def _like(gradient: Any, tensor: Any, scale: Any) -> Any:
 
 
 def _float_dtype(tensors: Sequence[Any]) -> torch.dtype:
-    """The widest floating dtype among tensors; float64 if all are integers."""
-    floats = [tensor.dtype for tensor in tensors if tensor is not None and tensor.dtype.is_floating_point]
+    """The widest floating dtype among tensors that are not numbers; float64 if all are integers."""
+    floats = [
+        tensor.dtype for tensor in tensors if tensor is not None and tensor.ndim and tensor.dtype.is_floating_point
+    ]
     return reduce(torch.promote_types, floats) if floats else torch.float64
 
 
@@ -170,12 +192,12 @@ class _Value(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, task: Task, *tensors: Any) -> Any:
-        solution = task.solve(*_detach_columns(tensors))
+        solution = task.solve(_detach_columns(tensors))
         ctx.plans, ctx.lanes = plans_of(solution), len(solution)
         ctx.potentials = [result.emitted for result in solution]
         # Plans read these again in backward; for saved tensors torch raises if they were modified in between.
         ctx.save_for_backward(*tensors)
-        return torch.tensor(duals(solution), dtype=_float_dtype(tensors), device=tensors[0].device)
+        return torch.tensor(duals(solution), dtype=_float_dtype(tensors), device=_device(tensors))
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -189,10 +211,11 @@ class _Value(torch.autograd.Function):
             for k, (tensor, needed) in enumerate(zip(tensors, needs, strict=True))
         ]
         for places, plans in ctx.plans:
-            for column, side in ((0, "row"), (1, "col")):
-                if any(needs[column * count + k] for k in places):
-                    for k, slope in zip(places, plans.slopes(side), strict=True):
-                        gradients[column * count + k] = _like(slope, tensors[column * count + k], cotangents[k])
+            for column, name in enumerate(COLUMNS):
+                if name not in "ab" and any(needs[column * count + k] for k in places):
+                    own = [tensors[column * count + k] for k in places]
+                    for k, tensor, slope in zip(places, own, slopes_of(plans, own, name), strict=True):
+                        gradients[column * count + k] = _like(torch.as_tensor(slope), tensor, cotangents[k])
             for k in places:
                 for column in (2, 3):
                     tensor = tensors[column * count + k]
@@ -207,13 +230,13 @@ class _Potentials(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, task: Task, *tensors: Any) -> Any:
         columns = _detach_columns(tensors)
-        refuse_zeros(columns[2:])
-        solution = task.solve(*columns)
-        dtype = _float_dtype(tensors)
+        refuse_zeros(columns[2:4])
+        solution = task.solve(columns)
+        dtype, device = _float_dtype(tensors), _device(tensors)
         pairs = [
             result.emitted
-            or Potentials(*(torch.full((len(p),), torch.nan, dtype=dtype, device=p.device) for p in (x, y)))
-            for result, x, y in zip(solution, *columns[:2], strict=True)
+            or Potentials(*(torch.full((size,), torch.nan, dtype=dtype, device=device) for size in sizes))
+            for result, sizes in zip(solution, _shapes(columns), strict=True)
         ]
         ctx.plans, ctx.lanes = plans_of(solution), len(solution)
         ctx.save_for_backward(*tensors)
@@ -236,13 +259,27 @@ class _Potentials(torch.autograd.Function):
             wide = [c.to(torch.promote_types(c.dtype, torch.float32)) for c in cotangents]
             u, v = [wide[k] for k in places], [wide[count + k] for k in places]
             instances = [_on(ctx.instances[k], u[0]) for k in places]
-            for column, gradients in enumerate(pull_back(plans, instances, u, v)):
-                for k, gradient in zip(places, gradients, strict=True):
+            needs = ctx.needs_input_grad[1:]
+            wanted = {name for column, name in enumerate(COLUMNS) if any(needs[column * count + k] for k in places)}
+            pulled = pull_back(plans, instances, u, v, wanted)
+            for column, name in enumerate(COLUMNS):
+                for k, gradient in zip(places, pulled.get(name, ()), strict=name in pulled):
                     if ctx.needs_input_grad[1 + column * count + k]:
                         returned[column * count + k] = _like(
                             gradient, tensors[column * count + k], torch.ones((), device=gradient.device)
                         )
         return None, *returned
+
+
+def _device(tensors: Sequence[Any]) -> torch.device:
+    """The device of points or costs; eps may be on another."""
+    return next(tensor.device for tensor in tensors if tensor is not None and tensor.ndim > 1)
+
+
+def _shapes(columns: Sequence[Sequence[Any]]) -> list[tuple[int, int]]:
+    """Points on each side of every lane."""
+    xs, ys, *_, costs = columns
+    return [(len(x), len(y)) if cost is None else tuple(cost.shape) for x, y, cost in zip(xs, ys, costs, strict=True)]
 
 
 def _on(instance: Instance[Any], like: Tensor) -> Instance[Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 
@@ -133,6 +134,10 @@ class ConvergenceWarning(DrainWarning):
         self.solution = solution
 
 
+class GradientWarning(DrainWarning):
+    """A constant was computed from tensors that require gradients; the text names the function that differentiates."""
+
+
 class ObserverWarning(DrainWarning):
     """An observer raised an exception and received no further events; the run continued without it.
 
@@ -163,6 +168,23 @@ def warn(warning: DrainWarning, cause: Exception | None = None) -> None:
     finally:
         # If warnings are errors, the traceback refers to this frame, and a reference cycle would keep the solution.
         del warning, cause, frame
+
+
+def warn_of_constants(what: str, instead: str, values: Iterable[Any]) -> None:
+    """Issue a GradientWarning if torch would record operations on one of these values.
+
+    Args:
+        what: What was computed, in the plural.
+        instead: The function that differentiates it.
+        values: The caller's arrays.
+    """
+    if any(getattr(value, "requires_grad", False) for value in values) and sys.modules["torch"].is_grad_enabled():
+        warn(
+            GradientWarning(
+                f"{what} are constants, but some of their tensors require gradients: use {instead}, or detach the "
+                "tensors to silence this"
+            )
+        )
 
 
 class KernelCacheWarning(UserWarning):

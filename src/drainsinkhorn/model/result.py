@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NamedTuple, overload
 
 from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
-from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn
+from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn, warn_of_constants
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import A, Potentials, Problem
 from drainsinkhorn.model.status import Status
@@ -287,7 +287,8 @@ class Result(Generic[A]):
         return self.couplings.sample(count, [(seed, self.ticket)])[0]
 
     def transport_cost(self) -> TransportCost:
-        """Transport cost, KL, entropic value and dual value of the plan."""
+        """Transport cost, KL, entropic value and dual value of the plan, as constants."""
+        warn_of_constant_costs([self])
         return self.couplings.transport_cost()[0]
 
     def __repr__(self) -> str:
@@ -309,3 +310,10 @@ def warn_of_plans(results: Sequence[Result[Any]]) -> None:
                 f"{others}: quantities computed from such a plan have errors of that size; see result.message"
             )
         )
+
+
+def warn_of_constant_costs(results: Sequence[Result[Any]]) -> None:
+    """Issue one GradientWarning if costs are taken of problems whose tensors require gradients."""
+    problems = [result.problem for result in results]
+    arrays = [value for each in problems for value in (each.x, each.y, each.a, each.b, each.eps, each.cost)]
+    warn_of_constants("transport costs", "drainsinkhorn.grad.torch.value", arrays)

@@ -55,7 +55,7 @@ def to_numpy(value: Any) -> Array:
         return (value.float() if value.dtype is sys.modules["torch"].bfloat16 else value).numpy()
     if kind == "jax":
         if isinstance(value, sys.modules["jax"].core.Tracer):
-            raise TypeError("it is a JAX tracer; call solve outside jit, vmap and grad")
+            raise TypeError("it is a JAX tracer; call this outside jit, vmap and grad, or use drainsinkhorn.grad.jax")
         array = np.asarray(value)
         return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     try:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import ROUNDOFF, to_caller, to_numpy
+from drainsinkhorn.numerics.blas import single_thread
 
 Array = NDArray[np.float64]
 
@@ -34,6 +35,10 @@ WORTH = 3.0
 """With init "auto" a Gaussian start is replaced by zero if its standard deviation over y is less than this, in nats:
 there it saves a cycle or two at best, and where clusters are shifted differently it can cost several (docs/adr/0008).
 """
+HEAVY_TAILS = 1.5
+"""Factor by which the spread of a start over points may exceed that over a Gaussian of their mean and covariance."""
+THREADED_DIM = 16
+"""Matrices of more rows than this are decomposed by one BLAS thread; threads do not share smaller ones."""
 DOMINANT = 16.0
 """A shift along the gauge is removed only if the potentials are this many times larger than without it ..."""
 HEADROOM = 64.0
@@ -76,7 +81,7 @@ def _transport(cov_x: Array, cov_y: Array) -> Array:
     cov_x, cov_y = np.broadcast_arrays(cov_x, cov_y)
     bad = ~np.isfinite(cov_x + cov_y).all(axis=(1, 2), keepdims=True)
     cov_x, cov_y = np.where(bad, eye, cov_x), np.where(bad, eye, cov_y)
-    values, vectors = np.linalg.eigh(cov_y)
+    values, vectors = _eigh(cov_y)
     largest = values.max(axis=1, keepdims=True)
     values = np.where(largest > 0, np.maximum(values, FLOOR * largest), 1.0)
     root = _function(np.sqrt(values), vectors)
@@ -85,11 +90,47 @@ def _transport(cov_x: Array, cov_y: Array) -> Array:
     # Products of covariances may overflow where the covariances do not.
     overflow = ~np.isfinite(middle).all(axis=(1, 2), keepdims=True)
     middle, bad = np.where(overflow, eye, middle), bad | overflow
-    inner, turned = np.linalg.eigh((middle + middle.swapaxes(1, 2)) / 2)
+    inner, turned = _eigh((middle + middle.swapaxes(1, 2)) / 2)
     inner = np.sqrt(np.maximum(inner, 0.0))
     transport = inverse @ _function(inner, turned) @ inverse
     is_point = ~(largest > 0)[:, :, None]
     return np.where(bad, np.nan, np.where(is_point, eye, transport))
+
+
+def _eigh(matrices: Array) -> Any:
+    """Eigenvalues and eigenvectors of symmetric matrices (L, d, d)."""
+    if matrices.shape[1] <= THREADED_DIM:
+        return np.linalg.eigh(matrices)
+    with single_thread():
+        return np.linalg.eigh(matrices)
+
+
+@np.errstate(all="ignore")
+def is_negligible(mean_x: Array, cov_x: Array, mean_y: Array, cov_y: Array, eps: Array) -> Any:
+    """Which starts `worthwhile` would reject, (L,), found by one product instead of two decompositions.
+
+    Over a Gaussian y with covariance B, the quadratic part of the start has standard deviation
+    `2^1/2 |B - (B^1/2 A B^1/2)^1/2|_F / eps`, and the linear part `2 (d' B d)^1/2 / eps`, with d = m_y - m_x. With
+    D = B - A, the norm is at most `(d^1/2 |B^1/2 D B^1/2|_F)^1/2`, where d is the dimension (Powers and Stormer: Free
+    states of the canonical anticommutation relations, 1970), and `|B^1/2 D B^1/2|_F^2 = tr(D B D B)`. The sum of both,
+    times HEAVY_TAILS, is compared with WORTH. Starts of variances alone (L, d) need no decomposition, so none of them
+    is rejected here.
+
+    Args:
+        mean_x: Means of x, (L, d).
+        cov_x: Covariances A of x, (L, d, d), or variances (L, d).
+        mean_y: Means of y, (L, d).
+        cov_y: Covariances B of y, or variances.
+        eps: Strength of the entropic term for the cost `|x - y|^2`, (L,).
+    """
+    if cov_y.ndim == 2:
+        return np.zeros(len(eps), dtype=bool)
+    product = (cov_y - cov_x) @ cov_y
+    trace = np.maximum((product * product.swapaxes(1, 2)).sum(axis=(1, 2)), 0.0)
+    shift = mean_y - mean_x
+    linear = (shift[:, None, :] @ cov_y @ shift[:, :, None])[:, 0, 0]
+    bound = np.sqrt(2 * math.sqrt(cov_y.shape[1]) * np.sqrt(trace)) + 2 * np.sqrt(np.maximum(linear, 0.0))
+    return HEAVY_TAILS * bound < WORTH * eps
 
 
 def _function(values: Array, vectors: Array) -> Array:
@@ -125,8 +166,10 @@ def _gaussian(instance: Instance[Any]) -> Array:
         for points, weights in ((instance.x, instance.a), (instance.y, instance.b))
     )
     strength = np.array([instance.eps / (instance.cost.scale * instance.cost.kind.distances.factor)])
-    closed = between(mean_x[None], spread_x[None], mean_y[None], spread_y[None], strength)
-    (mean,), (matrix,), (slope,) = closed
+    moments = mean_x[None], spread_x[None], mean_y[None], spread_y[None], strength
+    if instance.init == "auto" and is_negligible(*moments)[0]:
+        return np.zeros(instance.shape[1])
+    (mean,), (matrix,), (slope,) = between(*moments)
     around = to_numpy(instance.y).astype(np.float64) - mean
     nats = ((around @ matrix if full else around * matrix) * around).sum(axis=1) + around @ slope
     return nats if np.isfinite(nats).all() else np.zeros(len(nats))

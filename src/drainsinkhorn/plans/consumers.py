@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
 from drainsinkhorn.model.errors import ProblemError
-from drainsinkhorn.model.result import MAX_PAIRS, Result, warn_of_plans
+from drainsinkhorn.model.result import MAX_PAIRS, Result, warn_of_constant_costs, warn_of_plans
 from drainsinkhorn.numerics.arrays import is_array
 
 Results = Result[Any] | Iterable[Result[Any]]
@@ -76,8 +76,15 @@ def partners(results: Results, rows: Any, *, seed: int) -> Any:
 
 
 def transport_cost(results: Results) -> TransportCost | list[TransportCost]:
-    """Transport cost, KL, entropic value and dual value of each plan."""
-    return _one_or_many(results, lambda plans, _: plans.transport_cost())
+    """Transport cost, KL, entropic value and dual value of each plan, as constants.
+
+    `drainsinkhorn.grad.torch.value` and `drainsinkhorn.grad.jax.value` can be differentiated.
+    """
+    if isinstance(results, Result):
+        return results.transport_cost()
+    many = _many(results)
+    warn_of_constant_costs(many)
+    return transport_costs(many)
 
 
 def transport_costs(results: Iterable[Result[Any]]) -> list[TransportCost]:

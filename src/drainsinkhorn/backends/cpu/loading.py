@@ -22,7 +22,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
-from drainsinkhorn.numerics.starts import FULL_DIM, between, worthwhile
+from drainsinkhorn.numerics.starts import FULL_DIM, between, is_negligible, worthwhile
 
 Array = NDArray[np.float64]
 
@@ -121,8 +121,9 @@ def _load_starts(instances: Sequence[Instance[Any]], eps: Array, views: dict[str
         x, y = _stack([to_numpy(p.x) for p in instances]), _stack([to_numpy(p.y) for p in instances])
         strength = eps / [p.cost.scale * p.cost.kind.distances.factor for p in instances]
         a, b = np.ascontiguousarray(views["a64"]), np.ascontiguousarray(views["b64"])
-        starts = gaussian_starts(np.ascontiguousarray(x), np.ascontiguousarray(y), a, b, strength)
-        if first == "auto":
+        is_auto = first == "auto"
+        starts = gaussian_starts(np.ascontiguousarray(x), np.ascontiguousarray(y), a, b, strength, always=not is_auto)
+        if is_auto:
             starts[~worthwhile(starts, b)] = 0.0
         views["g"][:] = starts
 
@@ -175,8 +176,11 @@ def _load_points(instances: Sequence[Instance[Any]], eps: Array, table: Any) -> 
     return [*layout]
 
 
-def gaussian_starts(x: Array, y: Array, a: Array, b: Array, eps: Array) -> Array:
-    """Gaussian starts g in nats for a stack: points (L or 1, n, d), weights (L, n), cost |x - y|^2, eps (L,)."""
+def gaussian_starts(x: Array, y: Array, a: Array, b: Array, eps: Array, *, always: bool = True) -> Array:
+    """Gaussian starts g in nats for a stack: points (L or 1, n, d), weights (L, n), cost |x - y|^2, eps (L,).
+
+    Unless `always`, starts that `numerics.starts.is_negligible` rejects are zero, and no matrix is decomposed for them.
+    """
     lanes, dim = len(eps), x.shape[2]
     full = dim <= FULL_DIM
     shape = (lanes, dim, dim if full else 1)
@@ -184,8 +188,13 @@ def gaussian_starts(x: Array, y: Array, a: Array, b: Array, eps: Array) -> Array
     moments(x, a, means[0], spreads[0], full)
     moments(y, b, means[1], spreads[1], full)
     spread_x, spread_y = spreads if full else spreads[..., 0]
-    closed = between(means[0], spread_x, means[1], spread_y, eps)
-    quadratic(y, closed.mean, np.ascontiguousarray(closed.matrix.reshape(shape)), closed.slope, full, out)
+    given = means[0], spread_x, means[1], spread_y, eps
+    needed = np.ones(lanes, dtype=bool) if always else ~is_negligible(*given)
+    matrices, slopes = np.zeros(shape), np.zeros((lanes, dim))
+    if needed.any():
+        closed = between(*(each[needed] for each in given))
+        matrices[needed], slopes[needed] = closed.matrix.reshape(-1, *shape[1:]), closed.slope
+    quadratic(y, means[1], matrices, slopes, full, out)
     return out
 
 
