@@ -162,6 +162,8 @@ def test_grad_says_what_is_differentiated() -> None:
     assert not envelope.value_linear.requires_grad
     envelope.value.backward()
     torch.testing.assert_close(costs.grad, envelope.plan)
+    with pytest.warns(ds.GradientWarning, match="functions of reg"):
+        pot.solve(costs, reg=torch.tensor(REG, requires_grad=True))
     assert not pot.solve(costs, reg=REG, grad="detach").value.requires_grad
     with torch.no_grad():
         assert not pot.solve(costs, reg=REG).value.requires_grad

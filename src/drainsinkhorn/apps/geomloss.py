@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from drainsinkhorn.apps.pot import solve_batch
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.grad.torch import divergence, value
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.errors import OptionsError, ProblemError
+from drainsinkhorn.model.errors import OptionsError, ProblemError, warn_of_constants
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.run.solve import solve
 from drainsinkhorn.run.stack import problems
@@ -179,13 +178,13 @@ class SamplesLoss(torch.nn.Module):
         # GeomLoss's derivative in a weight is the potential itself: its formula has no derivative of the logarithm.
         return mass * (values if self.debias else values - eps * mass.detach().log())
 
-    def _value_of_matrix(self, x: Tensor, y: Tensor, a: Any, b: Any) -> Any:
+    def _value_of_matrix(self, x: Tensor, y: Tensor, a: Any, b: Any) -> Tensor:
         """Entropic values, (W,), for the caller's cost function."""
-        options = {"reg_type": "kl", "max_iter": 10_000, **self._options}
-        return solve_batch(self.cost(x, y), self.blur**self.p, a, b, **options).value
+        return value(eps=self.blur**self.p, a=a, b=b, cost=self.cost(x, y), **self._options)
 
     def _potentials(self, measures: Measures) -> tuple[Tensor, Tensor]:
         """Potentials of the source points, (W, n), and of the target points, (W, m)."""
+        warn_of_constants("potentials of SamplesLoss", "drainsinkhorn.grad.torch.potentials", measures)
         x, y = measures.x.detach(), measures.y.detach()
         a, b, mass = (None if part is None else part.detach() for part in (measures.a, measures.b, measures.mass))
         eps, cost, width = self.blur**self.p, self._point_cost, len(x)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.errors import OptionsError, ProblemError
+from drainsinkhorn.model.errors import OptionsError, ProblemError, warn_of_constants
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import float_dtype, is_array, library, to_caller, to_numpy
 from drainsinkhorn.numerics.costs import as_cost
@@ -126,6 +126,7 @@ def strength(reg: Any) -> float:
     """Return the entropic strength as a number; the solve says what is wrong with one that is not positive."""
     if is_array(reg) and reg.ndim > 0:
         raise ProblemError(f"reg must be one number, got shape {tuple(reg.shape)}; drainsinkhorn.solve takes many eps")
+    warn_of_constants("results as functions of reg", "drainsinkhorn.grad.torch.value", [reg])
     return float(without_gradient(reg))
 
 
