@@ -67,10 +67,9 @@ class EntropicTransport(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         >>> rng = np.random.default_rng(0)
         >>> source, target = rng.normal(size=(40, 2)), rng.normal(size=(50, 2)) + 5
         >>> model = EntropicTransport().fit(source, target)
-        >>> model.transform(rng.normal(size=(3, 2))).round(-1)
-        array([[0., 0.],
-               [0., 0.],
-               [0., 0.]])
+        >>> moved = model.transform(rng.normal(size=(3, 2)))
+        >>> moved.shape, bool((moved > 2).all())
+        ((3, 2), True)
     """
 
     xs_: Array
