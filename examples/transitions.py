@@ -91,11 +91,11 @@ def study(cells: Cells, eps: float, bootstraps: int) -> dict[str, Any]:
 
 
 def heat(axis: Any, table: Table, title: str) -> Any:
-    image = axis.imshow(table.law, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    image = axis.imshow(table.conditional, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axis.set_xticks(range(len(table.targets)), table.targets, rotation=60, ha="right", fontsize=7)
     axis.set_yticks(range(len(table.sources)), table.sources, fontsize=7)
     axis.set_title(title, fontsize=9)
-    for k, row in enumerate(table.law):
+    for k, row in enumerate(table.conditional):
         for l, share in enumerate(row):
             if share >= 0.1:
                 spread = "" if table.spread is None else f"\n±{table.spread[k, l]:.2f}"
@@ -139,8 +139,8 @@ def main() -> None:
         print(f"{one['name']}: {one['problems']} problems, OT {one['solving_s']:.2f} s, tables {one['tables_s']:.2f} s;"
               f" the pairs alone to 1e-6 {one['reference_s']:.2f} s", flush=True)  # fmt: skip
         for pair, table in zip(one["found"].pairs, one["tables"], strict=True):
-            best = [f"{s} -> {table.targets[k]} {table.law[i, k]:.2f}"
-                    for i, s in enumerate(table.sources) for k in [int(table.law[i].argmax())]]  # fmt: skip
+            best = [f"{s} -> {table.targets[k]} {table.conditional[i, k]:.2f}"
+                    for i, s in enumerate(table.sources) for k in [int(table.conditional[i].argmax())]]  # fmt: skip
             print(f"  {pair[0]} to {pair[1]}: " + ", ".join(best))
         print("  total variation from the tables at 1e-6: " + ", ".join(f"{apart:.2e}" for apart in one["distance"]))
     draw(studies, args.out)

@@ -17,9 +17,9 @@ PUBLIC: dict[str, str] = {
         ProblemError Profile Residual Result Solution Status TransportCost apply barycentric_map divergence extend
         partners plan problems sample solve stream top_match transport_cost __version__""",
     "drainsinkhorn.flow": "CoupledBatches CouplingDataset OTPlanSampler Pairs couple_minibatches",
-    "drainsinkhorn.flow.matchers": """ConditionalFlowMatcher ExactOptimalTransportConditionalFlowMatcher OTPlanSampler
-        SchrodingerBridgeConditionalFlowMatcher TargetConditionalFlowMatcher VariancePreservingConditionalFlowMatcher
-        pad_t_like_x""",
+    "drainsinkhorn.flow.matchers": """ConditionalFlowMatcher EntropicOptimalTransportConditionalFlowMatcher
+        ExactOptimalTransportConditionalFlowMatcher OTPlanSampler SchrodingerBridgeConditionalFlowMatcher
+        TargetConditionalFlowMatcher VariancePreservingConditionalFlowMatcher pad_t_like_x""",
     "drainsinkhorn.cells": "Table Timepoints couple_timepoints",
     "drainsinkhorn.sensors": "Drift Flow Scores frame_flow windows",
     "drainsinkhorn.ott": "solve",

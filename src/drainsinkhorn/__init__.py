@@ -12,6 +12,10 @@ from drainsinkhorn.divergences import divergence as divergence
 from drainsinkhorn.model.cost import Cost as Cost
 from drainsinkhorn.model.cost import Distances as Distances
 from drainsinkhorn.model.couplings import TransportCost as TransportCost
+from drainsinkhorn.model.eps import RelativeEps as RelativeEps
+from drainsinkhorn.model.eps import SharpnessEps as SharpnessEps
+from drainsinkhorn.model.eps import relative as relative
+from drainsinkhorn.model.eps import sharpness as sharpness
 from drainsinkhorn.model.errors import BackendUnavailable as BackendUnavailable
 from drainsinkhorn.model.errors import ContractError as ContractError
 from drainsinkhorn.model.errors import ConvergenceWarning as ConvergenceWarning
@@ -37,6 +41,7 @@ from drainsinkhorn.numerics.costs import Formula as Formula
 from drainsinkhorn.numerics.costs import PointCost as PointCost
 from drainsinkhorn.plans.consumers import apply as apply
 from drainsinkhorn.plans.consumers import barycentric_map as barycentric_map
+from drainsinkhorn.plans.consumers import normalised_entropy as normalised_entropy
 from drainsinkhorn.plans.consumers import partners as partners
 from drainsinkhorn.plans.consumers import plan as plan
 from drainsinkhorn.plans.consumers import sample as sample

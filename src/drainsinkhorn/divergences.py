@@ -5,20 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from drainsinkhorn.core.events import Observer, ignore
-from drainsinkhorn.core.options import Options, Settings
+from drainsinkhorn.core.options import Options, Settings, check_settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ProblemError, warn_of_constants
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import float_dtype, is_array, to_caller
 from drainsinkhorn.numerics.costs import as_cost
 from drainsinkhorn.plans.consumers import transport_costs
+from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import DEFAULTS, solve
 from drainsinkhorn.run.stack import problems
@@ -52,7 +54,7 @@ def divergence(
     x: Any,
     y: Any,
     *,
-    eps: Any,
+    eps: Any = None,
     a: Any = None,
     b: Any = None,
     cost: Any = "sqeuclidean",
@@ -72,7 +74,8 @@ def divergence(
     Args:
         x: Clouds: shared (n, d), stacked (W, n, d), or a list of unequal ones; see `problems`.
         y: Clouds of the other side, in one of the forms of x.
-        eps: Entropic strength, a number or one for each pair.
+        eps: A number, `relative`, `sharpness`, or a list with one of them for each pair. None: `relative(0.05)`. All
+            three problems of a pair have the same eps: one that is relative, or a sharpness, is that of x to y.
         a: Weights of x.
         b: Weights of y.
         cost: A name, Cost, PointCost, Formula or CostFn of OTT: a cost between points.
@@ -90,33 +93,53 @@ def divergence(
         >>> bool((found.values > 1).all()), len(found.solution)
         (True, 6)
     """
+    check_settings(settings, divergence)
     pairs = problems(x, y, eps=eps, a=a, b=b, cost=cost)
     arrays = itertools.chain.from_iterable((pair.x, pair.y, pair.a, pair.b, pair.eps) for pair in pairs)
     warn_of_constants("the values of divergence", "drainsinkhorn.grad.torch.divergence", arrays)
-    batch, within = with_clouds_themselves(pairs)
+    if any(is_descriptor(pair.eps) for pair in pairs):
+        pairs = resolve_eps(pairs, backend=backend, options=options.with_fields(tol, settings))
+    batch, within, _ = with_clouds_themselves(pairs)
     solution = solve(batch, tol=tol, backend=backend, options=options, observe=observe, **settings)
     return Divergences(_values(pairs, solution, within), solution, within)
 
 
-def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> tuple[list[Problem[Any]], list[tuple[int, int]]]:
-    """Return the pairs followed by each cloud coupled with itself, and for each pair the indices of its two clouds."""
-    batch, places = list(pairs), dict[Any, int]()
+class Clouds(NamedTuple):
+    """Pairs of clouds, followed by each cloud coupled with itself.
 
-    def place(pair: Problem[Any], points: Any, weights: Any) -> int:
-        key = (id(points), id(weights), pair.eps if isinstance(pair.eps, (int, float)) else id(pair.eps))
+    Attributes:
+        problems: All problems.
+        within: For each pair, the places of the problems within x and within y.
+        sources: For each problem, the place of the pair whose eps it has.
+    """
+
+    problems: list[Problem[Any]]
+    within: list[tuple[int, int]]
+    sources: list[int]
+
+
+def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> Clouds:
+    """Return the pairs and each cloud coupled with itself, once for each eps that it is coupled with."""
+    batch, places, sources = list(pairs), dict[Any, int](), list(range(len(pairs)))
+
+    def place(pair: Problem[Any], number: int, points: Any, weights: Any) -> int:
+        # An eps that is not found yet belongs to its pair alone.
+        eps = number if is_descriptor(pair.eps) else pair.eps if isinstance(pair.eps, (int, float)) else id(pair.eps)
+        key = (id(points), id(weights), is_descriptor(pair.eps), eps)
         if key not in places:
             places[key] = len(batch)
             batch.append(replace(pair, x=points, y=points, a=weights, b=weights))
+            sources.append(number)
         return places[key]
 
     within: list[tuple[int, int]] = []
-    for pair in pairs:
+    for number, pair in enumerate(pairs):
         if not isinstance(as_cost(pair.cost), Cost):
             raise ProblemError(
                 "a divergence needs points: a dense cost between x and y says nothing of costs within them"
             )
-        within.append((place(pair, pair.x, pair.a), place(pair, pair.y, pair.b)))
-    return batch, within
+        within.append((place(pair, number, pair.x, pair.a), place(pair, number, pair.y, pair.b)))
+    return Clouds(batch, within, sources)
 
 
 def _values(pairs: Sequence[Problem[Any]], solution: Solution[Any], within: Sequence[tuple[int, int]]) -> Any:

@@ -20,6 +20,12 @@ NAMES = np.array(["neuron", "muscle", "skin"])[rng.integers(0, 3, size=len(TIMES
 ORDER = rng.permutation(len(TIMES))
 POINTS, TIMES, NAMES = POINTS[ORDER], TIMES[ORDER], NAMES[ORDER]
 
+DAYS = np.array(["", "day30", "day2", "day10"])[TIMES]
+
+
+def coupled(*args: Any, **settings: Any) -> Any:
+    return couple_timepoints(*args, backend="reference", eps=1.0, tol=0.1, **settings)
+
 
 @pytest.fixture(scope="module")
 def found() -> Any:
@@ -50,7 +56,7 @@ def test_push_pull_and_tables(found: Any) -> None:
             for l, target in enumerate(table.targets):
                 mass = plan[NAMES[here] == source][:, NAMES[there] == target].sum()
                 assert table.mass[k, l] == pytest.approx(mass / plan.sum())
-        assert table.law.sum(1) == pytest.approx(1.0)
+        assert table.conditional.sum(1) == pytest.approx(1.0)
         assert table.spread is not None
         assert (table.spread > 0).all()
         assert (table.spread < 0.2).all()
@@ -61,8 +67,55 @@ def test_push_pull_and_tables(found: Any) -> None:
 def test_pairs_may_be_counted_from_the_end(found: Any) -> None:
     assert found.transitions(NAMES, -1).distance(found.transitions(NAMES, 1)) == 0
     assert found.transitions(NAMES, -2).distance(found.transitions(NAMES, 0)) == 0
-    with pytest.raises(IndexError):
-        found.transitions(NAMES, 2)
+    for number in (2, -3):
+        with pytest.raises(IndexError, match=rf"there is no pair {number}: there are 2, \[\(1, 2\), \(2, 3\)\]"):
+            found.transitions(NAMES, number)
+
+
+@pytest.fixture(scope="module")
+def named() -> Any:
+    return coupled(POINTS, DAYS, times=["day2", "day10", "day30"], bootstraps=1)
+
+
+class TestPairsByName:
+    @pytest.mark.parametrize("pair", [("day10", "day30"), "day10", ("day10",)], ids=str)
+    def test_by_its_time_points(self, named: Any, pair: Any) -> None:
+        here, there = named.cells[1], named.cells[2]
+        assert named.result(pair) is named.result(1)
+        assert named.bootstraps(pair) == named.bootstraps(1)
+        assert np.array_equal(named.push(POINTS[here], pair), named.push(POINTS[here], 1))
+        assert np.array_equal(named.pull(POINTS[there], pair), named.pull(POINTS[there], 1))
+        assert named.transitions(NAMES, pair).distance(named.transitions(NAMES, 1)) == 0
+
+    def test_integers_are_numbers(self, found: Any) -> None:
+        assert found.result(1) is found.result((2, 3))
+        assert found.result("1") is found.result(0)
+        assert found.result(np.int64(1)) is found.result(1)
+
+    def test_dates(self) -> None:
+        dates = np.array(["2024-01-01", "2024-01-10", "2024-02-01", "2023-12-31"], dtype="datetime64[D]")
+        dated = coupled(POINTS, dates[TIMES])
+        first, second = dated.times[:2]
+        for pair in (first, (first, second), "2023-12-31 00:00:00", str(first)):
+            assert dated.result(pair) is dated.result(0)
+
+    def test_names_that_are_no_pair(self, named: Any) -> None:
+        for pair, message in (
+            ("dya2", r"there is no time point 'dya2'; it has \['day2', .*; did you mean 'day2'\?"),
+            (("day2", "day3"), r"there is no time point 'day3'; .*did you mean 'day30'\?"),
+            (("day2", "day30"), r"\('day2', 'day30'\) are no consecutive time points; there are the pairs \["),
+            (("day10", "day2"), r"are no consecutive time points"),
+            ("day30", r"'day30' is the last time point, so no pair begins with it"),
+            (("day2", "day10", "day30"), r"a pair is a number, the earlier time point or two time points"),
+        ):
+            with pytest.raises(ds.ProblemError, match=message):
+                named.result(pair)
+
+
+def test_law_is_deprecated(found: Any) -> None:
+    table = found.transitions(NAMES, 0)
+    with pytest.warns(DeprecationWarning, match=r"Table.law is deprecated; use Table.conditional"):
+        assert np.array_equal(table.law, table.conditional)
 
 
 def test_tol_may_come_with_options() -> None:
@@ -134,6 +187,15 @@ def test_bad_input() -> None:
         couple_timepoints(data, "day", rep="X_umap")
     with pytest.raises(ds.ProblemError, match="time point 9 has no cells; there are"):
         couple_timepoints(POINTS, TIMES, times=[1, 9])
+    with pytest.raises(ds.ProblemError, match=r"time point 'dya2' has no cells; .*; did you mean 'day2'\?"):
+        couple_timepoints(POINTS, DAYS, times=["dya2", "day10"])
+    with pytest.raises(ds.ProblemError, match=r"obs has no column 'dya'; it has .*; did you mean 'day'\?"):
+        couple_timepoints(data, "dya")
+    with pytest.raises(ds.ProblemError, match=r"obs has no column 'grwoth'; it has .*; did you mean 'growth'\?"):
+        couple_timepoints(data, "day", weights="grwoth")
+    for verb, args in (("transitions", (0,)), ("to_anndata", ())):
+        with pytest.raises(ds.ProblemError, match=r"obs has no column 'tpye'; it has .*; did you mean 'type'\?"):
+            getattr(coupled(data, "day"), verb)("tpye", *args)
     with pytest.raises(ds.ProblemError, match="at least two time points"):
         couple_timepoints(POINTS, TIMES, times=[1])
     with pytest.raises(ds.ProblemError, match="key is missing"):
@@ -173,13 +235,6 @@ def test_labels_of_other_cells(found: Any) -> None:
     clouds = couple_timepoints({t: POINTS[t == TIMES] for t in (1, 2)})
     with pytest.raises(ds.ProblemError, match="separate clouds; pass labels as a pair"):
         clouds.transitions(NAMES, 0)
-
-
-DAYS = np.array(["", "day30", "day2", "day10"])[TIMES]
-
-
-def coupled(*args: Any, **settings: Any) -> Any:
-    return couple_timepoints(*args, backend="reference", eps=1.0, tol=0.1, **settings)
 
 
 def test_texts_are_sorted_by_the_numbers_they_end_in() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +12,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from drainsinkhorn.apps.cell_points import (
+    DEFAULT_REP,
+    annotated,
+    chosen_rep,
+    clouds_of,
+    is_sparse,
+    match_index,
+    unknown_name,
+)
 from drainsinkhorn.apps.time_points import categories_of, time_points
 from drainsinkhorn.core.audit import is_count
-from drainsinkhorn.model.errors import BackendUnavailable, OptionsError, ProblemError
+from drainsinkhorn.core.options import check_settings
+from drainsinkhorn.model.eps import Eps, is_descriptor
+from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.plans.consumers import couplings, top_match
+from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.solve import solve
+from drainsinkhorn.run.solve import DEFAULTS, solve
 
 Array = NDArray[Any]
 
@@ -40,13 +54,19 @@ class Table:
     draws: Array
 
     @property
-    def law(self) -> Array:
+    def conditional(self) -> Array:
         """The conditional distribution of targets for each source, (k, l): every row with mass sums to 1."""
         return _rows_to_one(self.mass)
 
     @property
+    def law(self) -> Array:
+        """Deprecated name of `conditional`."""
+        warnings.warn("Table.law is deprecated; use Table.conditional", DeprecationWarning, stacklevel=2)
+        return self.conditional
+
+    @property
     def spread(self) -> Array | None:
-        """The standard deviation of `law` over bootstraps, (k, l); None with fewer than two bootstraps."""
+        """The standard deviation of `conditional` over bootstraps, (k, l); None with fewer than two bootstraps."""
         return np.std(_rows_to_one(self.draws), axis=0, ddof=1) if len(self.draws) > 1 else None
 
     def distance(self, other: Table) -> float:
@@ -60,12 +80,17 @@ class Table:
 class Timepoints:
     """Coupled time points.
 
+    Methods name a pair of consecutive time points by its number, by its two time points as a tuple, or by the earlier
+    of them: with time points "day2" and "day10", 0, `("day2", "day10")` and "day2" are the same pair. An integer is
+    always a number; negative numbers count from the end.
+
     Attributes:
         times: Time points in order.
         cells: For each of them the places of its cells in the data, or 0 .. n - 1 where times came as separate clouds.
         solution: All results: those of consecutive pairs, then bootstrap after bootstrap.
         data: The AnnData it was made from, if any.
         count: How many cells the data has; None where times came as separate clouds.
+        index: Names of the cells as an index of pandas; None if the data has none.
     """
 
     times: list[Any]
@@ -73,43 +98,70 @@ class Timepoints:
     solution: Solution[Any]
     data: Any = None
     count: int | None = None
+    index: Any = None
 
     @property
     def pairs(self) -> list[tuple[Any, Any]]:
         """Consecutive time points."""
         return list(zip(self.times[:-1], self.times[1:], strict=True))
 
-    def result(self, pair: int) -> Result[Any]:
-        """The result of a pair, by its number."""
+    def result(self, pair: Any) -> Result[Any]:
+        """The result of a pair, given by number or time points."""
         return self.solution[self._place(pair)]
 
-    def _place(self, pair: int) -> int:
-        """The number of a pair, counted from the front; negative numbers count from the end."""
-        return range(len(self.pairs))[pair]
+    def _place(self, pair: Any) -> int:
+        """The number of a pair, counted from the front; ProblemError for time points that are no pair."""
+        try:
+            number = operator.index(pair)
+        except TypeError:
+            return self._place_of_names(pair)
+        count = len(self.pairs)
+        if not -count <= number < count:
+            raise IndexError(f"there is no pair {number}: there are {count}, {self.pairs}")
+        return number % count
 
-    def bootstraps(self, pair: int) -> list[Result[Any]]:
+    def _place_of_names(self, pair: Any) -> int:
+        names: list[Any] = list(pair) if isinstance(pair, tuple) else [pair]
+        if not 1 <= len(names) <= 2:
+            raise ProblemError(f"a pair is a number, the earlier time point or two time points, got {pair!r}")
+        places: list[int] = []
+        for name in names:
+            same = [k for k, time in enumerate(self.times) if name is time or str(name) == str(time)]
+            if not same:
+                raise unknown_name("there is no time point", name, self.times)
+            places += same[:1]
+        if places[0] == len(self.pairs):
+            raise ProblemError(
+                f"{names[0]!r} is the last time point, so no pair begins with it; there are {self.pairs}"
+            )
+        if len(places) == 2 and places[1] != places[0] + 1:
+            raise ProblemError(f"{pair!r} are no consecutive time points; there are the pairs {self.pairs}")
+        return places[0]
+
+    def bootstraps(self, pair: Any) -> list[Result[Any]]:
         """The results of a pair's bootstraps."""
         place, step = self._place(pair), len(self.pairs)
         return [self.solution[k] for k in range(place + step, len(self.solution), step)]
 
-    def push(self, values: Any, pair: int) -> Array:
+    def push(self, values: Any, pair: Any) -> Array:
         """Mean of the earlier cells' values for every later cell, over the cells it comes from."""
         return self._means(values, pair, "col")
 
-    def pull(self, values: Any, pair: int) -> Array:
+    def pull(self, values: Any, pair: Any) -> Array:
         """Mean of the later cells' values for every earlier cell, over the cells it goes to."""
         return self._means(values, pair, "row")
 
-    def _means(self, values: Any, pair: int, side: str) -> Array:
+    def _means(self, values: Any, pair: Any, side: str) -> Array:
         ((_, plans),) = couplings([self.result(pair)])
         return to_numpy(plans.average([values], side)[0])
 
-    def transitions(self, labels: Any, pair: int) -> Table:
+    def transitions(self, labels: Any, pair: Any) -> Table:
         """Mass between the groups of a pair; with its spread if there are bootstraps.
 
         Args:
-            labels: Names of groups: one array for all cells of the data, or a pair (of earlier cells, of later cells).
-            pair: The number of the pair.
+            labels: Names of groups: a column of obs, one array for all cells of the data (a Series is matched by the
+                names of cells), or a pair (of earlier cells, of later cells).
+            pair: The number of the pair, the earlier time point, or both time points.
         """
         here, there = self._labels(labels, pair)
         (sources, rows), (targets, cols) = (np.unique(names, return_inverse=True) for names in (here, there))
@@ -123,15 +175,16 @@ class Timepoints:
         masses /= masses.sum(axis=(1, 2), keepdims=True)
         return Table(sources.tolist(), targets.tolist(), masses[0], masses[1:])
 
-    def _labels(self, labels: Any, pair: int) -> tuple[Array, Array]:
+    def _labels(self, labels: Any, pair: Any) -> tuple[Array, Array]:
         if isinstance(labels, str):
             if self.data is None:
                 raise ProblemError(f"{labels!r} names a column of an AnnData; pass arrays of names instead")
-            labels = self.data.obs[labels].to_numpy()
+            labels = self._column(labels)
         cells = self.cells[self._place(pair) :][:2]
         if not isinstance(labels, tuple):
             if self.count is None:
                 raise ProblemError("times came as separate clouds; pass labels as a pair (of earlier, of later cells)")
+            labels = match_index(labels, self.index, "labels")
             if np.shape(labels) != (self.count,):
                 raise ProblemError(f"labels must name {self.count} cells, those of the data, got {np.shape(labels)}")
             labels = tuple(np.asarray(labels)[indices] for indices in cells)
@@ -141,17 +194,25 @@ class Timepoints:
         here, there = (np.asarray(part).astype(str) for part in labels)
         return here, there
 
+    def _column(self, name: str) -> Array:
+        """A column of obs; ProblemError names the nearest column if there is none of this name."""
+        if name not in self.data.obs:
+            raise unknown_name("obs has no column", name, self.data.obs.columns)
+        return self.data.obs[name].to_numpy()
+
     def to_anndata(self, labels: str) -> Any:
         """A copy of the AnnData with what the couplings say of a column of names.
 
         `obsm["fate_" + labels]` holds for every cell the shares of groups it goes to at the next time point, and
         `obsm["origin_" + labels]` those it comes from (NaN where there is none); `obs["match"]` names the later cell to
-        which most of its mass goes; `uns["transitions"]` the tables, by pair.
+        which most of its mass goes; `uns["transitions"]` the tables, by pair. The copy of a backed AnnData is in
+        memory.
         """
         if self.data is None:
             raise ProblemError("these time points did not come from an AnnData")
-        out = self.data.copy()
-        names, codes = np.unique(out.obs[labels].to_numpy().astype(str), return_inverse=True)
+        column = self._column(labels)
+        out = self.data.to_memory() if getattr(self.data, "isbacked", False) else self.data.copy()
+        names, codes = np.unique(column.astype(str), return_inverse=True)
         groups = np.eye(len(names))[codes]
         fate, origin = (np.full((out.n_obs, len(names)), np.nan) for _ in range(2))
         match = np.full(out.n_obs, "", dtype=object)
@@ -174,9 +235,10 @@ def couple_timepoints(
     data: Any,
     key: Any = None,
     *,
-    rep: str | None = "X_pca",
+    rep: str | None = DEFAULT_REP,
+    use_rep: str | None = None,
     times: Sequence[Any] | None = None,
-    eps: float = 0.05,
+    eps: Eps = 0.05,
     relative: bool = True,
     weights: Any = None,
     bootstraps: int = 0,
@@ -187,16 +249,21 @@ def couple_timepoints(
     """Couple all consecutive time points, and bootstraps of them, as one batch of lanes.
 
     Args:
-        data: An AnnData, with `key` a column of obs; points (cells, d), with `key` their times; or a mapping from times
-            to clouds.
-        key: Times of the cells: a column of obs, or one time for each cell; None with a mapping.
-        rep: Where an AnnData has the points: an entry of obsm; None is X.
+        data: An AnnData, in memory or backed, with `key` a column of obs; points (cells, d), with `key` their times; a
+            DataFrame of points, with `key` their times or the column that has them; or a mapping from times to clouds.
+        key: Times of the cells: a column, or one time for each cell (a Series is matched by the names of cells); None
+            with a mapping.
+        rep: Where an AnnData has the points: an entry of obsm; None or "X" is X. A sparse X becomes dense, with a
+            warning that says its size.
+        use_rep: The name that scanpy has for `rep`.
         times: Which time points, in order; cells of other times are left out. None: all time points. Ordered
             categories keep their order; numbers and dates are sorted. Texts that are numbers, or have one prefix and
             end in a number ("day2", "day10"), are sorted by that number, and a UserWarning states the order. The order
             of all other texts must be given. A label such as "mixed" or "unknown" is never a time point.
-        eps: Entropic strength, in units of the cost, or of the pair's mean cost if `relative`.
-        relative: Whether `eps` is a share of the pair's mean cost.
+        eps: A number, in units of the cost, or of the pair's mean cost if `relative`; or `drainsinkhorn.relative` or
+            `sharpness`, which are found once for each pair, so that its bootstraps have the same eps. None:
+            `relative(0.05)`.
+        relative: Whether a number is a share of the pair's mean cost.
         weights: A column of obs, or an array: weights of all cells, for example of growth; None: uniform.
         bootstraps: How often the cells of every time point are drawn anew, with replacement.
         seed: Decides the draws.
@@ -209,12 +276,17 @@ def couple_timepoints(
         >>> found.pairs, len(found.solution)
         ([(0, 1), (1, 2)], 8)
     """
-    names, cells, clouds, masses = _read_data(data, key, rep, times, weights)
+    check_settings(settings, couple_timepoints)
+    names, cells, clouds, masses, index = _read_data(data, key, chosen_rep(rep, use_rep), times, weights)
     if bootstraps != 0 and not is_count(bootstraps):
         raise OptionsError(f"bootstraps must be an integer of at least 0, got {bootstraps!r}")
     if len(names) < 2:
         raise ProblemError(f"at least two time points are needed, got {names}")
-    scales = [eps * (_mean_cost(x, y) if relative else 1.0) for x, y in itertools.pairwise(clouds)]
+    if is_descriptor(eps):
+        scales = _find_eps(eps, clouds, masses, tol, settings)
+    else:
+        number: Any = eps
+        scales = [number * (_mean_cost(x, y) if relative else 1.0) for x, y in itertools.pairwise(clouds)]
     rng, problems = np.random.default_rng(seed), list[Problem[Any]]()
     for draw in range(1 + bootstraps):
         # A bootstrap changes the weights, to the number of times each cell was drawn, and not the points, so all lanes
@@ -224,8 +296,18 @@ def couple_timepoints(
         for k, scale in enumerate(scales):
             problems.append(Problem(x=clouds[k], y=clouds[k + 1], a=drawn[k], b=drawn[k + 1], eps=scale))
     solution = solve(problems, tol=tol, **settings)
-    count = None if isinstance(data, Mapping) else len(data)
-    return Timepoints(names, cells, solution, data if hasattr(data, "obs") else None, count)
+    count = None if isinstance(data, Mapping) else data.shape[0] if hasattr(data, "shape") else len(data)
+    return Timepoints(names, cells, solution, data if hasattr(data, "obs") else None, count, index)
+
+
+def _find_eps(
+    eps: Eps, clouds: list[Array], masses: list[Array], tol: float | None, settings: dict[str, Any]
+) -> list[Eps]:
+    """The eps of each pair of consecutive time points; where none is found, eps itself, whose problem says why."""
+    sides = [(cloud, mass / mass.sum()) for cloud, mass in zip(clouds, masses, strict=True)]
+    pairs = [Problem(x=x, a=a, y=y, b=b, eps=eps) for (x, a), (y, b) in itertools.pairwise(sides)]
+    options = settings.get("options", DEFAULTS).with_fields(tol, settings)
+    return [pair.eps for pair in resolve_eps(pairs, backend=settings.get("backend", "auto"), options=options)]
 
 
 def _rows_to_one(mass: Array) -> Array:
@@ -242,40 +324,41 @@ def _mean_cost(x: Array, y: Array) -> float:
 
 def _read_data(
     data: Any, key: Any, rep: Any, times: Any, weights: Any
-) -> tuple[list[Any], list[Array], list[Any], Any]:
-    """Return the time points in order and, for each, the indices of its cells, their points and their weights."""
+) -> tuple[list[Any], list[Array], list[Any], Any, Any]:
+    """Return the time points in order; the indices of the cells of each, their points and their weights; cell names."""
     if isinstance(data, Mapping):
         if weights is not None or key is not None:
             raise ProblemError("with a mapping from times to clouds there is neither key nor weights")
         names = time_points(times, list(data), None)
-        clouds = [to_numpy(data[name]) for name in names]
+        clouds: list[Any] = []
+        for name in names:
+            points = data[name]
+            clouds += clouds_of(points, [np.arange(points.shape[0])]) if is_sparse(points) else [to_numpy(points)]
         places = [np.arange(len(c)) for c in clouds]
         _require_finite(names, places, clouds)
-        return names, places, clouds, [np.ones(len(c)) for c in clouds]
-    if hasattr(data, "obs"):
-        points, key, weights = _from_anndata(data, key, rep, weights)
-    else:
-        points = to_numpy(data)
+        return names, places, clouds, [np.ones(len(c)) for c in clouds], None
+    points, key, weights, index = annotated(data, key, rep, weights)
     if key is None:
         raise ProblemError("key is missing: the times of the cells, or the column of obs that has them")
     labels = np.asarray(key)
     if labels.dtype.kind in "mM":
         # Python has no dates in nanoseconds: NumPy would turn them into integers.
         labels = labels.astype(f"{labels.dtype.str[:3]}[us]")
-    if points.ndim != 2 or labels.shape != (len(points),):
-        raise ProblemError(f"key must name one time for each of {len(points)} cells, got shape {labels.shape}")
-    masses = np.ones(len(points)) if weights is None else to_numpy(weights).astype(np.float64)
-    if masses.shape != (len(points),):
-        raise ProblemError(f"weights must be one for each of {len(points)} cells, got shape {masses.shape}")
+    count = points.shape[0]
+    if len(points.shape) != 2 or labels.shape != (count,):
+        raise ProblemError(f"key must name one time for each of {count} cells, got shape {labels.shape}")
+    masses = np.ones(count) if weights is None else to_numpy(weights).astype(np.float64)
+    if masses.shape != (count,):
+        raise ProblemError(f"weights must be one for each of {count} cells, got shape {masses.shape}")
     names = time_points(times, labels.tolist(), categories_of(key))
     for name in names:
         own = masses[labels == name]
         if not (np.isfinite(own).all() and (own >= 0).all() and own.sum() > 0):
             raise ProblemError(f"weights of time point {name!r} must be finite, not negative, and not all zero")
     cells = [np.flatnonzero(labels == name) for name in names]
-    clouds = [np.ascontiguousarray(points[c]) for c in cells]
+    clouds = clouds_of(points, cells)
     _require_finite(names, cells, clouds)
-    return names, cells, clouds, [masses[c] for c in cells]
+    return names, cells, clouds, [masses[c] for c in cells], index
 
 
 def _require_finite(names: list[Any], cells: list[Array], clouds: list[Array]) -> None:
@@ -294,22 +377,3 @@ def _require_finite(names: list[Any], cells: list[Array], clouds: list[Array]) -
             f"{cloud[(cell, *coordinate)]} ({count} cells of this time point are not finite); leave such cells out, or "
             "compute their coordinates anew"
         )
-
-
-def _from_anndata(data: Any, key: Any, rep: Any, weights: Any) -> tuple[Array, Any, Any]:
-    """Return points (cells, d), times and weights of an AnnData; ProblemError names a column that it does not have."""
-    try:
-        import anndata
-    except ImportError as error:
-        raise BackendUnavailable(f"anndata cannot be loaded ({error}); pip install 'drainsinkhorn[anndata]'") from error
-    if not isinstance(data, anndata.AnnData):
-        raise ProblemError(f"expected an AnnData, an array or a mapping, got {type(data).__name__}")
-    for column in (key, weights):
-        if isinstance(column, str) and column not in data.obs:
-            raise ProblemError(f"obs has no column {column!r}; it has {list(data.obs.columns)}")
-    if rep is not None and rep not in data.obsm:
-        raise ProblemError(f"obsm has no entry {rep!r}; it has {list(data.obsm)}; rep=None takes X")
-    points: Any = data.X if rep is None else data.obsm[rep]
-    points = points.toarray() if hasattr(points, "toarray") else np.asarray(points)
-    labels = data.obs[key] if isinstance(key, str) else key
-    return points, labels, data.obs[weights].to_numpy() if isinstance(weights, str) else weights

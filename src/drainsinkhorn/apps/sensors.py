@@ -11,14 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.core.audit import is_count
+from drainsinkhorn.core.options import check_settings
 from drainsinkhorn.divergences import Divergences, divergence
+from drainsinkhorn.model.eps import Eps, RelativeEps, SharpnessEps, is_descriptor
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import is_array, to_numpy
 from drainsinkhorn.plans.consumers import barycentric_map
+from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.solve import solve
+from drainsinkhorn.run.solve import DEFAULTS, solve
+from drainsinkhorn.run.validate import validate
 
 Array = NDArray[np.float64]
 
@@ -86,7 +90,7 @@ class Drift:
         *,
         references: int = 4,
         quantile: float = 0.99,
-        eps: float = 0.05,
+        eps: Eps = 0.05,
         seed: int = 0,
         **settings: Any,
     ) -> Drift:
@@ -96,12 +100,18 @@ class Drift:
             healthy: Windows (W, rows, d), or a list of windows of any lengths.
             references: Number of references.
             quantile: Quantile of the scores of the other healthy windows that becomes the threshold.
-            eps: As a share of the mean squared distance within healthy windows, which is 2 d after scaling.
+            eps: A number: share of the mean squared distance within healthy windows, which is 2 d after scaling. Or
+                `relative`: share of a statistic of the squared distances between all healthy rows after scaling. Or
+                `sharpness`: the median of what is found for pairs of references. All windows are scored with one eps.
+                None: `relative(0.05)`.
             seed: Seed of the draw of references.
             **settings: Keywords of `divergence`.
         """
+        check_settings(settings.keys() - {"a", "b", "cost"}, cls.fit)
         clouds = _clouds(healthy)
-        if not is_count(references) or not 0 < quantile <= 1 or not eps > 0:
+        # Written so that NaN is not positive.
+        is_positive = isinstance(eps, (RelativeEps, SharpnessEps)) or eps is None or eps > 0
+        if not is_count(references) or not 0 < quantile <= 1 or not is_positive:
             raise OptionsError(f"bad settings: references={references}, quantile={quantile}, eps={eps}")
         if len(clouds) < references + 2:
             raise ProblemError(
@@ -115,7 +125,7 @@ class Drift:
         scale = np.where(scale > 1e-12 * np.abs(middle).clip(1e-300), scale, 1.0)
         order = np.random.default_rng(seed).permutation(len(clouds))
         chosen = [(clouds[k] - middle) / scale for k in order[:references]]
-        strength = eps * 2 * rows.shape[1]
+        strength = _find_eps(eps, (rows - middle) / scale, chosen, settings)
         untrained = cls(chosen, middle, scale, strength, np.inf, np.empty(0), settings)
         scores = untrained.score([clouds[k] for k in sorted(order[references:])]).values
         return cls(chosen, middle, scale, strength, float(np.quantile(scores, quantile)), scores, settings)
@@ -129,6 +139,23 @@ class Drift:
         values = to_numpy(divergences.values).reshape(len(clouds), count).mean(axis=1)
         # Not `>`: a score of NaN must be an alarm.
         return Scores(values, ~(values <= self.threshold), divergences)
+
+
+def _find_eps(eps: Any, rows: Array, references: list[Array], settings: dict[str, Any]) -> float:
+    """The eps of a detector, from healthy rows and references after scaling."""
+    cost = settings.get("cost", "sqeuclidean")
+    if isinstance(eps, SharpnessEps):
+        others = references[1:] + references[:1]
+        pairs = [Problem(x=x, y=y, eps=eps, cost=cost) for x, y in zip(references, others, strict=True)]
+        options = settings.get("options", DEFAULTS).with_fields(settings.get("tol"), settings)
+        found = resolve_eps(pairs, backend=settings.get("backend", "auto"), options=options)
+        numbers = [pair.eps for pair in found if isinstance(pair.eps, float)]
+        if not numbers:
+            raise ProblemError(f"no eps was found for {eps} between healthy windows; raise the target, or pass a share")
+        return float(np.median(numbers))
+    if is_descriptor(eps):
+        return validate(Problem(x=rows, y=rows, eps=eps, cost=cost), tol=1.0).eps
+    return eps * 2 * rows.shape[1]
 
 
 def _clouds(given: Any, dim: int | None = None) -> list[Array]:
@@ -159,14 +186,17 @@ class Flow:
     results: list[Result[Any]]
 
 
-def frame_flow(clips: Any, *, eps: float, carry: bool = True, tol: float | None = None, **settings: Any) -> list[Flow]:
+def frame_flow(
+    clips: Any, *, eps: Eps = None, carry: bool = True, tol: float | None = None, **settings: Any
+) -> list[Flow]:
     """Barycentric flow between consecutive frames of clips, all of them lanes of one batch.
 
     With `carry`, frames of a clip run in order, each from its predecessor's potentials, and clips side by side.
 
     Args:
         clips: A list of clips, each an array (T, n, d) or a list of frames (n, d) of any sizes.
-        eps: Entropic strength, in units of the squared distance.
+        eps: A number in units of the squared distance, `relative` or `sharpness`, which give each pair of frames its
+            own number. None: `relative(0.05)`.
         carry: Whether frames of a clip start from their predecessor's potentials.
         tol: Bound on the larger L1 marginal residual.
         **settings: Keywords of `solve`.
@@ -178,6 +208,7 @@ def frame_flow(clips: Any, *, eps: float, carry: bool = True, tol: float | None 
         >>> len(flow.displacement), bool(np.abs(flow.displacement[0] - 0.1).max() < 0.01)
         (3, True)
     """
+    check_settings(settings, frame_flow)
     problems, lengths = list[Problem[Any]](), list[int]()
     for number, clip in enumerate(clips):
         if len(clip) < 2:

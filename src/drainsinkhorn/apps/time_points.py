@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import warnings
 from collections.abc import Iterable
@@ -37,7 +38,9 @@ def time_points(times: Iterable[Any] | None, labels: list[Any], categories: list
         wanted = list(times)
         absent = [name for name in wanted if name not in present]
         if absent:
-            raise ProblemError(f"time point {absent[0]!r} has no cells; there are {present}")
+            near = difflib.get_close_matches(str(absent[0]), [str(name) for name in present], 1)
+            guess = f"; did you mean {near[0]!r}?" if near else ""
+            raise ProblemError(f"time point {absent[0]!r} has no cells; there are {present}{guess}")
         _refuse_no_time(wanted)
         return wanted
     missing = [name for name in names if str(name).strip() in MISSING]

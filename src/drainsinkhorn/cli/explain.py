@@ -22,6 +22,7 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
+from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solve import solve
 from drainsinkhorn.theory import profile_width_cost, removable
 from drainsinkhorn.theory.replay import replay
@@ -139,7 +140,8 @@ def sample(problems: Sequence[Problem[Any]], count: int, tol: float, backend: st
         raise ProblemError("there are no problems to draw a sample from")
     picked = choose()[0] if backend == "auto" else load(backend)
     places = sorted(random.Random(seed).sample(range(len(problems)), min(count, len(problems))))
-    drawn = [problems[place] for place in places]
+    # Trials of one problem have one eps.
+    drawn = resolve_eps([problems[place] for place in places], backend=picked)
     usual = picked.accelerations[0]
     solve(drawn[:1], backend=picked, tol=tol, accelerate=usual)  # compiles, so that no trial has it inside
     trials = [

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.cli.archives import read_arrays, read_limit
+from drainsinkhorn.cli.eps_text import SYNTAX, eps_from_array, parse_eps
 from drainsinkhorn.cli.paths import replace_file
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.model.cost import Cost
@@ -46,14 +47,23 @@ def _read_format(path: Path, limit: int | None) -> dict[str, np.ndarray[Any, Any
     return arrays
 
 
-def read_problems(path: Path, limit: int | None = None) -> list[Problem[Any]]:
-    """The problems of an .npz file, which may take `limit` bytes of memory; None: see `read_arrays`."""
+def read_problems(path: Path, limit: int | None = None, eps: str | None = None) -> list[Problem[Any]]:
+    """The problems of an .npz file.
+
+    Args:
+        path: The file.
+        limit: Bytes of memory that it may take; None: see `read_arrays`.
+        eps: The eps of problems in a file that has none, as text; None: the file must have it.
+    """
     arrays = _read_format(path, limit)
     unknown = sorted(set(arrays) - set(KEYS))
     if unknown:
         raise FileError(f"{path} has an unknown key {unknown[0]!r}; known keys are {', '.join(KEYS)}")
-    if "eps" not in arrays:
-        raise FileError(f"{path} has no eps, the entropic strength: one number or one per problem")
+    if eps is None and "eps" not in arrays:
+        raise FileError(f"{path} has no eps: add the key, one or one per problem, or give --eps: {SYNTAX}")
+    if eps is not None and "eps" in arrays:
+        raise FileError(f"{path} has an eps of its own; leave --eps {eps} out, or remove the key from the file")
+    strengths = eps_from_array(arrays["eps"]) if eps is None else parse_eps(eps)
     count = max(len(arrays[key]) if arrays[key].ndim == ndim else 1 for key, ndim in STACKED.items() if key in arrays)
     _require_memory(path, count, limit)
     rows, cols = _sizes(arrays, "x_sizes"), _sizes(arrays, "y_sizes")
@@ -64,7 +74,7 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem[Any]]:
     columns = {
         name: _split(arrays, name, sizes) for name, sizes in (("x", rows), ("a", rows), ("y", cols), ("b", cols))
     }
-    return problems(**columns, eps=arrays["eps"], tol=arrays.get("tol"), init=init, cost=_cost(arrays, rows, cols))
+    return problems(**columns, eps=strengths, tol=arrays.get("tol"), init=init, cost=_cost(arrays, rows, cols))
 
 
 def _require_memory(path: Path, count: int, limit: int | None) -> None:
@@ -129,7 +139,7 @@ def write_solution(path: Path, results: list[Result[Any]], ledger: Ledger, tol: 
         "rescued": [r.rescued for r in results],
         "widened": [r.widened for r in results],
         "streamed": [r.streamed for r in results],
-        "eps": [_number(r.problem.eps) for r in results],
+        "eps": [_number(r.problem.eps) if math.isnan(r.eps) else r.eps for r in results],
         "tol": [_number(tol if r.problem.tol is None else r.problem.tol) for r in results],
         "ledger": json.dumps(describe_ledger(ledger)),
     }

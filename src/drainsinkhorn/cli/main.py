@@ -16,6 +16,7 @@ from drainsinkhorn.cli import explain as explaining
 from drainsinkhorn.cli import files, machine, running, show
 from drainsinkhorn.cli.archives import GIB
 from drainsinkhorn.cli.commands import Commands
+from drainsinkhorn.cli.eps_text import SYNTAX
 from drainsinkhorn.cli.messages import INTERRUPTED, JSON, escape, fail, print_json, warn
 from drainsinkhorn.cli.paths import is_same_file, journal_files
 from drainsinkhorn.core.options import MODES, RECHECKS, STARTS, Options, Rechecks
@@ -121,6 +122,9 @@ def solve_file(
         Path, typer.Argument(metavar="IN.npz", help="Problems; the keys are documented in docs/guides/command-line.md.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.npz", help="Where to write the solution.")],
+    eps: Annotated[
+        str | None, typer.Option(metavar="EPS", help=f"eps of a file that has none: {SYNTAX}.", show_default=False)
+    ] = None,
     tol: Annotated[float, typer.Option(help="Bound on the L1 residual, for problems without their own.")] = 1e-3,
     mode: Annotated[str, typer.Option(help=f"auto, {', '.join(MODES)}.")] = "auto",
     width: Annotated[int | None, typer.Option(help="Lanes of a pack; by default what suits the problems.")] = None,
@@ -154,7 +158,7 @@ def solve_file(
         _writable(journal)
         for written in journal_files(journal):
             _writable(written, problems=[source])
-        problems = files.read_problems(source, _limit(read_limit))
+        problems = files.read_problems(source, _limit(read_limit), eps)
         with running.open_fleet(workers, ray) as fleet:
             results, ledger = running.run(problems, options, backend, quiet=as_json, journal=journal, fleet=fleet)
         files.write_solution(out, results, ledger, tol)
@@ -187,6 +191,9 @@ def explain(
         int | None,
         typer.Option(metavar="K", help="Run K of the file's problems at other tols, starts and accelerations."),
     ] = None,
+    eps: Annotated[
+        str | None, typer.Option(metavar="EPS", help="With --sample: eps of a file that has none, as for drain solve.")
+    ] = None,
     tol: Annotated[float, typer.Option(help="With --sample: the tol to vary.")] = 1e-3,
     backend: Annotated[str, typer.Option(help=f"With --sample: auto, {', '.join(REGISTRY)}.")] = "auto",
     plot: Annotated[Path | None, typer.Option(metavar="PATH", help="Draw it (needs the extra plot).")] = None,
@@ -198,7 +205,8 @@ def explain(
     limit = _limit(read_limit)
     try:
         if sample is not None:
-            report = explaining.sample(files.read_problems(source, limit), sample, Options(tol=tol).tol, backend)
+            problems = files.read_problems(source, limit, eps)
+            report = explaining.sample(problems, sample, Options(tol=tol).tol, backend)
         else:
             rows, ledger = files.read_solution(source, limit)
             report = {"problems": rows, "ledger": ledger, "explanation": explaining.explain(rows, ledger)}

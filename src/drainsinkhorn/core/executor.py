@@ -229,6 +229,7 @@ class _Window:
             details=[""] * count,
             streamed=[self.streamed] * count,
             rescued=[False] * count,
+            eps=[lane.instance.eps for lane in lanes],
             tickets=[lane.ticket for lane in lanes],
         )
         for lane in leaving:

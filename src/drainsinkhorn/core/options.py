@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, cast
 
@@ -12,6 +13,7 @@ from drainsinkhorn.core.audit import EVERY, Audit, Geometric, is_count
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.keywords import explain_keyword
 
 Certify = Literal["auto", "always"]
 Rechecks = Literal["sampled", "all", "none"]
@@ -280,6 +282,11 @@ class Options:
             compact, min_shrink=profile.min_shrink
         ), f"{why}; a repack pays from {profile.min_shrink:g} lanes"
 
+    def with_fields(self, tol: Any, keywords: Mapping[str, Any]) -> Options:
+        """Return these options with those fields changed that are among the keywords of a call of `solve`."""
+        fields = {name: value for name, value in keywords.items() if name in Settings.__annotations__}
+        return self.with_settings(tol, cast("Settings", fields))
+
     def with_settings(self, tol: Any, settings: Settings, init: str = "auto") -> Options:
         """Return these options with some fields changed; unknown names raise OptionsError.
 
@@ -288,10 +295,10 @@ class Options:
             settings: Other fields by name.
             init: Name of a start; "auto": unchanged.
         """
-        unknown = sorted(set(settings) - set(Settings.__annotations__))
-        if unknown:
+        if not settings.keys() <= Settings.__annotations__.keys():
+            name = min(settings.keys() - Settings.__annotations__.keys())
             raise OptionsError(
-                f"unknown option {unknown[0]!r}; known are tol, init, {', '.join(Settings.__annotations__)}"
+                f"unknown option {name!r}; {explain_keyword(name, (*PASSED, *Settings.__annotations__))}"
             )
         if getattr(tol, "shape", None) == ():
             tol = tol.item()
@@ -301,6 +308,25 @@ class Options:
         if init != "auto":
             changes["init"] = init
         return replace(self, **changes) if changes else self
+
+
+PASSED = ("tol", "init", "backend", "options", "observe", "journal")
+"""Keywords of `solve` that are no fields of Options, or are passed apart from the others."""
+
+
+def check_settings(settings: Collection[str], owner: Callable[..., Any]) -> None:
+    """Raise OptionsError for a keyword that `solve` does not take; the text says what to write instead.
+
+    Args:
+        settings: Names of the keywords that a function passes on to `solve`.
+        owner: The function, whose own arguments may be meant.
+    """
+    for name in settings:
+        if name not in Settings.__annotations__ and name not in PASSED:
+            own = [parameter for parameter in inspect.signature(owner).parameters if parameter != "settings"]
+            raise OptionsError(
+                f"unknown option {name!r}; {explain_keyword(name, (*own, *PASSED, *Settings.__annotations__))}"
+            )
 
 
 def is_positive(value: Any) -> bool:

@@ -98,7 +98,8 @@ class Backlog:
         size = int(wire.pairs(problem)).bit_length()
         if size not in self._widths:
             try:
-                self._widths[size] = self._session.backend.hints(self._session.validate(problem)).width
+                instance = self._session.validate(wire.provisional(problem))
+                self._widths[size] = self._session.backend.hints(instance).width
             except ProblemError:
                 return 1
         return self._widths[size]
@@ -110,6 +111,6 @@ class Backlog:
             return pairs * SMALL_DEPTH
         try:
             momentum = self._session.acceleration != "none"
-            return pairs * predicted_depth(self._session.validate(problem), momentum=momentum)
+            return pairs * predicted_depth(self._session.validate(wire.provisional(problem)), momentum=momentum)
         except (ProblemError, ArithmeticError):
             return pairs * SMALL_DEPTH

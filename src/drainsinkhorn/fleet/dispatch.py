@@ -22,6 +22,7 @@ from drainsinkhorn.fleet import wire
 from drainsinkhorn.fleet.backlog import Backlog
 from drainsinkhorn.fleet.pool import Pool
 from drainsinkhorn.fleet.worker_run import Assignment, Message
+from drainsinkhorn.model.eps import SharpnessEps
 from drainsinkhorn.model.errors import FleetError, ProblemError
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Outcome, Result, make_rejection
@@ -272,7 +273,7 @@ class Dispatch:
             plain = wire.plain_problem(problem)
             if plain.chain is not None:
                 # A rejected problem takes no place in its chain.
-                self.session.validate(plain)
+                self.session.validate(wire.provisional(plain))
         except Exception as error:  # noqa: BLE001  one odd object must not harm the others
             self._reject(ticket, problem, error)
             return
@@ -283,18 +284,21 @@ class Dispatch:
             self._start(ticket, self._chains.take_predecessor(plain.chain))
 
     def _start(self, ticket: int, predecessor: Ended | None) -> None:
-        """Make a problem ready to be sent; it starts where its predecessor in the chain ended."""
-        start = None
-        if predecessor is not None:
+        """Make a problem ready to be sent; it starts where its predecessor in the chain ended.
+
+        A problem with a sharpness starts where its search ends, as in a local run.
+        """
+        start, problem = None, self._backlog.problems[ticket]
+        if predecessor is not None and not isinstance(problem.eps, SharpnessEps):
             # Without memory for the predecessor's potentials it starts as if it were the first of its chain.
             with suppress(MemoryError):
-                instance = self.session.validate(self._backlog.problems[ticket])
+                instance = self.session.validate(problem)
                 start = start_from_predecessor(predecessor, instance, self.session.backend)
         self._backlog.queue(ticket, start)
 
     def _reject(self, ticket: int, problem: Problem[Any], reason: Exception) -> None:
         try:
-            self.session.validate(problem)
+            self.session.validate(wire.provisional(problem) if isinstance(problem, Problem) else problem)
         except ProblemError as error:
             reason = error
         self._finish(self.session.reject(ticket, reason))
@@ -340,7 +344,7 @@ class Dispatch:
         is_passed = not ran and (outcome.status is Status.INVALID or self._chains.is_under_way(chain))
         if chain is None or is_passed:
             return
-        ended = Ended(self.session.validate(problem), outcome)
+        ended = Ended(self.session.validate(problem, outcome.eps), outcome)
         successor = self._chains.leave(chain, ended)
         if successor is not None:
             self._start(successor, ended)

@@ -93,6 +93,37 @@ class Ranks:
         """Return True if `mine` is true on all ranks."""
         return self.number(float(mine), "MIN") == 1.0
 
+    def gather(self, value: Any) -> list[Any]:
+        """A value of every rank, in the order of the ranks; it must be possible to pickle them."""
+
+        def exchange() -> list[Any]:
+            values: list[Any] = [None] * self.size
+            self._distributed.all_gather_object(values, value, group=self._group)
+            return values
+
+        return self._together(exchange)
+
+    def gather_rows(self, rows: Any) -> Any:
+        """A torch tensor with the rows of all ranks, in their order, on the device of this rank's rows.
+
+        Args:
+            rows: A tensor (n, ...); n may differ between ranks, the other dimensions and the dtype may not.
+        """
+        torch = self._torch
+        sizes = self.gather(len(rows))
+        # As bytes, since not every backend of torch.distributed can send every dtype.
+        sent = rows.contiguous().reshape(-1).view(torch.uint8).to(self.device)
+        width = rows.element_size() * int(np.prod(rows.shape[1:]))
+
+        def exchange() -> Any:
+            padded = sent.new_zeros(width * max(sizes))
+            padded[: sent.numel()] = sent
+            received = [torch.empty_like(padded) for _ in sizes]
+            self._distributed.all_gather(received, padded, group=self._group)
+            return torch.cat([part[: width * size] for part, size in zip(received, sizes, strict=True)])
+
+        return self._together(exchange).to(rows.device).view(rows.dtype).reshape(-1, *rows.shape[1:])
+
     def agree(self, instances: Sequence[Instance[Any]]) -> None:
         """Make sure that all ranks were given the same problems."""
         digests = b"".join(fingerprint(instance.as_problem()) for instance in instances)

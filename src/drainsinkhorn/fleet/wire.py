@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.eps import DEFAULT_EPS, RelativeEps, SharpnessEps, is_descriptor
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Outcome, Residual, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import BFLOAT16, float_name, is_array, library, to_numpy
 from drainsinkhorn.numerics.costs import Formula, as_cost
 
-FORMAT = 2
+FORMAT = 3
 """Version of all messages between a fleet and its workers. Increase it with every change that the other end must know.
 Format 1 did not state its version."""
 Array = NDArray[Any]
@@ -81,6 +82,11 @@ def plain(value: Any) -> Array:
     return array.view(BFLOAT16) if is_array(value) and float_name(value) == "bfloat16" else array
 
 
+def provisional(problem: Problem[Any]) -> Problem[Any]:
+    """Return the problem with an eps that is found at once in place of a sharpness, which a worker looks for."""
+    return replace(problem, eps=DEFAULT_EPS) if isinstance(problem.eps, SharpnessEps) else problem
+
+
 def plain_problem(problem: Any) -> Problem[Any]:
     """Return the same problem with NumPy arrays; raise Unsendable if it cannot be sent."""
     if _is_plain(problem):
@@ -93,7 +99,7 @@ def _is_plain(problem: Any) -> bool:
     """True if a problem can be sent as it is, the common case: float arrays of NumPy, and a cost by name."""
     return (
         type(problem) is Problem
-        and type(problem.eps) is float
+        and (type(problem.eps) is float or is_descriptor(problem.eps))
         and (problem.tol is None or type(problem.tol) is float)
         and (problem.init is None or type(problem.init) is str)
         and type(problem.cost) is str
@@ -126,13 +132,13 @@ def pairs(problem: Problem[Any]) -> float:
 def _to_plain_dict(problem: Any, place: Any) -> dict[str, Any]:
     """A problem as numbers and texts, with arrays replaced by their place in the parcel."""
     if _is_plain(problem):
-        sent = {"eps": problem.eps, "cost": problem.cost, "tol": problem.tol, "init": problem.init}
+        sent = {"eps": _sent_eps(problem.eps), "cost": problem.cost, "tol": problem.tol, "init": problem.init}
         return sent | _array_places(problem, place)
     if not isinstance(problem, Problem):
         raise Unsendable(f"{type(problem).__name__} is no Problem")
     if library(problem.x) != library(problem.y):
         raise Unsendable("x and y belong to different libraries")
-    sent: dict[str, Any] = {"eps": _number(problem.eps)} | _array_places(problem, place)
+    sent: dict[str, Any] = {"eps": _sent_eps(problem.eps)} | _array_places(problem, place)
     if problem.tol is not None:
         sent["tol"] = _number(problem.tol)
     sent["cost"] = _sent_cost(problem.cost, place)
@@ -164,6 +170,24 @@ def _sent_cost(given: Any, place: Any) -> Any:
     return [kind, _number(cost.scale)]
 
 
+def _sent_eps(eps: Any) -> float | list[Any] | None:
+    """An eps in transit: a number, None, or a descriptor as a list."""
+    if type(eps) is float or eps is None:
+        return eps
+    if isinstance(eps, RelativeEps):
+        return ["relative", eps.share, eps.of]
+    if isinstance(eps, SharpnessEps):
+        return ["sharpness", eps.target, eps.within]
+    return _number(eps)
+
+
+def _received_eps(sent: Any) -> Any:
+    if not isinstance(sent, list):
+        return sent
+    kind, *parts = sent
+    return {"relative": RelativeEps, "sharpness": SharpnessEps}[kind](*parts)
+
+
 def _received_cost(sent: Any, arrays: Sequence[Array]) -> Any:
     if isinstance(sent, list):
         kind, scale, *formula = sent
@@ -189,7 +213,7 @@ def _from_plain_dict(sent: dict[str, Any], arrays: Sequence[Array]) -> Problem[A
     cost, init = _received_cost(sent["cost"], arrays), sent.get("init")
     if isinstance(init, list):
         init = Potentials(*(arrays[place] for place in init))
-    return Problem(eps=sent["eps"], tol=sent.get("tol"), cost=cost, init=init, **parts)
+    return Problem(eps=_received_eps(sent["eps"]), tol=sent.get("tol"), cost=cost, init=init, **parts)
 
 
 def layout(arrays: Sequence[Array]) -> tuple[list[list[Any]], int]:
@@ -250,6 +274,7 @@ def from_result(ticket: int, result: Result[Any]) -> tuple[list[Any], bytes]:
         result.widened,
         result.rescued,
         result.streamed,
+        result.eps,
     ]
     return [*facts, result.arithmetic, result.detail, kinds], raw
 
@@ -257,7 +282,7 @@ def from_result(ticket: int, result: Result[Any]) -> tuple[list[Any], bytes]:
 def to_outcomes(many: Sequence[Sequence[Any]], raw: Any) -> Iterator[Outcome]:
     """Yield the outcomes that a worker sent; their potentials are views of the bytes."""
     place = 0
-    for ticket, status, depth, row, col, band, widened, rescued, streamed, arithmetic, detail, kinds in many:
+    for ticket, status, depth, row, col, band, widened, rescued, streamed, eps, arithmetic, detail, kinds in many:
         potentials = None
         if kinds:
             dtype, size, other, rest = kinds
@@ -265,5 +290,5 @@ def to_outcomes(many: Sequence[Sequence[Any]], raw: Any) -> Iterator[Outcome]:
             potentials = Potentials(np.frombuffer(f, dtype=dtype), np.frombuffer(g, dtype=other))
             place += size + rest
         residual = Residual(row, col, band)
-        rest = widened, arithmetic, detail, streamed, rescued
+        rest = widened, arithmetic, detail, streamed, rescued, eps
         yield Outcome(ticket, potentials, residual, Status[status], depth, *rest)

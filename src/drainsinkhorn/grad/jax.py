@@ -16,9 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from drainsinkhorn.backends import load
+from drainsinkhorn.core.options import check_settings
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
-from drainsinkhorn.grad.lanes import COLUMNS, Task, fix_gauge, is_dense, lanes_of, plans_of, refuse_zeros, slopes_of
+from drainsinkhorn.grad.lanes import (
+    COLUMNS,
+    Task,
+    fix_gauge,
+    is_dense,
+    lanes_of,
+    make_task,
+    plans_of,
+    refuse_zeros,
+    slopes_of,
+)
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.run.validate import validate
@@ -30,7 +41,7 @@ def value(
     x: Any = None,
     y: Any = None,
     *,
-    eps: Any,
+    eps: Any = None,
     a: Any = None,
     b: Any = None,
     cost: Any = "sqeuclidean",
@@ -43,7 +54,9 @@ def value(
     Args:
         x: Points: shared (n, d), stacked (W, n, d), or a list of unequal clouds. None with matrices of costs.
         y: Points of the other side, in one of the forms of x.
-        eps: A number or a JAX array of one, or one for each problem. Only JAX arrays have derivatives.
+        eps: A number or a JAX array of one, `relative`, `sharpness`, or a list with one of them for each problem. Only
+            JAX arrays have derivatives.
+            None: `relative(0.05)`. In a divergence, all three problems of a pair have the eps of x to y.
         a: Weights of x; normalised here, so that derivatives are those of the normalised problem. None: uniform.
         b: Weights of y, normalised likewise.
         cost: A name or a Cost; or JAX arrays of costs, shared (n, m), stacked (W, n, m), or a list of them, whose
@@ -59,25 +72,34 @@ def value(
         >>> slope.shape
         (4, 20, 2)
     """
+    check_settings(settings, value)
     lanes, strengths = _lanes(x, y, a, b, eps, cost)
     if not lanes:
         return _nothing(x, y, cost)
-    values: Any = _value(_task(lanes, strengths, cost, settings), *_columns(lanes, strengths, cost))
+    values: Any = _value(_task(strengths, cost, settings), *_columns(lanes, strengths, cost))
     return values
 
 
 def divergence(
-    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+    x: Any,
+    y: Any,
+    *,
+    eps: Any = None,
+    a: Any = None,
+    b: Any = None,
+    cost: str | Cost = "sqeuclidean",
+    **settings: Any,
 ) -> jax.Array:
     """Debiased Sinkhorn divergences, (W,), differentiable in points, weights and eps; arguments as for `value`."""
+    check_settings(settings, divergence)
     pairs, strengths = _lanes(x, y, a, b, eps, cost)
     if not pairs:
         return _nothing(x, y)
     # Clouds are matched by their eps too, so problems hold the JAX values here.
     named = [replace(pair, eps=own) for pair, own in zip(pairs, strengths, strict=True)]
-    lanes, within = with_clouds_themselves(named)
+    lanes, within, sources = with_clouds_themselves(named)
     strengths = [lane.eps for lane in lanes]
-    values: Any = _value(_task(lanes, strengths, cost, settings), *_columns(lanes, strengths, cost))
+    values: Any = _value(_task(strengths, cost, settings, sources), *_columns(lanes, strengths, cost))
     first, second = (values[np.array([pair[side] for pair in within])] for side in (0, 1))
     return values[: len(pairs)] - first / 2 - second / 2
 
@@ -86,7 +108,7 @@ def potentials(
     x: Any = None,
     y: Any = None,
     *,
-    eps: Any,
+    eps: Any = None,
     a: Any = None,
     b: Any = None,
     cost: Any = "sqeuclidean",
@@ -97,11 +119,12 @@ def potentials(
     They are shifted so that g is zero in the mean under b; solve to a small tol, since derivatives are as good as it.
     Arguments as for `value`; weights must be positive. Derivatives with respect to eps need memory for the plans.
     """
+    check_settings(settings, potentials)
     lanes, strengths = _lanes(x, y, a, b, eps, cost)
     if not lanes:
         return []
     columns = _columns(lanes, strengths, cost)
-    sides: Any = _potentials(_task(lanes, strengths, cost, settings), *columns)
+    sides: Any = _potentials(_task(strengths, cost, settings), *columns)
     fs, gs = sides
     return [fix_gauge(f, g, other, jnp.nan_to_num(g)) for f, g, other in zip(fs, gs, columns[3], strict=True)]
 
@@ -114,17 +137,17 @@ def _nothing(*arrays: Any) -> jax.Array:
 
 
 def _lanes(x: Any, y: Any, a: Any, b: Any, eps: Any, cost: Any) -> tuple[list[Problem[Any]], list[Any]]:
-    """Lanes, and the eps of each: a number, or a JAX array without dimensions, which may be traced."""
+    """Lanes, and the eps of each: a number, a descriptor, or a JAX array without dimensions, which may be traced."""
     if not isinstance(eps, jax.Array):
         lanes = lanes_of(x, y, a, b, eps, cost)
-        return lanes, [float(lane.eps) for lane in lanes]
+        return lanes, [lane.eps for lane in lanes]
     lanes = lanes_of(x, y, a, b, np.ones(eps.shape) if eps.ndim else 1.0, cost)
     return lanes, list(eps if eps.ndim else [eps] * len(lanes))
 
 
-def _task(lanes: Sequence[Problem[Any]], strengths: Sequence[Any], cost: Any, settings: dict[str, Any]) -> Task:
-    fixed = [None if isinstance(eps, jax.Array) else float(eps) for eps in strengths]
-    return Task(tuple(fixed), None if is_dense(cost) else cost, settings)
+def _task(strengths: Sequence[Any], cost: Any, settings: dict[str, Any], sources: Sequence[int] | None = None) -> Task:
+    fixed = [None if isinstance(eps, jax.Array) else eps for eps in strengths]
+    return make_task(fixed, cost, settings, sources)
 
 
 def _columns(lanes: Sequence[Problem[Any]], strengths: Sequence[Any], cost: Any) -> Columns:
@@ -230,31 +253,40 @@ def _potentials(task: Task, *columns: Any) -> Any:
 
 
 def _potentials_forward(task: Task, *columns: Any) -> Any:
-    """Potentials in their dtype, and their rounding errors, because derivatives need potentials in float64."""
+    """Potentials and eps in their dtype, and the rounding errors of both, because derivatives need them in float64."""
     shapes = _shapes(columns[2:4])
+    strengths = jax.ShapeDtypeStruct((len(shapes[0]),), shapes[0][0].dtype)
 
     def host(*inputs: Any) -> Any:
         arrays = _host(inputs)
         refuse_zeros(arrays[2:4])
+        solution = task.solve(arrays)
         pairs = [
             result.emitted or Potentials(*(np.full(len(w), np.nan) for w in both))
-            for result, both in zip(task.solve(arrays), zip(*arrays[2:4], strict=True), strict=True)
+            for result, both in zip(solution, zip(*arrays[2:4], strict=True), strict=True)
         ]
         exact = [[np.asarray(pair[side], np.float64) for pair in pairs] for side in (0, 1)]
         rounded = [_as(column, shape) for column, shape in zip(exact, shapes, strict=True)]
         lost = [[e - f for e, f in zip(*both, strict=True)] for both in zip(exact, rounded, strict=True)]
-        return rounded, [_as(column, shape) for column, shape in zip(lost, shapes, strict=True)]
+        eps = np.array([result.eps if task.has_descriptors else 0.0 for result in solution])
+        with np.errstate(over="ignore"):
+            near = eps.astype(strengths.dtype)
+        parts = near, (eps - near).astype(strengths.dtype)
+        return rounded, [_as(column, shape) for column, shape in zip(lost, shapes, strict=True)], parts
 
-    rounded, lost = _call(host, (shapes, shapes), *columns)
-    return rounded, (columns, rounded, lost)
+    rounded, lost, eps = _call(host, (shapes, shapes, (strengths, strengths)), *columns)
+    return rounded, (columns, rounded, lost, eps)
 
 
 def _potentials_backward(task: Task, saved: Any, cotangents: Any) -> Any:
-    columns, rounded, lost = saved
+    columns, rounded, lost, eps = saved
     shapes = _shapes(columns)
 
-    def host(columns: Any, rounded: Any, lost: Any, cotangents: Any) -> Any:
-        problems, moved = task.problems(_host(columns)), _host(cotangents)
+    def host(columns: Any, rounded: Any, lost: Any, eps: Any, cotangents: Any) -> Any:
+        # Numbers that were found in the forward pass are not looked for again.
+        near, rest = (np.asarray(part, np.float64) for part in eps)
+        found = (near + rest).tolist() if task.has_descriptors else []
+        problems, moved = task.problems(_host(columns), found), _host(cotangents)
         exact = [
             [f.astype(np.float64) + e for f, e in zip(*both, strict=True)]
             for both in zip(_host(rounded), _host(lost), strict=True)
@@ -277,7 +309,7 @@ def _potentials_backward(task: Task, saved: Any, cotangents: Any) -> Any:
                     column[k] = None if column[k] is None else gradient
         return tuple(_as(column, shape) for column, shape in zip(out, shapes, strict=True))
 
-    return _call(host, tuple(shapes), columns, rounded, lost, cotangents)
+    return _call(host, tuple(shapes), columns, rounded, lost, eps, cotangents)
 
 
 _potentials.defvjp(_potentials_forward, _potentials_backward)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import Couplings
+from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import is_array
 from drainsinkhorn.numerics.costs import as_cost
 from drainsinkhorn.plans.consumers import couplings
+from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.solve import solve
+from drainsinkhorn.run.solve import DEFAULTS, solve
 from drainsinkhorn.run.stack import problems
 
 
@@ -23,13 +25,17 @@ from drainsinkhorn.run.stack import problems
 class Task:
     """The inputs of a batch that are not differentiated.
 
+    An eps that is relative, or a sharpness, is found when the lanes are solved, and is a constant for derivatives.
+
     Attributes:
-        eps: Entropic strength of every lane; None where it is differentiated.
+        eps: The eps of every lane, a number or a descriptor; None where it is differentiated.
+        sources: For every lane, the lane from whose points a descriptor of eps is resolved.
         cost: The cost between points, of all lanes; not used if lanes have matrices.
         settings: Keywords of `solve`.
     """
 
-    eps: tuple[float | None, ...]
+    eps: tuple[Any, ...]
+    sources: tuple[int, ...]
     cost: Any
     settings: dict[str, Any]
 
@@ -42,19 +48,55 @@ class Task:
             _warn_of_unconverged(solution)
         return solution
 
-    def problems(self, columns: Sequence[Sequence[Any]]) -> list[Problem[Any]]:
-        """The lanes as problems; the columns are those of `COLUMNS`."""
-        return [
+    def problems(self, columns: Sequence[Sequence[Any]], found: Sequence[float] = ()) -> list[Problem[Any]]:
+        """The lanes as problems.
+
+        Args:
+            columns: Those of `COLUMNS`.
+            found: The eps of all lanes, if descriptors were resolved before.
+        """
+        *others, matrices = columns
+        known = found or [own if eps is None else eps for own, eps in zip(self.eps, columns[4], strict=True)]
+        lanes = [
             Problem(
                 x=x,
                 y=y,
                 a=a,
                 b=b,
-                eps=float(eps) if known is None else known,
+                eps=eps if is_descriptor(eps) else float(eps),
                 cost=self.cost if matrix is None else matrix,
             )
-            for x, y, a, b, eps, matrix, known in zip(*columns, self.eps, strict=True)
+            for x, y, a, b, eps, matrix in zip(*others[:4], known, matrices, strict=True)
         ]
+        if found or not self.has_descriptors:
+            return lanes
+        places = sorted(set(self.sources))
+        options = self.settings.get("options", DEFAULTS).with_fields(self.settings.get("tol"), self.settings)
+        backend = self.settings.get("backend", "auto")
+        stated = resolve_eps([lanes[place] for place in places], backend=backend, options=options)
+        numbers = dict(zip(places, stated, strict=True))
+        return [replace(lane, eps=numbers[source].eps) for lane, source in zip(lanes, self.sources, strict=True)]
+
+    @property
+    def has_descriptors(self) -> bool:
+        """True if an eps is relative or a sharpness."""
+        return any(eps is not None and is_descriptor(eps) for eps in self.eps)
+
+
+def make_task(
+    strengths: Sequence[Any], cost: Any, settings: dict[str, Any], sources: Sequence[int] | None = None
+) -> Task:
+    """Return the task of lanes.
+
+    Args:
+        strengths: The eps of each lane: a number, a descriptor, or None where it is differentiated.
+        cost: As in Task; matrices are taken from the lanes.
+        settings: As in Task.
+        sources: As in Task; None: each lane has its own eps.
+    """
+    eps = tuple(own if own is None or is_descriptor(own) else float(own) for own in strengths)
+    places = tuple(range(len(eps)) if sources is None else sources)
+    return Task(eps, places, None if is_dense(cost) else cost, settings)
 
 
 COLUMNS = ("x", "y", "a", "b", "eps", "cost")

@@ -9,9 +9,20 @@ from typing import Any
 
 import torch
 
+from drainsinkhorn.core.options import check_settings
 from drainsinkhorn.divergences import duals, with_clouds_themselves
 from drainsinkhorn.grad.implicit import pull_back
-from drainsinkhorn.grad.lanes import COLUMNS, Task, fix_gauge, is_dense, lanes_of, plans_of, refuse_zeros, slopes_of
+from drainsinkhorn.grad.lanes import (
+    COLUMNS,
+    Task,
+    fix_gauge,
+    is_dense,
+    lanes_of,
+    make_task,
+    plans_of,
+    refuse_zeros,
+    slopes_of,
+)
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
@@ -24,7 +35,7 @@ def value(
     x: Any = None,
     y: Any = None,
     *,
-    eps: Any,
+    eps: Any = None,
     a: Any = None,
     b: Any = None,
     cost: Any = "sqeuclidean",
@@ -37,7 +48,9 @@ def value(
     Args:
         x: Points: shared (n, d), stacked (W, n, d), or a list of unequal clouds. None with matrices of costs.
         y: Points of the other side, in one of the forms of x.
-        eps: A number or 0-dimensional tensor, or one for each problem.
+        eps: A number or a tensor of one, `relative`, `sharpness`, or a list with one of them for each problem. Only
+            tensors have derivatives.
+            None: `relative(0.05)`. In a divergence, all three problems of a pair have the eps of x to y.
         a: Weights of x; normalised here, so that derivatives are those of the normalised problem. None: uniform.
         b: Weights of y, normalised likewise.
         cost: A name or a Cost; or tensors of costs, shared (n, m), stacked (W, n, m), or a list of them, whose
@@ -54,12 +67,20 @@ def value(
         >>> tuple(x.grad.shape)
         (4, 20, 2)
     """
+    check_settings(settings, value)
     lanes = lanes_of(x, y, a, b, eps, cost)
     return _values(lanes, cost, settings) if lanes else _nothing(x, y, cost)
 
 
 def divergence(
-    x: Any, y: Any, *, eps: Any, a: Any = None, b: Any = None, cost: str | Cost = "sqeuclidean", **settings: Any
+    x: Any,
+    y: Any,
+    *,
+    eps: Any = None,
+    a: Any = None,
+    b: Any = None,
+    cost: str | Cost = "sqeuclidean",
+    **settings: Any,
 ) -> Tensor:
     """Debiased Sinkhorn divergences, (W,), differentiable in points, weights and eps; arguments as for `value`.
 
@@ -69,11 +90,12 @@ def divergence(
         >>> tuple(x.grad.shape)
         (4, 20, 2)
     """
+    check_settings(settings, divergence)
     pairs = lanes_of(x, y, a, b, eps, cost)
     if not pairs:
         return _nothing(x, y)
-    lanes, within = with_clouds_themselves(pairs)
-    values = _values(lanes, cost, settings)
+    lanes, within, sources = with_clouds_themselves(pairs)
+    values = _values(lanes, cost, settings, sources)
     first, second = (values[[pair[side] for pair in within]] for side in (0, 1))
     return values[: len(pairs)] - first / 2 - second / 2
 
@@ -82,7 +104,7 @@ def potentials(
     x: Any = None,
     y: Any = None,
     *,
-    eps: Any,
+    eps: Any = None,
     a: Any = None,
     b: Any = None,
     cost: Any = "sqeuclidean",
@@ -98,6 +120,7 @@ def potentials(
         >>> pairs = potentials(x, torch.randn(30, 2, dtype=torch.float64), eps=0.5, tol=1e-6)
         >>> sum(f.square().mean() for f, g in pairs).backward()
     """
+    check_settings(settings, potentials)
     lanes = lanes_of(x, y, a, b, eps, cost)
     if not lanes:
         return []
@@ -110,8 +133,10 @@ def potentials(
     ]
 
 
-def _values(lanes: Sequence[Problem[Any]], cost: Any, settings: dict[str, Any]) -> Tensor:
-    task, tensors = _task(lanes, cost, settings)
+def _values(
+    lanes: Sequence[Problem[Any]], cost: Any, settings: dict[str, Any], sources: Sequence[int] | None = None
+) -> Tensor:
+    task, tensors = _task(lanes, cost, settings, sources)
     values: Any = _Value.apply(task, *tensors)
     return values
 
@@ -122,15 +147,17 @@ def _nothing(*points: Any) -> Tensor:
     return torch.zeros(0, dtype=_float_dtype(tensors), device=tensors[0].device if tensors else None)
 
 
-def _task(lanes: Sequence[Problem[Any]], cost: Any, settings: dict[str, Any]) -> tuple[Task, list[Any]]:
+def _task(
+    lanes: Sequence[Problem[Any]], cost: Any, settings: dict[str, Any], sources: Sequence[int] | None = None
+) -> tuple[Task, list[Any]]:
     """Return the task, and all columns of the lanes in one list; weights are normalised."""
     dense = is_dense(cost)
     for lane in lanes:
         for name, array in (("cost", lane.cost),) if dense else (("x", lane.x), ("y", lane.y)):
             if not isinstance(array, torch.Tensor):
                 raise ProblemError(f"{name} must be a torch tensor, got {type(array).__name__}")
-    fixed = [None if isinstance(lane.eps, torch.Tensor) else float(lane.eps) for lane in lanes]
-    task = Task(tuple(fixed), cost, settings)
+    fixed: list[Any] = [None if isinstance(lane.eps, torch.Tensor) else lane.eps for lane in lanes]
+    task = make_task(fixed, cost, settings, sources)
     # Each tensor is normalised once, so that lanes that share weights share the normalised weights.
     known: dict[int, Any] = {}
 

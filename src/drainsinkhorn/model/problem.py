@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.eps import Eps
+from drainsinkhorn.model.errors import ProblemError
+from drainsinkhorn.model.keywords import explain_keyword
 
 A = TypeVar("A")
 """The caller's array type; `model` and `core` never read the contents of an array."""
@@ -36,7 +39,8 @@ class Problem(WeaklyReferable, Generic[A]):
     copied either: do not write to the arrays as long as you use the problem or its Result.
 
     Attributes:
-        eps: Strength of the entropic term, in units of the cost.
+        eps: Strength of the entropic term, in units of the cost: a number, `relative` (a share of the problem's own
+            cost) or `sharpness` (the eps at which the plan is as sharp as stated). None: `relative(0.05)`.
         x: Source points, (n, d). None with a dense cost.
         y: Target points, (m, d). None with a dense cost.
         a: Source weights, (n,). None: uniform. Normalised to mass 1.
@@ -50,7 +54,8 @@ class Problem(WeaklyReferable, Generic[A]):
             (n, m) matrix.
     """
 
-    eps: float
+    # One of `Eps`. For type checkers it may be read as a number, which it is in most programs.
+    eps: float | Any = None
     x: A | None = None
     y: A | None = None
     a: A | None = None
@@ -59,3 +64,34 @@ class Problem(WeaklyReferable, Generic[A]):
     init: Potentials[A] | str | None = None
     cost: str | Cost | A = "sqeuclidean"
     chain: Hashable = None
+
+    if not TYPE_CHECKING:
+        # Type checkers see the constructor that `dataclass` would write. This one also says what to write instead of a
+        # keyword of another library, and is no slower.
+        def __init__(
+            self,
+            *,
+            eps: Eps = None,
+            x: Any = None,
+            y: Any = None,
+            a: Any = None,
+            b: Any = None,
+            tol: float | None = None,
+            init: Any = None,
+            cost: Any = "sqeuclidean",
+            chain: Hashable = None,
+            **unknown: Any,
+        ) -> None:
+            if unknown:
+                name = next(iter(unknown))
+                raise ProblemError(f"a Problem has no {name!r}; {explain_keyword(name, type(self).__slots__)}")
+            put = object.__setattr__
+            put(self, "eps", eps)
+            put(self, "x", x)
+            put(self, "y", y)
+            put(self, "a", a)
+            put(self, "b", b)
+            put(self, "tol", tol)
+            put(self, "init", init)
+            put(self, "cost", cost)
+            put(self, "chain", chain)

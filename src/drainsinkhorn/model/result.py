@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, NamedTuple, overload
 
 from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
+from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn, warn_of_constants
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import A, Potentials, Problem
@@ -87,6 +88,7 @@ class Outcome(NamedTuple):
         detail: The reason, if the status alone does not state it.
         streamed: True if it streamed only because memory ran out.
         rescued: True if these are the potentials of the rescue.
+        eps: The eps with which it ran; NaN if the problem did not run.
     """
 
     ticket: int
@@ -99,6 +101,7 @@ class Outcome(NamedTuple):
     detail: str = ""
     streamed: bool = False
     rescued: bool = False
+    eps: float = math.nan
 
 
 def make_rejection(ticket: int, detail: str, status: Status = Status.INVALID) -> Outcome:
@@ -126,6 +129,7 @@ class Outcomes:
     details: list[str] = field(default_factory=list[str])
     streamed: list[bool] = field(default_factory=list[bool])
     rescued: list[bool] = field(default_factory=list[bool])
+    eps: list[float] = field(default_factory=list[float])
     tickets: list[int] = field(default_factory=list[int])
 
     @classmethod
@@ -173,6 +177,7 @@ class Outcomes:
             self.details[place],
             self.streamed[place],
             self.rescued[place],
+            self.eps[place],
         )
 
     def __iter__(self) -> Iterator[Outcome]:
@@ -205,6 +210,8 @@ class Result(Generic[A]):
             if INVALID or QUARANTINED.
         residual: Residual of exactly those potentials.
         status: How it ended.
+        eps: Strength of the entropic term, in units of the cost: the number that was found if the problem's eps is
+            relative or a sharpness, else the problem's own. NaN for an INVALID problem without one.
         depth: Cycles of the run that gave the result: the rescue if `rescued`, else the first. At most `max_depth`,
             rounded up to the backend's stride. The ledger has both (`ledger.depths`, `ledger.rescue.depths`).
         backend: The backend that ran it.
@@ -229,6 +236,7 @@ class Result(Generic[A]):
     status: Status
     depth: int
     backend: Coupler[A]
+    eps: float = math.nan
     arithmetic: str = ""
     acceleration: str = "none"
     rescued: bool = False
@@ -252,7 +260,12 @@ class Result(Generic[A]):
     @property
     def instance(self) -> Instance[A]:
         """The problem in normal form, made anew; raises ProblemError for an INVALID problem, which has none."""
-        return self.validate(self.problem)
+        problem = self.problem
+        if is_descriptor(getattr(problem, "eps", 0.0)):
+            if math.isnan(self.eps):
+                raise ProblemError(f"problem {self.ticket} has no normal form: {self.message}")
+            problem = replace(problem, eps=self.eps)
+        return self.validate(problem)
 
     @property
     def message(self) -> str:

@@ -21,3 +21,9 @@ def unit_mass(weights: Vector) -> Vector:
     """Weights of mass 1. Denormal ones become the smallest normal number, since some libraries read them as zero."""
     weights = weights / weights.sum()
     return np.where(weights > 0, np.maximum(weights, np.finfo(np.float64).tiny), 0.0)
+
+
+def shannon_entropy(weights: Vector) -> float:
+    """Return `-sum a_i log a_i` of weights of mass 1; weights of zero add nothing."""
+    positive = weights[weights > 0]
+    return max(0.0, -float(positive @ np.log(positive)))

@@ -24,6 +24,7 @@ import numpy as np
 from drainsinkhorn.core.events import Resumed
 from drainsinkhorn.core.options import MODES, Mode, Options
 from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.eps import DEFAULT_EPS
 from drainsinkhorn.model.errors import FileError, OptionsError
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Outcome, Residual
@@ -31,15 +32,15 @@ from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import float_name, is_array, to_caller, to_numpy
 from drainsinkhorn.numerics.costs import Formula, as_cost
 
-FORMAT = 2
+FORMAT = 3
 """Version of the table and its checksums. SQLite keeps it in the file's header, as user_version."""
 APPLICATION = int.from_bytes(b"drnk")
 """The application_id that marks a SQLite file as a journal."""
 TABLE = (
     "CREATE TABLE ended (ticket INTEGER PRIMARY KEY, settings TEXT NOT NULL, problem BLOB NOT NULL, "
-    "status TEXT NOT NULL, depth INTEGER NOT NULL, row REAL, col REAL, band REAL, f_dtype TEXT, f BLOB, g_dtype TEXT, "
-    "g BLOB, widened INTEGER NOT NULL, rescued INTEGER NOT NULL, streamed INTEGER NOT NULL, arithmetic TEXT NOT NULL, "
-    "detail TEXT NOT NULL, checksum BLOB NOT NULL)"
+    "status TEXT NOT NULL, depth INTEGER NOT NULL, row REAL, col REAL, band REAL, eps REAL, f_dtype TEXT, f BLOB, "
+    "g_dtype TEXT, g BLOB, widened INTEGER NOT NULL, rescued INTEGER NOT NULL, streamed INTEGER NOT NULL, "
+    "arithmetic TEXT NOT NULL, detail TEXT NOT NULL, checksum BLOB NOT NULL)"
 )
 """The statement that makes a journal's only table; SQLite stores it, and it is compared when a file is opened."""
 FIRST_FORMAT = "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
@@ -106,6 +107,7 @@ class Journal:
             outcome.status.name,
             outcome.depth,
             *(_real(value) for value in outcome.residual),
+            _real(outcome.eps),
             *(part for p in (f, g) for part in ((None, None) if p is None else (p.dtype.str, p.tobytes()))),
             int(outcome.widened),
             int(outcome.rescued),
@@ -284,7 +286,7 @@ def _outcome(row: Row, problem: Problem[Any]) -> Outcome:
         _,
         status,
         depth,
-        *residual,
+        *numbers,
         f_dtype,
         f,
         g_dtype,
@@ -305,9 +307,9 @@ def _outcome(row: Row, problem: Problem[Any]) -> Outcome:
                 for raw, dtype in ((f, f_dtype), (g, g_dtype))
             )
         )
-    numbers = Residual(*(float("nan") if value is None else value for value in residual))
-    flags = bool(streamed), bool(rescued)
-    return Outcome(ticket, potentials, numbers, Status[status], depth, bool(widened), arithmetic, detail, *flags)
+    *residual, eps = (float("nan") if value is None else value for value in numbers)
+    rest = bool(widened), arithmetic, detail, bool(streamed), bool(rescued), eps
+    return Outcome(ticket, potentials, Residual(*residual), Status[status], depth, *rest)
 
 
 def _is_whole(row: Row) -> bool:
@@ -341,7 +343,9 @@ def fingerprint(problem: Any) -> bytes:
     cost: Any = problem.cost if isinstance(problem.cost, str) else as_cost(problem.cost)
     if isinstance(cost, Cost):
         cost = f"{_cost_key(cost.kind)} {cost.scale!r}"
-    for value in (problem.x, problem.y, problem.a, problem.b, problem.eps, problem.tol, f, g, cost, problem.chain):
+    # A problem that states no eps has the default, which another version may change.
+    eps = DEFAULT_EPS if problem.eps is None else problem.eps
+    for value in (problem.x, problem.y, problem.a, problem.b, eps, problem.tol, f, g, cost, problem.chain):
         if is_array(value):
             array = np.ascontiguousarray(to_numpy(value))
             # NumPy holds bfloat16 as float32; results are returned in the caller's dtype.

@@ -190,6 +190,11 @@ class Queue:
                 yield None, Batch([])
 
     @property
+    def room(self) -> float:
+        """Number of problems that may be read ahead now."""
+        return self._policy.lookahead - sum(map(len, self._lines.values())) - len(self._chains)
+
+    @property
     def is_idle(self) -> bool:
         """True if no problem waits in line, and the next one must be waited for."""
         return not self._lines and not self._exhausted and not self._gate.is_ready()
@@ -238,7 +243,7 @@ class Queue:
     def _may_read(self) -> bool:
         if self._exhausted or self._policy.lookahead == math.inf:
             return not self._exhausted
-        return sum(map(len, self._lines.values())) + len(self._chains) < self._policy.lookahead
+        return self.room > 0
 
     def _read(self) -> bool:
         """Read one problem; return False if it ended without a run, or there is none."""

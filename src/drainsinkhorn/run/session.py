@@ -6,6 +6,7 @@ A session does not decide when or where problems run. A local run (`run.solve`) 
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,7 @@ from drainsinkhorn.core.events import Chosen, Event, Finished, Observer, Watch, 
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import Options, Plan
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.eps import is_descriptor, stated_eps
 from drainsinkhorn.model.errors import ConvergenceWarning, OptionsError, ProblemError, warn
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
@@ -123,9 +125,16 @@ class Session:
         self.problems[ticket] = problem
         return ticket, problem
 
-    def validate(self, problem: Problem[Any]) -> Instance[Any]:
-        """Return a problem in normal form, with the options of the run; raises ProblemError if it is not valid."""
+    def validate(self, problem: Problem[Any], eps: float = math.nan) -> Instance[Any]:
+        """Return a problem in normal form, with the options of the run; raises ProblemError if it is not valid.
+
+        Args:
+            problem: The problem.
+            eps: The number that was found if its eps is a descriptor; NaN: none was found.
+        """
         options = self.options
+        if not math.isnan(eps) and is_descriptor(problem.eps):
+            problem = replace(problem, eps=eps)
         return validate(problem, options.tol, options.audit.margin, options.init)
 
     def recall(self, ticket: int, problem: Any) -> Outcome | None:
@@ -183,6 +192,7 @@ class Session:
             residual=outcome.residual,
             status=outcome.status,
             depth=outcome.depth,
+            eps=stated_eps(self.problems[outcome.ticket]) if math.isnan(outcome.eps) else outcome.eps,
             backend=backend.frugal() if outcome.streamed else backend,
             arithmetic=outcome.arithmetic,
             acceleration=self.acceleration,

@@ -27,6 +27,7 @@ from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run import rescue
 from drainsinkhorn.run.extend import start_from_predecessor
 from drainsinkhorn.run.queue import Ended, Policy, Queue
+from drainsinkhorn.run.reading import Reader
 from drainsinkhorn.run.recheck import Recheck
 from drainsinkhorn.run.session import RESCUABLE, Session
 from drainsinkhorn.run.solution import Solution
@@ -60,7 +61,7 @@ def solve(
     Args:
         x: Problems, or points: see `problems` for what stacked, shared and ragged inputs look like.
         y: Target points, if x holds source points.
-        eps: Strength of the entropic term, in units of the cost: a number or one per problem.
+        eps: A number in units of the cost, `relative`, `sharpness`, or a list of them. None: `relative(0.05)`.
         a: Source weights; None: uniform.
         b: Target weights; None: uniform.
         init: Where to start: "auto", "gaussian" or "zero" for every problem without a start of its own, or potentials.
@@ -147,13 +148,12 @@ class LocalRun:
         # Problems that wait for their rescue, by ticket.
         self._failed: dict[int, Ended] = {}
         # Tickets of problems whose start was replaced by zero, and remarks for messages.
-        self._unused_starts: set[int] = set()
-        self._remarks: dict[int, list[str]] = {}
+        self._unused_starts, self._remarks = set[int](), dict[int, list[str]]()
         # Lanes that have retired and were not yielded by `drain` yet; tickets of converged results that were refuted.
-        self._unclaimed: list[Retired] = []
-        self._refuted: set[int] = set()
-        validation = options.tol, options.audit.margin, options.init
-        self._ready = None if session.has_journal else validate_stack(problems, *validation)
+        self._unclaimed, self._refuted = list[Retired](), set[int]()
+        self._reader = Reader(session, solve)
+        self._validation = options.tol, options.audit.margin, options.init
+        self._ready = None if session.has_journal else validate_stack(problems, *self._validation)
         if self._ready and isinstance(problems, list):
             session.take_all(problems)
         # Arrays on a device are checked together; if one holds NaN or inf, each is checked when its problem is read.
@@ -194,12 +194,12 @@ class LocalRun:
     # The gate of the queue
 
     def read_problem(self) -> tuple[int, Problem[Any]] | None:
-        """Read the next problem of the session."""
-        return self.session.read_problem()
+        """Read the next problem of the session, and find the eps that it does not state as a number."""
+        return self._reader.read(self._queue.room)
 
     def is_ready(self) -> bool:
         """Whether the next problem can be read without waiting; only a feed may have to be waited for."""
-        return self.session.feed is None or self.session.feed.ready()
+        return self._reader.is_ready()
 
     def is_overdue(self, ticket: int) -> bool:
         """Whether a problem of a feed has waited too long."""
@@ -220,9 +220,10 @@ class LocalRun:
         if outcome is not None:
             self._take_recalled(problem, outcome)
             return None
-        options, is_valid = self.session.options, False
+        is_valid = False
         try:
-            instance = make_instance(problem, options.tol, options.audit.margin, options.init, finite=self._finite)
+            stated, eps = self._reader.take(problem)
+            instance = make_instance(stated, *self._validation, finite=self._finite, eps=eps)
             is_valid = True
             signature = self.signature(instance)
         except ProblemError as error:
@@ -257,7 +258,7 @@ class LocalRun:
     def _take_recalled(self, problem: Problem[Any], outcome: Outcome) -> None:
         """Take over an outcome that the journal recalled; the successor in the chain starts from it."""
         rechecked = self.session.options.recheck == "all" and outcome.status is Status.CONVERGED
-        instance = self.session.validate(problem) if rechecked or problem.chain is not None else None
+        instance = self.session.validate(problem, outcome.eps) if rechecked or problem.chain is not None else None
         if instance is not None:
             self._queue.recall(Ended(instance, outcome))
         self._without_run.append((outcome, True, instance if rechecked else None))
@@ -395,9 +396,8 @@ class LocalRun:
     def out_of_memory(self, error: MemoryError, claimed: Iterable[Outcome]) -> OutOfMemory:
         """Return the error for a lack of memory outside of any lane, with all finished results not yet returned."""
         results = self.results(claimed)
-        return OutOfMemory(
+        text = (
             f"memory ran out outside of any lane ({str(error) or type(error).__name__}); the {len(results)} results "
-            "that were finished and not yet returned are in .results; free memory, and run the others again",
-            results,
-            self.session.ledger,
+            "that were finished and not yet returned are in .results; free memory, and run the others again"
         )
+        return OutOfMemory(text, results, self.session.ledger)

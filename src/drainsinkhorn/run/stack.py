@@ -6,6 +6,7 @@ problem through `run.validate`, which checks it alone and names what is wrong wi
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import operator
@@ -17,18 +18,21 @@ import numpy as np
 
 from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.keywords import explain_keyword
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import is_array, library
 from drainsinkhorn.numerics.costs import COSTS, DistanceCost, as_cost, is_squares, resolve_cost
 from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.weights import uniform
 from drainsinkhorn.run.feed import Tap
+from drainsinkhorn.run.relative import stack_eps
 
 Column = tuple[Any, int | None]
 """An argument, and the number of problems for which it has an entry; None if all problems share it."""
-EPS_HINT = "it is in units of the cost, for example 0.05 times the median cost"
+EPS_HINT = "it is in units of the cost; relative(0.05) takes 5 % of the mean cost"
 TOL_HINT = "it bounds the L1 residual, for example 1e-3"
 DENSE = Cost(COSTS["sqeuclidean"])
 """The cost of an instance with a matrix, where it has no meaning."""
@@ -38,13 +42,14 @@ def problems(
     x: Any = None,
     y: Any = None,
     *,
-    eps: Any,
+    eps: Any = None,
     a: Any = None,
     b: Any = None,
     tol: Any = None,
     init: Any = None,
     cost: Any = "sqeuclidean",
     chain: Any = None,
+    **unknown: Any,
 ) -> list[Problem[Any]]:
     """Return one Problem per entry of the arrays.
 
@@ -54,7 +59,7 @@ def problems(
     Args:
         x: Points (n, d) shared, (W, n, d) stacked, or a list of clouds of any sizes. None with a dense cost.
         y: Target points, in one of the same forms.
-        eps: A number, or one per problem.
+        eps: A number, `relative` or `sharpness`, or a list with one of them per problem. None: `relative(0.05)`.
         a: Weights (n,) shared, (W, n) stacked, or a list. None: uniform.
         b: Target weights, in one of the same forms.
         tol: A number, or one per problem. None: that of the run.
@@ -63,6 +68,7 @@ def problems(
         cost: A name, Cost, PointCost, Formula or CostFn of OTT; a matrix (n, m) shared, (W, n, m) stacked, or a list of
             them.
         chain: A key for all, or a list with one for each: see `Problem`.
+        **unknown: Any other keyword raises ProblemError, which says what to write instead.
 
     Raises:
         ProblemError: If inputs do not agree, or one is wrong for every problem: a shared eps or tol, a cost that no
@@ -74,6 +80,9 @@ def problems(
         >>> len(problems(np.zeros((5, 10, 2)), np.ones((12, 2)), eps=[0.1, 0.2, 0.3, 0.4, 0.5]))
         5
     """
+    if unknown:
+        (name, *_), known = unknown, list(inspect.signature(problems).parameters)[:-1]
+        raise ProblemError(f"a problem has no {name!r}; {explain_keyword(name, known)}")
     name, pair = (init, (None, None)) if init is None or isinstance(init, str) else (None, init)
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ProblemError(f"init must be a name or a pair (f, g) of potentials, got {type(init).__name__}")
@@ -131,7 +140,8 @@ def _check_columns(columns: dict[str, Column], init: str | None) -> None:
 def check_arguments(*, eps: Any, tol: Any, cost: Any, init: str | None, **arrays: Any) -> None:
     """Raise ProblemError for arguments that make every problem of a batch invalid, whatever numbers its arrays hold.
 
-    None stands for an argument that was left out, or that differs between problems.
+    None stands for an argument that was left out, or that differs between problems. An eps that is relative or a
+    sharpness is checked when it is made.
 
     Args:
         eps: Shared by all problems.
@@ -140,7 +150,7 @@ def check_arguments(*, eps: Any, tol: Any, cost: Any, init: str | None, **arrays
         init: Name of the start, shared by all problems.
         **arrays: x, y, a and b, each shared or stacked.
     """
-    if eps is not None:
+    if not is_descriptor(eps):
         positive_number("eps", eps, EPS_HINT)
     if tol is not None:
         positive_number("tol", tol, TOL_HINT)
@@ -301,11 +311,17 @@ def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[
     if not isinstance(cost, Cost) or not isinstance(cost.kind, DistanceCost) or cost.kind.form.directions:
         return None
     strengths = np.asarray(columns["eps"][0])
-    if strengths.dtype.kind not in "fiu" or not (np.isfinite(strengths) & (strengths > 0)).all():
+    is_numeric = strengths.dtype.kind in "fiu"
+    if is_numeric and not (np.isfinite(strengths) & (strengths > 0)).all():
         return None
     if not (_is_finite(x) and _is_finite(y)):
         return None
-    eps_values = np.broadcast_to(strengths.astype(np.float64), (len(problems),)).tolist()
+    if is_numeric:
+        eps_values = np.broadcast_to(strengths.astype(np.float64), (len(problems),)).tolist()
+    else:
+        eps_values = stack_eps(*columns["eps"], x, y, cost, len(problems))
+        if eps_values is None:
+            return None
     a, b = (uniform(points.shape[-2]) for points in (x, y))
     return build_instances(problems, eps_values, tol=margin * tol, a=a, b=b, cost=cost, init=start)
 
@@ -365,8 +381,6 @@ def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", **columns: Any) -> It
     """Return the caller's problems, or make problems from the caller's arrays."""
     resolved = as_cost(cost)
     if not isinstance(resolved, Cost) or y is not None:
-        if columns["eps"] is None:
-            raise ProblemError("eps is missing; pass eps=, in units of the cost (for example 0.05 times its median)")
         return problems(x, y, cost=cost, **columns)
     if isinstance(x, Problem):
         x = [x]

@@ -14,6 +14,7 @@ import numpy as np
 
 from drainsinkhorn.core.options import STARTS
 from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.eps import SharpnessEps
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
@@ -21,6 +22,7 @@ from drainsinkhorn.numerics.arrays import ROUNDOFF, SMALLEST, Array, float_name,
 from drainsinkhorn.numerics.costs import evaluate
 from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.numerics.weights import uniform, unit_mass
+from drainsinkhorn.run.relative import as_relative, relative_eps
 from drainsinkhorn.run.stack import (
     EPS_HINT,
     TOL_HINT,
@@ -47,7 +49,9 @@ def validate(
     return make_instance(problem, tol, margin, init, finite=finite)
 
 
-def make_instance(problem: Any, tol: float, margin: float, init: str, *, finite: bool = False) -> Instance[Any]:
+def make_instance(
+    problem: Any, tol: float, margin: float, init: str, *, finite: bool = False, eps: float = math.nan
+) -> Instance[Any]:
     """Return the problem in normal form. Raises ProblemError, also if the caller's object raises another exception.
 
     NumPy must ignore floating-point errors here, as it does in a run.
@@ -58,24 +62,34 @@ def make_instance(problem: Any, tol: float, margin: float, init: str, *, finite:
         margin: Share of tol at which a lane may leave.
         init: Name of the start of a problem that has none.
         finite: Whether arrays on a device are known to be finite.
+        eps: The number for a relative eps, if it was found before; NaN: it is found here.
     """
     try:
-        return _make_instance(problem, tol, margin, init, finite)
+        return _make_instance(problem, tol, margin, init, finite, eps)
     except ProblemError:
         raise
     except Exception as error:  # One problem that cannot be read must not end the whole batch.
         raise ProblemError(f"the problem cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _make_instance(problem: Any, tol: float, margin: float, init: Any, finite: bool) -> Instance[Any]:
+def _make_instance(problem: Any, tol: float, margin: float, init: Any, finite: bool, eps: float) -> Instance[Any]:
     if not isinstance(problem, Problem):
         raise ProblemError(f"expected a Problem, got {describe(problem)}; build one with Problem(x=, y=, eps=)")
-    eps = positive_number("eps", problem.eps, EPS_HINT)
+    relative = as_relative(problem.eps)
+    if isinstance(problem.eps, SharpnessEps):
+        raise ProblemError(
+            f"the eps for {problem.eps} is found by solve and stream; where no problem is solved, pass the number that "
+            "they found, result.eps"
+        )
+    if relative is None:
+        eps = positive_number("eps", problem.eps, EPS_HINT)
     tol = positive_number("tol", tol if problem.tol is None else problem.tol, TOL_HINT)
     cost = known_cost(problem.cost)
     n, m = _sizes(problem, cost, finite)
     a, b = _weights("a", problem.a, n), _weights("b", problem.b, m)
     _same_mass(problem, a, b)
+    if relative is not None and math.isnan(eps):
+        eps = relative_eps(relative, problem, cost, a, b)
     init = _init(init if problem.init is None else problem.init, cost, n, m)
     if isinstance(init, Potentials):
         init = usable_start(init, eps, margin * tol, a, b)

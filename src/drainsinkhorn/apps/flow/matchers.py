@@ -4,7 +4,9 @@
     from drainsinkhorn.flow.matchers import *            # after
 
 `ot_method="sinkhorn"` then draws from verified couplings, on the device of the tensors; "exact", torchcfm's default,
-stays POT's. Matchers that do not couple are torchcfm's own. Needs torchcfm.
+stays POT's. `EntropicOptimalTransportConditionalFlowMatcher` is one more: optimal transport flow matching over entropic
+plans. Matchers that do not couple are torchcfm's own. Pairs follow `np.random.seed`, times and noise follow
+`torch.manual_seed`, as in torchcfm. Needs torchcfm.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ pad_t_like_x = _torchcfm.pad_t_like_x
 
 __all__ = [
     "ConditionalFlowMatcher",
+    "EntropicOptimalTransportConditionalFlowMatcher",
     "ExactOptimalTransportConditionalFlowMatcher",
     "OTPlanSampler",
     "SchrodingerBridgeConditionalFlowMatcher",
@@ -41,6 +44,30 @@ class ExactOptimalTransportConditionalFlowMatcher(_torchcfm.ExactOptimalTranspor
     def __init__(self, sigma: float = 0.0) -> None:
         super().__init__(sigma)
         self.ot_sampler: Any = OTPlanSampler(method="exact")
+
+
+class EntropicOptimalTransportConditionalFlowMatcher(_torchcfm.ExactOptimalTransportConditionalFlowMatcher):
+    """Optimal transport flow matching over entropic plans: torchcfm's straight paths between pairs of an entropic plan.
+
+    Args:
+        sigma: Standard deviation of the noise around the straight path.
+        reg: Entropic strength, in units of the squared distance.
+        method: "sinkhorn" is solved by this library; "unbalanced" and "partial" are solved by POT.
+        **settings: Further keywords of `OTPlanSampler`, such as tol, seed, normalize_cost or backend.
+
+    Examples:
+        >>> torch = __import__("torch")
+        >>> matcher = EntropicOptimalTransportConditionalFlowMatcher(sigma=0.1, reg=0.5)
+        >>> t, xt, velocity = matcher.sample_location_and_conditional_flow(torch.randn(64, 2), torch.randn(64, 2) + 3)
+        >>> tuple(velocity.shape)
+        (64, 2)
+    """
+
+    def __init__(self, sigma: float = 0.0, reg: float = 0.05, method: str = "sinkhorn", **settings: Any) -> None:
+        if method == "exact":
+            raise ValueError("an exact plan has no reg; use ExactOptimalTransportConditionalFlowMatcher(sigma)")
+        super().__init__(sigma)
+        self.ot_sampler: Any = OTPlanSampler(method, reg, **settings)
 
 
 class SchrodingerBridgeConditionalFlowMatcher(_torchcfm.SchrodingerBridgeConditionalFlowMatcher):

@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from drainsinkhorn.apps.flow.problems import problems_of, refuse_other_than_tensors
+from drainsinkhorn.apps.flow.gathering import gather_list
+from drainsinkhorn.apps.flow.problems import check_minibatch, problems_of
+from drainsinkhorn.core.options import check_settings
+from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError
 from drainsinkhorn.model.errors import warn as issue
 from drainsinkhorn.model.status import Status
@@ -36,6 +39,11 @@ class Pairs(NamedTuple):
     converged: float
 
 
+def cut_out(pairs: Pairs, part: slice) -> Pairs:
+    """The pairs at these places."""
+    return Pairs(pairs.x0[part], pairs.x1[part], None if pairs.label is None else pairs.label[part], pairs.converged)
+
+
 class _Part(NamedTuple):
     """One problem of a minibatch.
 
@@ -55,24 +63,30 @@ class _Part(NamedTuple):
 def couple_minibatches(
     batches: Sequence[Sequence[Any]],
     *,
-    eps: float | Callable[[Tensor, Tensor], float],
+    eps: Eps | Callable[[Tensor, Tensor], Eps] = None,
     by_class: bool = False,
     seed: int = 0,
     tol: float | None = None,
     warn: bool = True,
+    group: Any = None,
     **settings: Any,
 ) -> list[Pairs]:
     """Couple minibatches `(x0, x1)` or `(x0, x1, label)` as one batch of lanes and draw as many pairs as x0 has points.
 
     Args:
         batches: Tensors (n, ...) and (m, ...); labels (m,).
-        eps: Entropic strength in units of the squared distance, or a function of (x0, x1).
+        eps: A number in units of the squared distance, `relative`, `sharpness`, or a function of (x0, x1) that returns
+            one of them. None: `relative(0.05)`. Every problem gets its own number.
         by_class: Couple within classes: targets of each label are coupled to their share of the sources (drawn at
             random; labels of sources, a fourth entry, decide if they are given), each class a lane of its own size.
             Sources whose class has no targets are left out, with a warning.
         seed: Together with the place of a minibatch it decides the draw.
         tol: Bound on the larger L1 marginal residual.
         warn: Warn if problems did not converge (their last states are used), or sources were left out.
+        group: A group of torch.distributed, or "world" for all ranks. Every rank passes its own
+            minibatches, as many as the others and with the same `eps` and `seed`. The k-th minibatches of all ranks are
+            gathered and coupled as one, and each rank receives as many of its pairs as it has sources. None: this
+            process couples alone.
         **settings: Keywords of `solve`.
 
     Examples:
@@ -81,6 +95,12 @@ def couple_minibatches(
         >>> len(pairs), tuple(pairs[0].x1.shape)
         (8, (64, 2))
     """
+    check_settings(settings, couple_minibatches)
+    if group is not None:
+        gathered = gather_list(batches, group)
+        whole = [each.batch for each in gathered]
+        pairs = couple_minibatches(whole, eps=eps, by_class=by_class, seed=seed, tol=tol, warn=warn, **settings)
+        return [cut_out(drawn, each.part_of(len(drawn.x0))) for drawn, each in zip(pairs, gathered, strict=True)]
     parts = [part for k, batch in enumerate(batches) for part in _parts(k, batch, by_class, seed)]
     pairs = [
         tuple(
@@ -166,22 +186,9 @@ def _gather(batch: Sequence[Any], draws: Sequence[_Draw]) -> Pairs:
     return Pairs(x0, x1, None if label is None else label[j], share)
 
 
-def _describe(batch: Any) -> str:
-    return f"{len(batch)} entries" if isinstance(batch, (tuple, list)) else type(batch).__name__
-
-
 def _parts(place: int, batch: Any, by_class: bool, seed: int) -> Iterator[_Part]:
     """The problems of a minibatch: one, or one for each class that sources and targets have in common."""
-    if not isinstance(batch, (tuple, list)) or not 2 <= len(batch) <= 4:
-        raise ProblemError(
-            f"minibatch {place} must be (x0, x1), (x0, x1, label) or (x0, x1, label, label of x0), got "
-            f"{_describe(batch)}"
-        )
-    names = ("x0", "x1", "label", "label of x0")
-    entries = {
-        f"{name} of minibatch {place}": entry for name, entry in zip(names, batch, strict=False) if entry is not None
-    }
-    refuse_other_than_tensors(**entries)
+    check_minibatch(place, batch)
     count = len(batch[0])
     if not by_class:
         yield _Part(place, None, None, count)

@@ -1,4 +1,8 @@
-"""Minibatches coupled ahead of training: a thread couples a window of them as one batch of lanes."""
+"""Minibatches coupled ahead of training: the caller's thread reads them, another couples a window of them as one batch.
+
+The caller's thread reads, a few minibatches at each step, so that everything that reading draws from global generators
+(torch's, NumPy's) comes at the same place of the program in every run. The other thread draws from seeds of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,21 @@ import itertools
 import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from drainsinkhorn.apps.flow.minibatches import Pairs, couple_minibatches
+from drainsinkhorn.apps.flow.gathering import Gathered, gather_minibatches
+from drainsinkhorn.apps.flow.minibatches import Pairs, couple_minibatches, cut_out
 from drainsinkhorn.core.audit import is_count
+from drainsinkhorn.core.options import check_settings
+from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 
 Tensor = torch.Tensor
-
-
-def _cut_out(pairs: Pairs, part: slice) -> Pairs:
-    """The pairs at these places."""
-    return Pairs(pairs.x0[part], pairs.x1[part], None if pairs.label is None else pairs.label[part], pairs.converged)
 
 
 def _join(first: Pairs, second: Pairs) -> Pairs:
@@ -42,69 +45,73 @@ class _Pump:
     """The thread of a CoupledBatches. It holds no reference to that object, so that the object can be forgotten.
 
     Attributes:
-        ready: Coupled windows in order; the last entry is None, or the error that ended the thread.
+        ready: Coupled windows in order; an exception if one could not be coupled, and then nothing more.
         closed: Set when no further window is needed.
-        thread: The thread; the owner starts it.
+        thread: The thread, which starts with the first window.
     """
 
-    def __init__(
-        self, batches: Iterator[Any], window: int, ahead: int, seeds: Sequence[int], settings: dict[str, Any]
-    ) -> None:
-        self.ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
+    def __init__(self, seeds: Sequence[int], settings: dict[str, Any]) -> None:
+        self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.closed = threading.Event()
+        # Windows to be coupled, each with the CUDA event after which its tensors are complete; None ends the thread.
+        self._windows: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stream: torch.cuda.Stream | None = None
-        self.thread = threading.Thread(
-            target=self._work, args=(batches, window, seeds, settings), name="coupled batches", daemon=True
-        )
+        self.thread = threading.Thread(target=self._work, args=(seeds, settings), name="coupled batches", daemon=True)
         _pumps.add(self)
 
-    def _work(self, batches: Iterator[Any], window: int, seeds: Sequence[int], settings: dict[str, Any]) -> None:
-        """Couple window after window until the minibatches end, an error occurs, or `closed` is set."""
+    def submit(self, window: list[Any]) -> None:
+        """Let the thread couple a window."""
+        # CUDA is not initialised unless tensors lie there: in a process that a DataLoader forked it would fail.
+        batch = window[0].batch if isinstance(window[0], Gathered) else window[0]
+        parts = batch if isinstance(batch, (tuple, list)) else ()
+        device = next((part.device for part in parts if getattr(part, "is_cuda", False)), None)
+        written = None if device is None else torch.cuda.current_stream(device).record_event()
+        self._windows.put((window, device, written))
+        if self.thread.ident is None:
+            self.thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end after the window that it is coupling; does not wait for it."""
+        self.closed.set()
+        self._windows.put(None)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end of the thread, if it was started."""
+        if self.thread.ident is not None:
+            self.thread.join(timeout)
+
+    def _work(self, seeds: Sequence[int], settings: dict[str, Any]) -> None:
+        """Couple window after window until `stop`, or until one cannot be coupled."""
         for number in itertools.count():
-            if self.closed.is_set():
+            task = self._windows.get()
+            if task is None or self.closed.is_set():
                 return
-            read: list[Any] = []
-            error: BaseException | None = None
             try:
-                read.extend(itertools.islice(batches, window))
-            except BaseException as raised:  # noqa: BLE001  `next` raises it in the caller's thread
-                error = raised
-            try:
-                coupled = self._couple(read, window_seed(seeds, number), settings)
-            except BaseException as raised:  # noqa: BLE001  `next` raises it in the caller's thread
-                coupled, error = None, raised
-            if coupled is not None and read and not self._put(coupled):
-                return
-            if error is not None or len(read) < window:
-                self._put(error)
+                self.ready.put(self._couple(*task, seed=window_seed(seeds, number), **settings))
+            except BaseException as error:  # noqa: BLE001  `next` raises it in the caller's thread
+                self.ready.put(error)
                 return
 
-    def _couple(self, batches: list[Any], seed: int, settings: dict[str, Any]) -> list[Pairs]:
-        """Couple minibatches and wait for the result; on a GPU in a stream of its own, beside that of the training."""
-        if not batches:
-            return []
-        # CUDA is not initialised unless tensors lie there: in a process that a DataLoader forked it would fail.
-        first = batches[0] if isinstance(batches[0], (tuple, list)) else ()
-        device = next((part.device for part in first if getattr(part, "is_cuda", False)), None)
+    def _couple(self, window: list[Any], device: Any, written: Any, **settings: Any) -> list[Pairs]:
+        """Couple a window and wait for the result; on a GPU in a stream of its own, beside that of the training."""
         if device is None:
-            return couple_minibatches(batches, seed=seed, **settings)
+            return _couple(window, **settings)
         self._stream = self._stream or torch.cuda.Stream(device)
-        # The default stream may still be writing to these tensors.
-        self._stream.wait_stream(torch.cuda.default_stream(device))
+        # The caller's stream may still be writing to these tensors.
+        self._stream.wait_event(written)
         with torch.cuda.stream(self._stream):
-            pairs = couple_minibatches(batches, seed=seed, **settings)
+            pairs = _couple(window, **settings)
             self._stream.synchronize()
         return pairs
 
-    def _put(self, item: Any) -> bool:
-        """Append to `ready`, waiting for room; False if `closed` was set first."""
-        while not self.closed.is_set():
-            try:
-                self.ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
+
+def _couple(window: list[Any], **settings: Any) -> list[Pairs]:
+    """Couple minibatches; those gathered from a group are cut to the pairs of this rank."""
+    gathered = [batch for batch in window if isinstance(batch, Gathered)]
+    if not gathered:
+        return couple_minibatches(window, **settings)
+    pairs = couple_minibatches([each.batch for each in gathered], **settings)
+    return [cut_out(own, each.part_of(len(own.x0))) for own, each in zip(pairs, gathered, strict=True)]
 
 
 _pumps: weakref.WeakSet[_Pump] = weakref.WeakSet()
@@ -117,14 +124,17 @@ def _stop_pumps() -> None:
     """Stop all threads: one that still runs when the interpreter ends would abort it."""
     pumps = list(_pumps)
     for pump in pumps:
-        pump.closed.set()
+        pump.stop()
     for pump in pumps:
-        if pump.thread.is_alive():
-            pump.thread.join(EXIT_SECONDS)
+        pump.join(EXIT_SECONDS)
 
 
 class CoupledBatches(Iterator[Pairs]):
-    """Coupled minibatches in their order, a window of them prepared by a thread while the last one is trained on.
+    """Coupled minibatches in their order, a window of them coupled by a thread while the last one is trained on.
+
+    `next` reads minibatches in the caller's thread, one or two for each that it returns, so a run is repeatable under
+    `torch.manual_seed` and `np.random.seed` even if reading draws from their generators. Slow reading belongs in the
+    workers of a DataLoader.
 
     Args:
         batches: Any iterable of `(x0, x1)` or `(x0, x1, label)`; it may be endless.
@@ -132,14 +142,15 @@ class CoupledBatches(Iterator[Pairs]):
         batch_size: Cut the pairs of minibatches, in their random order, into training batches of this size; None: a
             training batch is a minibatch. A training batch may be larger or smaller than a minibatch: pairs that remain
             of a minibatch come first in the next training batch. Pairs that remain of the last minibatch are dropped.
-        ahead: Number of coupled windows that may wait, beside the one being coupled.
+        ahead: Number of windows that are coupled ahead of the one in use, while one more is being read.
         seed: One number or several. The seed and the number of a window decide its draws.
         eps: Entropic strength, as for `couple_minibatches`.
+        group: A group of torch.distributed, or "world", as for `couple_minibatches`: minibatches of all ranks are
+            gathered as they are read, in the caller's thread. All ranks end with the first that has none left.
         **settings: Other keywords of `couple_minibatches`.
 
-    `next` raises errors of the thread, including those of `batches`, after it has returned all pairs coupled before.
-    `close` stops the thread; so do the end of a `with` block, the deletion of this object, and the end of the
-    interpreter.
+    `next` raises errors of the thread, and those of `batches`, after it has returned all pairs coupled before. `close`
+    stops the thread; so do the end of a `with` block, the deletion of this object, and the end of the interpreter.
 
     Examples:
         >>> batches = ((torch.randn(64, 2), torch.randn(64, 2) + 3) for _ in range(8))
@@ -152,11 +163,12 @@ class CoupledBatches(Iterator[Pairs]):
         self,
         batches: Iterable[Any],
         *,
-        eps: float | Callable[[Tensor, Tensor], float],
+        eps: Eps | Callable[[Tensor, Tensor], Eps] = None,
         window: int = 32,
         batch_size: int | None = None,
         ahead: int = 1,
         seed: int | Sequence[int] = 0,
+        group: Any = None,
         **settings: Any,
     ) -> None:
         for name, value in (
@@ -166,16 +178,25 @@ class CoupledBatches(Iterator[Pairs]):
         ):
             if not is_count(value):
                 raise OptionsError(f"{name} must be an integer of at least 1, got {value!r}")
+        check_settings(settings.keys() - {"by_class", "warn"}, CoupledBatches)
+        self._batches = iter(batches) if group is None else gather_minibatches(batches, group)
+        self._window, self._lead = window, window * (ahead + 1)
+        # Minibatches that were read, and used; windows that were submitted, and taken from the thread.
+        self._read_count = self._used_count = self._submitted = self._taken = 0
+        self._unfinished: list[Any] = []
+        self._source_error: Exception | None = None
+        self._source_ended = False
+        # Coupled minibatches, and training batches of the last one that was taken from them.
+        self._coupled: deque[Pairs] = deque()
         self._waiting: Iterator[Pairs] = iter(())
         self._size = batch_size
         self._rest: Pairs | None = None
         self._has_yielded = False
         self._ended = False
         seeds = tuple(seed) if isinstance(seed, Sequence) else (seed, 0, 0, 0)
-        self._pump = _Pump(iter(batches), window, ahead, seeds, {"eps": eps, **settings})
+        self._pump = _Pump(seeds, {"eps": eps, **settings})
         # The thread does not refer to this object, so that deleting the object ends the thread.
-        weakref.finalize(self, self._pump.closed.set)
-        self._pump.thread.start()
+        weakref.finalize(self, self._pump.stop)
 
     def __iter__(self) -> CoupledBatches:
         """Return this object."""
@@ -188,22 +209,48 @@ class CoupledBatches(Iterator[Pairs]):
                 return pairs
             if self._ended or self._pump.closed.is_set():
                 raise StopIteration
+            self._read()
+            if self._coupled:
+                self._used_count += 1
+                self._waiting = self._cut(self._coupled.popleft())
+                continue
+            if self._taken == self._submitted:
+                self._end(self._source_error)
+                self._refuse_too_few()
+                continue
             try:
                 item = self._pump.ready.get(timeout=0.1)
             except queue.Empty:
                 continue
-            if item is None or isinstance(item, BaseException):
-                self._ended = True
-                self._pump.thread.join()
-                if item is not None:
-                    raise item
-                self._refuse_too_few()
+            self._taken += 1
+            if isinstance(item, BaseException):
+                self._end(item)
                 continue
             for tensor in (tensor for pairs in item for tensor in pairs[:3]):
                 if tensor is not None and tensor.is_cuda:
                     # The memory belongs to the thread's stream, which must not reuse it before this stream has read it.
                     tensor.record_stream(torch.cuda.current_stream(tensor.device))
-            self._waiting = itertools.chain.from_iterable(map(self._cut, item))
+            self._coupled.extend(item)
+
+    def _read(self) -> None:
+        """Read ahead of the minibatches that were used, and submit each window once it is whole.
+
+        The lead grows from one window to `_lead` minibatches by reading two for each that is used, so that the first
+        pairs do not wait for the reading of several windows.
+        """
+        target = self._used_count + min(self._window + self._used_count, self._lead)
+        while self._read_count < target and not self._source_ended:
+            try:
+                self._unfinished.append(next(self._batches))
+                self._read_count += 1
+            except StopIteration:
+                self._source_ended = True
+            except Exception as error:  # noqa: BLE001  raised after all pairs that were read before it
+                self._source_ended, self._source_error = True, error
+            if self._unfinished and (self._source_ended or len(self._unfinished) == self._window):
+                self._pump.submit(self._unfinished)
+                self._unfinished = []
+                self._submitted += 1
 
     def _cut(self, pairs: Pairs) -> Iterator[Pairs]:
         """Training batches of the remaining pairs of the last minibatch and these; pairs that remain are kept."""
@@ -214,9 +261,17 @@ class CoupledBatches(Iterator[Pairs]):
         end = len(pairs.x0) - len(pairs.x0) % self._size
         for first in range(0, end, self._size):
             self._has_yielded = True
-            yield _cut_out(pairs, slice(first, first + self._size))
+            yield cut_out(pairs, slice(first, first + self._size))
         if end < len(pairs.x0):
-            self._rest = _cut_out(pairs, slice(end, None))
+            self._rest = cut_out(pairs, slice(end, None))
+
+    def _end(self, error: BaseException | None) -> None:
+        """End the thread, and raise the error if there is one."""
+        self._ended = True
+        self._pump.stop()
+        self._pump.join()
+        if error is not None:
+            raise error
 
     def _refuse_too_few(self) -> None:
         """Raise ProblemError if all minibatches together had fewer pairs than one training batch."""
@@ -228,9 +283,10 @@ class CoupledBatches(Iterator[Pairs]):
 
     def close(self) -> None:
         """Stop the thread and wait for its end; pairs that were coupled and not read are dropped."""
-        self._pump.closed.set()
+        self._pump.stop()
+        self._coupled.clear()
         self._waiting = iter(())
-        self._pump.thread.join()
+        self._pump.join()
 
     def __enter__(self) -> CoupledBatches:
         """Return this object, which the end of the block closes."""
@@ -241,38 +297,5 @@ class CoupledBatches(Iterator[Pairs]):
         self.close()
 
 
-class CouplingDataset(torch.utils.data.IterableDataset[Pairs]):
-    """Coupled training batches as a dataset: pass it to a DataLoader with `batch_size=None`.
-
-    Workers of a DataLoader share the minibatches: worker k of w takes every w-th, from the k-th on. Every epoch has
-    draws of its own; in workers they depend on the seed that the DataLoader draws too, so on `torch.manual_seed`.
-
-    Args:
-        source: Makes the minibatches of an epoch.
-        **settings: As for `CoupledBatches`.
-
-    Examples:
-        >>> def source():
-        ...     return ((torch.randn(64, 2), torch.randn(64, 2) + 3) for _ in range(8))
-        >>> loader = torch.utils.data.DataLoader(CouplingDataset(source, eps=0.5, window=4), batch_size=None)
-        >>> sum(1 for x0, x1, label, converged in loader)
-        8
-    """
-
-    def __init__(self, source: Callable[[], Iterable[Any]], **settings: Any) -> None:
-        self.source = source
-        self.settings = settings
-        self._epoch = 0
-
-    def __iter__(self) -> Iterator[Pairs]:
-        """Yield the coupled pairs of one epoch."""
-        worker = torch.utils.data.get_worker_info()
-        batches: Iterable[Any] = self.source()
-        # A worker may be started anew for every epoch, and then only the loader's own seed differs between epochs.
-        place = (0, 0) if worker is None else (worker.id + 1, worker.seed - worker.id)
-        settings = {**self.settings, "seed": (self.settings.get("seed", 0), self._epoch, *place)}
-        self._epoch += 1
-        if worker is not None:
-            batches = itertools.islice(batches, worker.id, None, worker.num_workers)
-        with CoupledBatches(batches, **settings) as coupled:
-            yield from coupled
+COUPLED = {"eps", "window", "batch_size", "ahead", "seed", "by_class", "warn", "group"}
+"""Keywords of `CoupledBatches` that are not those of `solve`."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from drainsinkhorn.model.cost import Cost
+from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.numerics.arrays import to_numpy
@@ -16,6 +17,9 @@ from drainsinkhorn.numerics.arrays import to_numpy
 MANY_DIMENSIONS, MATRIX_PAIRS = 48, 2**22
 """Least number of coordinates and largest number of pairs for which a CPU computes a cost matrix, once for solving and
 sampling."""
+
+ENTRIES = ("x0", "x1", "label", "label of x0")
+"""Names of the entries of a minibatch; a label belongs to a point of x1."""
 
 Tensor = torch.Tensor
 
@@ -28,14 +32,27 @@ def refuse_other_than_tensors(**named: Any) -> None:
             raise ProblemError(f"{name} must be a torch tensor, got {type(value).__name__}; {advice}")
 
 
+def check_minibatch(place: int, batch: Any) -> None:
+    """Raise ProblemError unless a minibatch is `(x0, x1)`, with or without labels of x1 and x0, all torch tensors."""
+    if not isinstance(batch, (tuple, list)) or not 2 <= len(batch) <= 4:
+        found = f"{len(batch)} entries" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise ProblemError(
+            f"minibatch {place} must be (x0, x1), (x0, x1, label) or (x0, x1, label, label of x0), got {found}"
+        )
+    entries = {
+        f"{name} of minibatch {place}": entry for name, entry in zip(ENTRIES, batch, strict=False) if entry is not None
+    }
+    refuse_other_than_tensors(**entries)
+
+
 def problems_of(
-    pairs: Sequence[Sequence[Tensor]], eps: Sequence[float], scales: Sequence[float] | None = None, backend: Any = None
+    pairs: Sequence[Sequence[Tensor]], eps: Sequence[Eps], scales: Sequence[float] | None = None, backend: Any = None
 ) -> list[Problem[Any]]:
     """The problems of minibatches with costs `scale |x0 - x1|^2`.
 
     Args:
         pairs: For each minibatch x0, (n, ...), and x1, (m, ...).
-        eps: Entropic strength of each.
+        eps: The eps of each.
         scales: Factor of the cost of each; None: 1.
         backend: Its `threads`, if it has that attribute, is the number of threads that compute cost matrices.
     """

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from drainsinkhorn.apps.flow.problems import problems_of, refuse_other_than_tensors
+from drainsinkhorn.apps.flow.gathering import gather_entries, ranks_of
+from drainsinkhorn.apps.flow.problems import ENTRIES, problems_of, refuse_other_than_tensors
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.model.errors import BackendUnavailable, ConvergenceWarning, ProblemError
+from drainsinkhorn.model.eps import Eps, is_descriptor
+from drainsinkhorn.model.errors import BackendUnavailable, ConvergenceWarning, OptionsError, ProblemError
 from drainsinkhorn.model.errors import warn as issue
+from drainsinkhorn.model.keywords import explain_keyword
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.plans.consumers import partners, plan, sample
@@ -25,28 +29,67 @@ CHUNK = 1024
 Tensor = torch.Tensor
 
 
+class _Draws:
+    """Random numbers of a sampler.
+
+    Args:
+        seed: Seed of all draws; None: they come from NumPy's global generator, as torchcfm's do.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._seeds = None if seed is None else np.random.default_rng(seed)
+
+    def next_seed(self, count: int) -> int:
+        """A seed for `count` draws, made of as many numbers of NumPy's generator as torchcfm takes for them."""
+        if self._seeds is None:
+            return int.from_bytes(np.random.random_sample(count)[:2].tobytes(), "little")  # noqa: NPY002
+        return int(self._seeds.integers(2**62))
+
+    def numbers(self, count: int) -> Any:
+        """Numbers in [0, 1), (count,)."""
+        if self._seeds is None:
+            return np.random.random_sample(count)  # noqa: NPY002
+        return np.random.default_rng(self.next_seed(count)).random(count)
+
+    def pairs(self, plan: Any, count: int, replace: bool) -> tuple[Any, Any]:
+        """Indices (i, j) of `count` pairs drawn from a dense plan, each (count,)."""
+        mass = np.asarray(plan, dtype=np.float64).ravel()
+        generator: Any = np.random if self._seeds is None else np.random.default_rng(self.next_seed(count))
+        return np.divmod(
+            generator.choice(mass.size, p=mass / mass.sum(), size=count, replace=replace), np.shape(plan)[1]
+        )
+
+
 class OTPlanSampler:
     """Draws pairs of a source and a target minibatch from an optimal transport plan for squared distances.
 
     `method="sinkhorn"` solves the entropic problem with this library, on the device of the tensors and to a verified
     tol; only `get_map` builds a plan. "exact", "unbalanced" and "partial" call POT on the CPU, as torchcfm does.
 
+    Without `seed`, draws follow `np.random.seed` and do not use torch's generator, as in torchcfm. From a plan of POT
+    the sampler draws the pairs that torchcfm draws. From a plan of "sinkhorn" it draws other pairs, and takes as many
+    numbers of NumPy's global generator as torchcfm.
+
     Args:
         method: One of METHODS.
-        reg: Entropic strength, in units of the squared distance.
+        reg: eps: a number in units of the squared distance, or for "sinkhorn" `relative` or `sharpness`.
         reg_m: Strength of the marginal penalty of "unbalanced".
         normalize_cost: Divide costs by the largest one.
         num_threads: Threads of "exact".
         warn: Warn of a problem that did not converge; its last state is used.
         tol: Bound on the larger L1 marginal residual of "sinkhorn".
-        seed: Seed of all draws; None: torch's generator gives one, so that `torch.manual_seed` decides.
+        seed: Seed of all draws; None: NumPy's global generator, so that `np.random.seed` decides.
         backend: "auto", a name, or a Backend.
+        group: A group of torch.distributed, or "world" for all ranks. Every rank passes its own
+            minibatch; they are gathered and coupled as one, pairs are drawn from the seed of rank 0, and each rank
+            receives as many of them as its x0 has points. None: this process couples alone.
+        **unknown: Any other keyword raises OptionsError, which says what to write instead.
     """
 
     def __init__(
         self,
         method: str,
-        reg: float = 0.05,
+        reg: Eps = 0.05,
         reg_m: float = 1.0,
         normalize_cost: bool = False,
         num_threads: int | str = 1,
@@ -55,20 +98,25 @@ class OTPlanSampler:
         tol: float = 1e-3,
         seed: int | None = None,
         backend: str | Backend[Any] = "auto",
+        group: Any = None,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            known = [*inspect.signature(OTPlanSampler).parameters][:-1]
+            advice = (
+                "its name is reg here, as in torchcfm" if name in ("eps", "epsilon") else explain_keyword(name, known)
+            )
+            raise OptionsError(f"OTPlanSampler has no keyword {name!r}; {advice}")
         if method not in METHODS:
             raise ValueError(f"Unknown method: {method}; use one of {list(METHODS)}")
+        if method != "sinkhorn" and is_descriptor(reg):
+            raise OptionsError(f"POT's method {method!r} needs a number as reg, got {reg!r}")
         if method != "sinkhorn":
             _pot(method)
         self.method, self.reg, self.reg_m = method, reg, reg_m
         self.normalize_cost, self.num_threads, self.warn = normalize_cost, num_threads, warn
-        self.tol, self.backend = tol, backend
-        self._seeds = None if seed is None else np.random.default_rng(seed)
-
-    def _next_seed(self) -> int:
-        if self._seeds is not None:
-            return int(self._seeds.integers(2**62))
-        return int(torch.randint(2**62, ()).item())
+        self.tol, self.backend, self.group = tol, backend, group
+        self._draws = _Draws(seed)
 
     def _solve(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Solution[Any]:
         flat = [tuple(points.detach().reshape(len(points), -1) for points in pair) for pair in pairs]
@@ -80,8 +128,8 @@ class OTPlanSampler:
         return solution
 
     def get_map(self, x0: Tensor, x1: Tensor) -> Any:
-        """The dense plan as a NumPy array, (n, m)."""
-        refuse_other_than_tensors(x0=x0, x1=x1)
+        """The dense plan as a NumPy array, (n, m); with a group, n and m are the numbers of points of all ranks."""
+        x0, x1 = self._gather(x0, x1)[0]
         if self.method == "sinkhorn":
             return plan(self._solve([(x0, x1)])[0]).cpu().numpy()
         return self._pot_map(x0, x1)
@@ -107,34 +155,45 @@ class OTPlanSampler:
 
     def sample_map(self, pi: Any, batch_size: int, replace: bool = True) -> tuple[Any, Any]:
         """Indices (i, j) of pairs drawn from a dense plan."""
-        mass = np.asarray(pi, dtype=np.float64).ravel()
-        rng = np.random.default_rng(self._next_seed())
-        drawn = rng.choice(mass.size, p=mass / mass.sum(), size=batch_size, replace=replace)
-        return np.divmod(drawn, np.shape(pi)[1])
+        return self._draws.pairs(pi, batch_size, replace)
 
-    def _places(self, x0: Tensor, x1: Tensor, replace: bool) -> tuple[Any, Any]:
-        """Indices (i, j) of as many pairs as x0 has points."""
-        refuse_other_than_tensors(x0=x0, x1=x1)
-        if self.method != "sinkhorn":
-            i, j = self.sample_map(self._pot_map(x0, x1), len(x0), replace=replace)
-            return torch.from_numpy(i).to(x0.device), torch.from_numpy(j).to(x1.device)
-        result = self._solve([(x0, x1)])[0]
-        return (
-            sample(result, len(x0), seed=self._next_seed())
-            if replace
-            else _distinct(result, len(x0), self._next_seed())
-        )
+    def _gather(self, *entries: Any) -> tuple[tuple[Any, ...], _Draws, slice]:
+        """The entries of a minibatch, the numbers to draw with, and the part of the pairs to return.
+
+        Args:
+            *entries: x0, x1 and, or None, labels of x1 and of x0. With a group, those of all ranks are returned.
+        """
+        try:
+            names = ("x0", "x1") if self.group is None else ENTRIES
+            named = zip(names, entries, strict=False)
+            refuse_other_than_tensors(**{name: entry for name, entry in named if entry is not None})
+        except ProblemError as error:
+            if self.group is not None:
+                gather_entries((), ranks_of(self.group), "the minibatch", error=error)
+            raise
+        if self.group is None:
+            return entries, self._draws, slice(None)
+        seed = self._draws.next_seed(len(entries[0]))
+        gathered = gather_entries(entries, ranks_of(self.group), "the minibatch", remark=seed)
+        return gathered.batch, _Draws(gathered.remarks[0]), slice(gathered.first, gathered.last)
 
     def sample_plan(self, x0: Tensor, x1: Tensor, replace: bool = True) -> tuple[Tensor, Tensor]:
         """Pairs drawn from the plan, as many as x0 has points."""
-        i, j = self._places(x0, x1, replace)
-        return x0[i], x1[j]
+        return self.sample_plan_with_labels(x0, x1, replace=replace)[:2]
 
     def sample_plan_with_labels(
         self, x0: Tensor, x1: Tensor, y0: Any = None, y1: Any = None, replace: bool = True
     ) -> tuple[Tensor, Tensor, Any, Any]:
         """Pairs drawn from the plan, and the labels that belong to them."""
-        i, j = self._places(x0, x1, replace)
+        (x0, x1, y1, y0), draws, part = self._gather(x0, x1, y1, y0)
+        count = len(x0)
+        if self.method == "sinkhorn":
+            draw = sample if replace else _distinct
+            i, j = draw(self._solve([(x0, x1)])[0], count, seed=draws.next_seed(count))
+        else:
+            places = draws.pairs(self._pot_map(x0, x1), count, replace)
+            i, j = (torch.from_numpy(k).to(x.device) for k, x in zip(places, (x0, x1), strict=True))
+        i, j = i[part], j[part]
         return x0[i], x1[j], None if y0 is None else y0[i], None if y1 is None else y1[j]
 
     def sample_trajectory(self, X: Tensor) -> Any:
@@ -142,20 +201,20 @@ class OTPlanSampler:
 
         All steps are solved as one batch. The result is a NumPy array, as in torchcfm.
         """
-        refuse_other_than_tensors(X=X)
+        (X,), draws, part = self._gather(X)
         steps = [(X[:, t], X[:, t + 1]) for t in range(X.shape[1] - 1)]
         places = [torch.arange(len(X), device=X.device)]
         solution = self._solve(steps) if self.method == "sinkhorn" and steps else None
         for t, (x0, x1) in enumerate(steps):
             if solution is not None:
-                places.append(partners(solution[t], places[-1], seed=self._next_seed()))
+                places.append(partners(solution[t], places[-1], seed=draws.next_seed(len(X))))
                 continue
             rows = self._pot_map(x0, x1)[places[-1].cpu().numpy()]
-            rng = np.random.default_rng(self._next_seed())
-            passed = rows.cumsum(axis=1) <= rng.random((len(rows), 1)) * rows.sum(axis=1, keepdims=True)
+            sums = (rows / rows.sum(axis=1, keepdims=True)).cumsum(axis=1)
+            passed = sums / sums[:, -1:] <= draws.numbers(len(rows))[:, None]
             columns = np.minimum(passed.sum(axis=1), rows.shape[1] - 1)
             places.append(torch.from_numpy(columns).to(X.device))
-        return torch.stack([X[:, t][i] for t, i in enumerate(places)], dim=1).detach().cpu().numpy()
+        return torch.stack([X[:, t][i[part]] for t, i in enumerate(places)], dim=1).detach().cpu().numpy()
 
 
 def _pot(method: str) -> Any:
@@ -187,7 +246,7 @@ def _largest(x: Tensor, y: Tensor) -> float:
     return largest if largest > 0 else 1.0
 
 
-def _distinct(result: Result[Any], count: int, seed: int) -> tuple[Any, Any]:
+def _distinct(result: Result[Any], count: int, *, seed: int) -> tuple[Any, Any]:
     """Draw pairs without replacement: repeated pairs are skipped."""
     n, m = (len(p) for p in result.potentials)
     if count > n * m:

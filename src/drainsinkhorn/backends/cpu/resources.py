@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -69,6 +70,20 @@ class MemoryBlock:
                 MemoryBlock.idle_bytes += self.size
         finally:
             MemoryBlock.lock.release()
+
+
+class _Pooled:
+    """Owner of an array in memory of the pool; NumPy reads `__array_interface__` and refers to the owner."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._block = MemoryBlock(8 * math.prod(shape))
+        address = self._block.address
+        self.__array_interface__ = {"shape": shape, "typestr": "<f8", "data": (address, False), "version": 3}
+
+
+def pooled(*shape: int) -> NDArray[np.float64]:
+    """An array with any content in memory of the pool, which has the memory back once the array is forgotten."""
+    return np.asarray(_Pooled(shape))
 
 
 def default_threads() -> int:

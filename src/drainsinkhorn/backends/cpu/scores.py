@@ -8,6 +8,7 @@ The formulas of costs are in `numerics.costs`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -146,18 +147,24 @@ class PointLayout(NamedTuple):
     panel_norms: Array
 
 
-def lay_out(x: Array, y: Array, middle: Array | None) -> PointLayout:
+def empty(*shape: int) -> Array:
+    """An array with any content."""
+    return np.empty(shape)
+
+
+def lay_out(x: Array, y: Array, middle: Array | None, allocate: Callable[..., Array] = empty) -> PointLayout:
     """Return clouds x and y, both (L, points, d), as tiles read them: rows of x, and panels of WIDE points of y.
 
-    Points are centred on `middle`, (L, d), if it is given; otherwise rows are x itself.
+    Points are centred on `middle`, (L, d), if it is given; otherwise rows are x itself. `allocate` returns an array of
+    a shape, with any content.
     """
     (lanes, n, dim), panels = x.shape, -(-y.shape[1] // WIDE)
     centred = middle is not None
     shift = np.zeros((lanes, dim)) if middle is None else middle
     layout = PointLayout(
-        np.empty_like(x) if centred else x,
+        allocate(*x.shape) if centred else x,
         np.empty((lanes, n if centred else 1)),
-        np.empty((lanes, panels, dim, WIDE)),
+        allocate(lanes, panels, dim, WIDE),
         np.empty((lanes, panels * WIDE)),
     )
     if centred:
