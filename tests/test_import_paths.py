@@ -23,6 +23,9 @@ PUBLIC: dict[str, str] = {
     "drainsinkhorn.cells": "Table Timepoints couple_timepoints",
     "drainsinkhorn.sensors": "Drift Flow Scores frame_flow windows",
     "drainsinkhorn.ott": "solve",
+    "drainsinkhorn.pot": "OTResult sinkhorn sinkhorn2 solve solve_batch solve_sample solve_sample_batch",
+    "drainsinkhorn.geomloss": "SamplesLoss",
+    "drainsinkhorn.sklearn": "EntropicTransport",
     "drainsinkhorn.grad.torch": "divergence potentials value",
     "drainsinkhorn.grad.jax": "divergence potentials value",
     "drainsinkhorn.parallel": "Fleet FleetStream LocalFleet RayFleet RowShardedBackend",
@@ -37,6 +40,8 @@ NEEDS = {
     "drainsinkhorn.flow": "torch",
     "drainsinkhorn.flow.matchers": "torchcfm",
     "drainsinkhorn.ott": "ott",
+    "drainsinkhorn.geomloss": "torch",
+    "drainsinkhorn.sklearn": "sklearn",
     "drainsinkhorn.grad.torch": "torch",
     "drainsinkhorn.grad.jax": "jax",
 }

@@ -57,3 +57,12 @@ from drainsinkhorn.run.stack import problems as problems
 from drainsinkhorn.run.stream import stream as stream
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Import a module of another library's names when it is first used: `drainsinkhorn.pot.solve(...)`."""
+    if name not in ("geomloss", "pot", "sklearn"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return import_module(f"{__name__}.{name}")

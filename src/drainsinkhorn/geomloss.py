@@ -1,0 +1,3 @@
+"""Sinkhorn divergences under GeomLoss's name: `SamplesLoss`, a module of torch."""
+
+from drainsinkhorn.apps.geomloss import SamplesLoss as SamplesLoss
