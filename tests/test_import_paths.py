@@ -15,13 +15,15 @@ PUBLIC: dict[str, str] = {
         Divergences DrainError Feed FeedClosed FeedFull Formula Geometric Instance Interrupted KernelCacheWarning Ledger
         MODES Mode NotConverged ObserverWarning Options OptionsError OutOfMemory PointCost Potentials Problem
         ProblemError Profile Residual Result Solution Status TransportCost apply barycentric_map divergence extend
-        partners plan problems sample solve stream top_match transport_cost __version__""",
+        partners plan problems sample solve stream to_frame top_match transport_cost
+        __version__""",
     "drainsinkhorn.flow": "CoupledBatches CouplingDataset OTPlanSampler Pairs couple_minibatches",
     "drainsinkhorn.flow.matchers": """ConditionalFlowMatcher EntropicOptimalTransportConditionalFlowMatcher
         ExactOptimalTransportConditionalFlowMatcher OTPlanSampler SchrodingerBridgeConditionalFlowMatcher
         TargetConditionalFlowMatcher VariancePreservingConditionalFlowMatcher pad_t_like_x""",
     "drainsinkhorn.cells": "Table Timepoints couple_timepoints",
     "drainsinkhorn.sensors": "Drift Flow Scores frame_flow windows",
+    "drainsinkhorn.plots": "displacement drift matches plan style survival transitions widths",
     "drainsinkhorn.ott": "solve",
     "drainsinkhorn.pot": "OTResult sinkhorn sinkhorn2 solve solve_batch solve_sample solve_sample_batch",
     "drainsinkhorn.geomloss": "SamplesLoss",

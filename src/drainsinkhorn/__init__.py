@@ -51,6 +51,7 @@ from drainsinkhorn.run.batches import concatenate as concatenate
 from drainsinkhorn.run.client import Client as Client
 from drainsinkhorn.run.extend import extend as extend
 from drainsinkhorn.run.feed import Feed as Feed
+from drainsinkhorn.run.frames import to_frame as to_frame
 from drainsinkhorn.run.solution import Solution as Solution
 from drainsinkhorn.run.solve import solve as solve
 from drainsinkhorn.run.stack import problems as problems

@@ -12,6 +12,7 @@ import numpy as np
 from drainsinkhorn.core.events import Observer, ignore
 from drainsinkhorn.core.options import Options, Settings, check_settings
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.brief import call, count_of
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ProblemError, warn_of_constants
@@ -48,6 +49,9 @@ class Divergences:
     def __len__(self) -> int:
         """The number of pairs."""
         return len(self.within)
+
+    def __repr__(self) -> str:
+        return call("Divergences", count_of(len(self), "pair"), values=self.values, solution=self.solution)
 
 
 def divergence(
@@ -150,13 +154,18 @@ def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> Clouds:
 
 
 def _values(pairs: Sequence[Problem[Any]], solution: Solution[Any], within: Sequence[tuple[int, int]]) -> Any:
-    dual = np.array(duals(solution))
-    first, second = (dual[[pair[side] for pair in within]] for side in (0, 1))
-    values = dual[: len(pairs)] - first / 2 - second / 2
+    values = debias(duals(solution), within)
     like = pairs[0].x if pairs else None
     if not is_array(like):
         return values
     return to_caller(values.astype(float_dtype(like) or np.float64), like)
+
+
+def debias(dual: Sequence[float], within: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
+    """Return the divergence of each pair from the dual values of pairs, followed by those of clouds with themselves."""
+    values = np.array(dual)
+    first, second = (values[[pair[side] for pair in within]] for side in (0, 1))
+    return values[: len(within)] - first / 2 - second / 2
 
 
 def duals(solution: Sequence[Result[Any]]) -> list[float]:

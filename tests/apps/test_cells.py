@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.cells import couple_timepoints
+from drainsinkhorn.cells import Table, couple_timepoints
 from tests.conftest import needs
 from tests.dense import plan_of
 
@@ -194,8 +194,8 @@ def test_bad_input() -> None:
     with pytest.raises(ds.ProblemError, match=r"obs has no column 'grwoth'; it has .*; did you mean 'growth'\?"):
         couple_timepoints(data, "day", weights="grwoth")
     for verb, args in (("transitions", (0,)), ("to_anndata", ())):
-        with pytest.raises(ds.ProblemError, match=r"obs has no column 'tpye'; it has .*; did you mean 'type'\?"):
-            getattr(coupled(data, "day"), verb)("tpye", *args)
+        with pytest.raises(ds.ProblemError, match=r"obs has no column 'typx'; it has .*; did you mean 'type'\?"):
+            getattr(coupled(data, "day"), verb)("typx", *args)
     with pytest.raises(ds.ProblemError, match="at least two time points"):
         couple_timepoints(POINTS, TIMES, times=[1])
     with pytest.raises(ds.ProblemError, match="key is missing"):
@@ -342,3 +342,14 @@ def test_coordinates_that_are_not_finite(value: float) -> None:
         coupled({t: points[t == TIMES] for t in (1, 2, 3)})
     with pytest.raises(ds.ProblemError, match="points of time point 1 must be numbers, got"):
         coupled({1: np.array([["a"]]), 2: points})
+
+
+def test_course_and_tables_in_short(found: Any) -> None:
+    assert repr(found) == "Timepoints(3 times from 1 to 3, 120 cells, 6 bootstraps, 14 CONVERGED)"
+    table = found.transitions(NAMES, 0)
+    assert repr(table) == "Table(3 sources x 3 targets, 6 bootstraps)"
+    text = table._repr_html_()
+    assert f"{table.law[0, 0]:.2f} ± {table.spread[0, 0]:.2f}" in text
+    many = Table([f"<{k}>" for k in range(14)], ["a"], np.ones((14, 1)) / 14, np.empty((0, 14, 1)))
+    assert "2 more sources" in many._repr_html_()
+    assert "&lt;1&gt;" in many._repr_html_()

@@ -109,3 +109,14 @@ class TestFlow:
         for clip in (self.clip(4, 40), np.stack(self.clip(4, 40))):
             with pytest.raises(ds.ProblemError, match=r"got frames of \[1\] dimensions; a single clip goes in a list"):
                 frame_flow(clip, eps=1e-2)
+
+
+def test_detectors_scores_and_flows_in_short(detector: Drift) -> None:
+    scores = detector.score(windows(log(64 * 2, shift=3.0), 64))
+    assert repr(scores) == f"Scores(2 windows, 2 alarms, threshold={detector.threshold:.6g})"
+    assert repr(detector).startswith("Drift(3 references, 4 sensors, eps=")
+    shown = repr(scores.divergences)
+    assert shown.startswith("Divergences(6 pairs, values=(6,) float64, solution=Solution(")
+    assert "\n" not in shown
+    (flow,) = frame_flow([rng.normal(size=(3, 20, 2))], eps=0.5)
+    assert repr(flow) == "Flow(2 pairs, 2 CONVERGED)"

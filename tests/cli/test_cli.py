@@ -366,6 +366,34 @@ class TestExplain:
             assert trials[f"accelerate {name}"]["converged"] == 2
         assert all(choice["seconds"] > 0 for choice in report["what_if"])
 
+    def test_rows_of_a_sample_say_what_ran(self, tmp_path: Path) -> None:
+        # The Gaussian start of the second problem is worth nothing, and "auto" begins at zero.
+        source = save(tmp_path / "in.npz", x=X[:2] * [[[9.0]], [[1.0]]], y=Y[:2], eps=1.0)
+        report = json.loads(drain("explain", source, "--sample", "2", "--json").stdout)
+        trials = {trial["name"]: trial for trial in report["trials"]}
+        truth = ds.solve(X[:2] * [[[9.0]], [[1.0]]], Y[:2], eps=1.0)
+        best = truth[0].backend.accelerations[0]
+        for name, start, acceleration in (
+            ("tol 0.001", "1 gaussian, 1 zero", best),
+            ("start zero", "zero", best),
+            ("start gaussian", "gaussian", best),
+            ("accelerate none", "1 gaussian, 1 zero", "none"),
+        ):
+            assert (trials[name]["start"], trials[name]["acceleration"]) == (start, acceleration)
+            assert trials[name]["mode"] == "compact"
+        # Depths agree with the starts that the rows state.
+        shallow = trials["start gaussian"]["depths"][0], trials["start zero"]["depths"][1]
+        assert trials["tol 0.001"]["depths"] == list(shallow)
+        euclidean = save(tmp_path / "e.npz", x=X[:1], y=Y[:1], eps=1.0, cost="euclidean")
+        report = json.loads(drain("explain", euclidean, "--sample", "1", "--json").stdout)
+        trials = {trial["name"]: trial for trial in report["trials"]}
+        assert (trials["tol 0.001"]["mode"], trials["tol 0.001"]["start"]) == ("width-one", "zero")
+        assert trials["start gaussian"]["note"].startswith("INVALID")
+        given = save(tmp_path / "g.npz", x=X[:1], y=Y[:1], eps=1.0, f=X[:1, :, 0], g=Y[:1, :, 0])
+        report = json.loads(drain("explain", given, "--sample", "1", "--json").stdout)
+        assert report["trials"][0]["start"] == "given"
+        assert "plain Sinkhorn" not in drain("explain", given, "--sample", "1").output
+
     def test_samples_of_every_kind_of_file(self, tmp_path: Path) -> None:
         dense = save(tmp_path / "dense.npz", cost=rng.uniform(size=(2, 4, 5)), eps=0.5)
         own = save(tmp_path / "own.npz", x=X, y=Y, eps=[0.5, -1.0, 0.5], tol=[1e-3, 1e-3, 1e-4])
@@ -409,9 +437,15 @@ def test_tune_without_a_gpu_says_what_is_missing() -> None:
 
 
 def test_help_names_every_command() -> None:
-    for command in ("demo", "solve", "explain", "env", "backends", "tune"):
+    for command in ("demo", "solve", "distance", "explain", "warm", "env", "backends", "tune"):
         assert command in drain("--help").output
         assert drain(command, "--help").exit_code == 0
+
+
+def test_version() -> None:
+    done = drain("--version")
+    assert done.exit_code == 0
+    assert done.stdout == f"drain {ds.__version__}\n"
 
 
 @pytest.mark.parametrize("survival", [[], [1], [3, 2, 1], [50] * 3 + [1] * 500])

@@ -23,6 +23,7 @@ MODULES = (
     "drainsinkhorn.flow",
     "drainsinkhorn.cells",
     "drainsinkhorn.sensors",
+    "drainsinkhorn.plots",
     "drainsinkhorn.ott",
     "drainsinkhorn.pot",
     "drainsinkhorn.geomloss",

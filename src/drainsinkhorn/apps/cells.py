@@ -24,6 +24,7 @@ from drainsinkhorn.apps.cell_points import (
 from drainsinkhorn.apps.time_points import categories_of, time_points
 from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.options import check_settings
+from drainsinkhorn.model.brief import brief, call, count_of, html_table, status_counts
 from drainsinkhorn.model.eps import Eps, is_descriptor
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
@@ -35,6 +36,8 @@ from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import DEFAULTS, solve
 
 Array = NDArray[Any]
+SHOWN = 12
+"""Sources and targets of a table that a notebook shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,25 @@ class Table:
             raise ProblemError("tables of different names cannot be compared")
         return float(np.abs(self.mass - other.mass).sum() / 2)
 
+    def __repr__(self) -> str:
+        groups = f"{count_of(len(self.sources), 'source')} x {count_of(len(self.targets), 'target')}"
+        return call("Table", groups, count_of(len(self.draws), "bootstrap"))
+
+    def _repr_html_(self) -> str:
+        spread, rows = self.spread, list[list[str]]()
+        for k, source in enumerate(self.sources[:SHOWN]):
+            shares = [f"{share:.2f}" for share in self.law[k, :SHOWN]]
+            if spread is not None:
+                shares = [f"{share} ± {own:.2f}" for share, own in zip(shares, spread[k], strict=False)]
+            rows.append([str(source), *shares])
+        header = ["source", *(str(target) for target in self.targets[:SHOWN])]
+        left_out = [
+            count_of(len(names) - SHOWN, f"more {kind}")
+            for names, kind in ((self.sources, "source"), (self.targets, "target"))
+            if len(names) > SHOWN
+        ]
+        return html_table("Share of each source that goes to each target", header, rows, " and ".join(left_out))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timepoints:
@@ -104,6 +126,12 @@ class Timepoints:
     def pairs(self) -> list[tuple[Any, Any]]:
         """Consecutive time points."""
         return list(zip(self.times[:-1], self.times[1:], strict=True))
+
+    def __repr__(self) -> str:
+        ends = f"{count_of(len(self.times), 'time')} from {brief(self.times[0])} to {brief(self.times[-1])}"
+        cells = f"{sum(map(len, self.cells)):,} cells"
+        draws = count_of(len(self.solution) // len(self.pairs) - 1, "bootstrap")
+        return call("Timepoints", ends, cells, draws, status_counts(self.solution.statuses))
 
     def result(self, pair: Any) -> Result[Any]:
         """The result of a pair, given by number or time points."""

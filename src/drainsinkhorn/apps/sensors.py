@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.options import check_settings
 from drainsinkhorn.divergences import Divergences, divergence
+from drainsinkhorn.model.brief import call, count_of, status_counts
 from drainsinkhorn.model.eps import Eps, RelativeEps, SharpnessEps, is_descriptor
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
@@ -54,11 +55,17 @@ class Scores:
         values: One score for each window, (W,); NaN for a window with values that are not finite.
         alarms: Whether each score exceeds the threshold or is NaN, (W,).
         divergences: The divergence of each window from each reference, window by window.
+        threshold: The score above which a window is an alarm.
     """
 
     values: Array
     alarms: NDArray[np.bool_]
     divergences: Divergences
+    threshold: float = np.inf
+
+    def __repr__(self) -> str:
+        counts = count_of(len(self.values), "window"), count_of(int(self.alarms.sum()), "alarm")
+        return call("Scores", *counts, threshold=self.threshold)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +145,11 @@ class Drift:
         divergences = divergence(x, self.references * len(clouds), eps=self.eps, **self.settings)
         values = to_numpy(divergences.values).reshape(len(clouds), count).mean(axis=1)
         # Not `>`: a score of NaN must be an alarm.
-        return Scores(values, ~(values <= self.threshold), divergences)
+        return Scores(values, ~(values <= self.threshold), divergences, self.threshold)
+
+    def __repr__(self) -> str:
+        counts = count_of(len(self.references), "reference"), count_of(len(self.middle), "sensor")
+        return call("Drift", *counts, eps=self.eps, threshold=self.threshold)
 
 
 def _find_eps(eps: Any, rows: Array, references: list[Array], settings: dict[str, Any]) -> float:
@@ -184,6 +195,9 @@ class Flow:
 
     displacement: list[Any]
     results: list[Result[Any]]
+
+    def __repr__(self) -> str:
+        return call("Flow", count_of(len(self.results), "pair"), status_counts(each.status for each in self.results))
 
 
 def frame_flow(

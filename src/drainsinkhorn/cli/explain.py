@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,8 +21,9 @@ from drainsinkhorn.core.ledger import survival
 from drainsinkhorn.core.options import MODES
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.errors import OptionsError, ProblemError
-from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Result
+from drainsinkhorn.numerics.starts import start
 from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solve import solve
 from drainsinkhorn.theory import profile_width_cost, removable
@@ -123,9 +125,23 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class SampleRun:
-    """One way to run the sample, and what came of it; `note` says why it could not be run."""
+    """One way to run the sample, and what came of it.
+
+    Attributes:
+        name: What was asked for.
+        mode: The mode that ran.
+        start: Where problems started: "zero", "gaussian" or "given", with counts if they differ.
+        acceleration: The acceleration that ran.
+        depths: Depth of each problem.
+        converged: How many converged.
+        seconds: Wall time.
+        note: Why it could not be run; empty if it ran.
+    """
 
     name: str
+    mode: str = ""
+    start: str = ""
+    acceleration: str = ""
     depths: tuple[int, ...] = ()
     converged: int = 0
     seconds: float = 0.0
@@ -148,7 +164,7 @@ def sample(problems: Sequence[Problem[Any]], count: int, tol: float, backend: st
         _run(f"tol {tol:g}", drawn, picked, tol, usual),
         _run(f"tol {tol / 10:g}", _at(drawn, 0.1), picked, tol / 10, usual),
         _run(f"tol {tol * 10:g}", _at(drawn, 10.0), picked, tol * 10, usual),
-        *(_run(f"start {start}", _from(drawn, start), picked, tol, usual) for start in ("zero", "gaussian")),
+        *(_run(f"start {name}", _from(drawn, name), picked, tol, usual) for name in ("zero", "gaussian")),
         *(_run(f"accelerate {name}", drawn, picked, tol, name) for name in picked.accelerations[1:]),
     ]
     report: dict[str, Any] = {"sampled": places, "problems": len(problems), "trials": list(map(asdict, trials))}
@@ -170,16 +186,41 @@ def _at(problems: Sequence[Problem[Any]], factor: float) -> list[Problem[Any]]:
     return [p if p.tol is None else replace(p, tol=factor * float(p.tol)) for p in problems]
 
 
-def _from(problems: Sequence[Problem[Any]], start: str) -> list[Problem[Any]]:
-    return [replace(problem, init=start) for problem in problems]
+def _from(problems: Sequence[Problem[Any]], init: str) -> list[Problem[Any]]:
+    return [replace(problem, init=init) for problem in problems]
 
 
 def _run(name: str, problems: Sequence[Problem[Any]], backend: Backend[Any], tol: float, accelerate: str) -> SampleRun:
     begun = time.perf_counter()
-    results = list(solve(list(problems), backend=backend, tol=tol, accelerate=accelerate, warn=False))
+    solution = solve(list(problems), backend=backend, tol=tol, accelerate=accelerate, warn=False)
     seconds = time.perf_counter() - begun
-    depths = tuple(result.depth for result in results)
-    return SampleRun(name, depths, sum(r.converged for r in results), seconds, _why_not(results))
+    results = list(solution)
+    return SampleRun(
+        name=name,
+        mode=", ".join(choice.picked for choice in solution.ledger.choices if choice.what == "mode"),
+        start=_starts(results),
+        acceleration=", ".join(sorted({result.acceleration for result in results})),
+        depths=tuple(result.depth for result in results),
+        converged=sum(result.converged for result in results),
+        seconds=seconds,
+        note=_why_not(results),
+    )
+
+
+def _starts(results: Sequence[Result[Any]]) -> str:
+    """Where the problems that ran started."""
+    counts = Counter(_start_of(result) for result in results if result.emitted is not None)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+def _start_of(result: Result[Any]) -> str:
+    """The start of a problem, as its instance and, for "auto", the rule of all backends decide."""
+    instance = result.instance
+    if isinstance(instance.init, Potentials):
+        return "given"
+    return "gaussian" if instance.init != "zero" and start(instance)[1].any() else "zero"
 
 
 def _why_not(results: Sequence[Result[Any]]) -> str:
@@ -196,16 +237,30 @@ def _shape(problem: Problem[Any]) -> tuple[int, int, int] | None:
 def show_sample(console: Console, report: Mapping[str, Any]) -> None:
     """Print what the trials found, and what they predict for the whole file."""
     sampled = f"{len(report['sampled'])} of {report['problems']} problems"
-    console.print(f"{sampled}, plain Sinkhorn unless said", highlight=False)
-    columns = ("trial", "converged", "median depth", "largest", "slots", "against the first", "seconds")
-    table, base = _table("the sample, really run", columns), sum(report["trials"][0]["depths"])
+    console.print(f"{sampled}; each row states the mode, start and acceleration that ran", highlight=False)
+    header = (
+        "trial",
+        "mode",
+        "start",
+        "acceleration",
+        "converged",
+        "median depth",
+        "largest",
+        "slots",
+        "ratio",
+        "seconds",
+    )
+    table, base = _table("the sample, really run", header), sum(report["trials"][0]["depths"])
     for trial in report["trials"]:
         depths = sorted(trial["depths"])
         if trial["note"]:
-            table.add_row(trial["name"], Text("not offered"), "", "", "", "", "")
+            table.add_row(trial["name"], "", "", "", Text("not offered"), "", "", "", "", "")
             continue
         table.add_row(
             trial["name"],
+            trial["mode"],
+            trial["start"],
+            trial["acceleration"],
             f"{trial['converged']} of {len(depths)}",
             f"{depths[len(depths) // 2]:,}",
             f"{depths[-1]:,}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,22 @@ def _require_memory(path: Path, count: int, limit: int | None) -> None:
         )
 
 
-def write_solution(path: Path, results: list[Result[Any]], ledger: Ledger, tol: float) -> None:
-    """Results and ledger as an .npz file, written beside it first so that no half file is ever seen."""
+def write_solution(
+    path: Path,
+    results: list[Result[Any]],
+    ledger: Ledger,
+    tol: float,
+    more: Mapping[str, np.ndarray[Any, Any] | list[np.ndarray[Any, Any]]] | None = None,
+) -> None:
+    """Write results and ledger as an .npz file, beside it first so that no half file is ever seen.
+
+    Args:
+        path: The file.
+        results: The results.
+        ledger: The account of the run.
+        tol: The tol of problems without their own.
+        more: Further entries by key: a vector with one number for each result, or a list with one array for each.
+    """
     arrays: dict[str, Any] = {
         "format": FORMAT,
         "ticket": [r.ticket for r in results],
@@ -85,18 +99,25 @@ def write_solution(path: Path, results: list[Result[Any]], ledger: Ledger, tol: 
         "tol": [_number(tol if r.problem.tol is None else r.problem.tol) for r in results],
         "ledger": json.dumps(describe_ledger(ledger)),
     }
+    more = more or {}
     for name in ("f", "g"):
         vectors = [np.empty(0) if r.emitted is None else to_numpy(getattr(r.emitted, name)) for r in results]
-        if len({vector.shape for vector in vectors}) == 1:
-            arrays[name] = np.stack(vectors)
-        else:
-            arrays[name] = np.concatenate(vectors) if vectors else np.empty(0)
+        arrays[name] = _join(vectors)
+        if len({vector.shape for vector in vectors}) != 1:
             arrays[f"{name}_sizes"] = [len(vector) for vector in vectors]
+    arrays.update((name, _join(value) if isinstance(value, list) else value) for name, value in more.items())
     try:
         with replace_file(path) as file:
             np.savez_compressed(file, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error}") from None
+
+
+def _join(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Stack arrays of equal shapes; join others along their first axis."""
+    if not parts:
+        return np.empty(0)
+    return np.stack(parts) if len({part.shape for part in parts}) == 1 else np.concatenate(parts)
 
 
 def _number(value: Any) -> float:

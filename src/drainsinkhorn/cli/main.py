@@ -1,4 +1,4 @@
-"""`drain`: demo, solve, explain, serve, env, backends, tune, and commands of other distributions."""
+"""`drain`: demo, solve, distance, explain, serve, warm, env, backends, tune, and commands of other distributions."""
 
 from __future__ import annotations
 
@@ -11,37 +11,48 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
+import drainsinkhorn
 from drainsinkhorn.backends import REGISTRY
 from drainsinkhorn.cli import explain as explaining
 from drainsinkhorn.cli import files, machine, running, show
+from drainsinkhorn.cli.arguments import CONSECUTIVE, EPS, KEY, READ_LIMIT, REP, SOURCES, TIMES, limit_of, make_reading
 from drainsinkhorn.cli.commands import Commands
-from drainsinkhorn.cli.messages import INTERRUPTED, JSON, escape, fail, print_json, warn
+from drainsinkhorn.cli.distance import distance
+from drainsinkhorn.cli.inputs import files_of, read_inputs
+from drainsinkhorn.cli.messages import INTERRUPTED, JSON, UNFINISHED, escape, fail, print_json, warn
 from drainsinkhorn.cli.paths import is_same_file, journal_files
 from drainsinkhorn.cli.serve import serve
+from drainsinkhorn.cli.wants import WANTS, add_problems, parse_wants, wanted_arrays
+from drainsinkhorn.cli.warm import warm
 from drainsinkhorn.core.options import MODES, RECHECKS, STARTS, Options, Rechecks
 from drainsinkhorn.model.errors import BackendUnavailable, DrainError, Interrupted
+from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.plans import plots
-from drainsinkhorn.run.archives import GIB
-from drainsinkhorn.run.eps_text import SYNTAX
 from drainsinkhorn.workloads import WORKLOADS
 from drainsinkhorn.workloads import load as load_workload
+from drainsinkhorn.workloads.pictures import plot_demo
 
 app = typer.Typer(
     cls=Commands,
-    help="Batched entropic optimal transport: many problems drain through one kernel, each to a verified accuracy.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-READ_LIMIT = Annotated[
-    float | None,
-    typer.Option(
-        metavar="GIB",
-        help="Size to which a file may unpack. By default half of the available memory, and 1 GiB for a file that "
-        "unpacks to more than 100 times its size.",
-    ),
-]
-UNFINISHED = 1
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        Console().print(f"drain {drainsinkhorn.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def drain(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Batched entropic optimal transport: many problems drain through one kernel, each to a verified accuracy."""
 
 
 def _writable(path: Path | None, **used: Sequence[Path]) -> None:
@@ -62,10 +73,12 @@ def _writable(path: Path | None, **used: Sequence[Path]) -> None:
             fail(f"{path} holds the {what}; name another file to write to")
 
 
-def _limit(gib: float | None) -> int | None:
-    if gib is not None and not 0 < gib < 2**30:
-        fail(f"read-limit must be a positive number of GiB, got {gib}")
-    return None if gib is None else int(gib * GIB)
+def _writable_solution(out: Path, journal: Path | None, sources: Sequence[Path]) -> None:
+    """Reject a solution or a journal that cannot be written, or that would overwrite each other or an input."""
+    _writable(out, problems=sources, journal=journal_files(journal))
+    _writable(journal)
+    for written in journal_files(journal):
+        _writable(written, problems=sources)
 
 
 @app.command()
@@ -101,7 +114,7 @@ def demo(
             show.show_report(reports[name], with_curve=True)
         if out is not None:
             path = out if workload != "all" else out.with_stem(f"{out.stem}-{name}")
-            _picture(partial(plots.plot_ledger, ledger, str(path)), path, console, quiet=as_json)
+            _picture(partial(plot_demo, name, results, ledger, str(path)), path, console, quiet=as_json)
     if as_json:
         print_json(reports)
     raise typer.Exit(0 if all(not report["failed"] for report in reports.values()) else UNFINISHED)
@@ -119,12 +132,15 @@ def _picture(draw: Callable[[], object], path: Path, console: Console, *, quiet:
 
 @app.command("solve")
 def solve_file(
-    source: Annotated[
-        Path, typer.Argument(metavar="IN.npz", help="Problems; the keys are documented in docs/guides/command-line.md.")
-    ],
+    sources: Annotated[list[Path], SOURCES],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.npz", help="Where to write the solution.")],
-    eps: Annotated[
-        str | None, typer.Option(metavar="EPS", help=f"eps of a file that has none: {SYNTAX}.", show_default=False)
+    eps: EPS = None,
+    consecutive: CONSECUTIVE = False,
+    key: KEY = None,
+    rep: REP = "X_pca",
+    times: TIMES = None,
+    want: Annotated[
+        str | None, typer.Option(metavar="NAMES", help=f"Write these too, separated by commas: {', '.join(WANTS)}.")
     ] = None,
     tol: Annotated[float, typer.Option(help="Bound on the L1 residual, for problems without their own.")] = 1e-3,
     mode: Annotated[str, typer.Option(help=f"auto, {', '.join(MODES)}.")] = "auto",
@@ -148,38 +164,42 @@ def solve_file(
     read_limit: READ_LIMIT = None,
     as_json: JSON = False,
 ) -> None:
-    """Solve the problems of an .npz file. Exit code 0 only if every problem converged."""
-    start = time.perf_counter()
+    """Solve problems of an .npz file, or between clouds of points. Exit code 0 only if every problem converged."""
+    start, given, wants = time.perf_counter(), list[Problem[Any]](), list[str]()
     try:
+        wants = parse_wants(want)
         options = Options(
             tol=tol, mode=mode, width=width, max_depth=max_depth, accelerate=accelerate, init=init, rescue=rescue,
             recheck=cast("Rechecks", recheck),
         )  # fmt: skip
-        _writable(out, problems=[source], journal=journal_files(journal))
-        _writable(journal)
-        for written in journal_files(journal):
-            _writable(written, problems=[source])
-        problems = files.read_problems(source, _limit(read_limit), eps)
+        _writable_solution(out, journal, files_of(sources))
+        reading = make_reading(eps, consecutive, key, rep, times, read_limit)
+        given = read_inputs(sources, reading)
+        problems, within = add_problems(wants, given, backend)
         with running.open_fleet(workers, ray) as fleet:
             results, ledger = running.run(problems, options, backend, quiet=as_json, journal=journal, fleet=fleet)
-        files.write_solution(out, results, ledger, tol)
+        files.write_solution(out, results[: len(given)], ledger, tol, wanted_arrays(wants, results, within))
     except Interrupted as stopped:
-        finished = [stopped.results[ticket] for ticket in sorted(stopped.results)]
+        finished = [stopped.results[ticket] for ticket in sorted(stopped.results) if ticket < len(given)]
         try:
             files.write_solution(out, finished, stopped.ledger, tol)
         except DrainError as error:
             fail(error)
-        warn(f"interrupted: {len(finished)} of {stopped.total} problems finished, written to {out}")
+        unwritten = f", without {', '.join(wants)}" if wants else ""
+        warn(f"interrupted: {len(finished)} of {len(given)} problems finished, written to {out}{unwritten}")
         raise typer.Exit(INTERRUPTED) from None
     except DrainError as error:
         fail(error)
-    report = running.describe(results, ledger, time.perf_counter() - start)
+    report = running.describe(results[: len(given)], ledger, time.perf_counter() - start)
+    clouds = results[len(given) :]
+    if clouds:
+        report["within"] = {"problems": len(clouds), "converged": sum(result.converged for result in clouds)}
     if as_json:
         print_json({**report, "out": str(out)})
     else:
         show.show_report(report, with_curve=False)
         Console().print(f"solution: {escape(out)} (drain explain {escape(out)})", highlight=False, markup=False)
-    raise typer.Exit(UNFINISHED if report["failed"] else 0)
+    raise typer.Exit(UNFINISHED if report["failed"] or not all(result.converged for result in clouds) else 0)
 
 
 @app.command()
@@ -203,7 +223,7 @@ def explain(
 ) -> None:
     """Explain a solution: where the work went, what was removed, what another width, mode, tol or start would give."""
     _writable(plot, **{"problems" if sample is not None else "solution": [source]})
-    limit = _limit(read_limit)
+    limit = limit_of(read_limit)
     try:
         if sample is not None:
             problems = files.read_problems(source, limit, eps)
@@ -228,7 +248,7 @@ def explain(
             _picture(lambda: plots.plot_explanation(*drawn, str(plot)), plot, console, quiet=as_json)
 
 
-for command in (serve, machine.env, machine.tune, machine.backends):
+for command in (distance, serve, warm, machine.env, machine.tune, machine.backends):
     app.command()(command)
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from drainsinkhorn.model.text import escape as escape
 
-BAD_INPUT, INTERRUPTED = 2, 130
+UNFINISHED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 """Exit codes of every command."""
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 

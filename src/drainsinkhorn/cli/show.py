@@ -126,5 +126,10 @@ def show_report(report: Mapping[str, Any], *, with_curve: bool) -> None:
         f"{report['converged']} of {report['problems']} problems converged in {report['seconds']:.2f} s{verified}",
         highlight=False,
     )
+    if "within" in report:
+        clouds = report["within"]
+        console.print(
+            f"for divergences, {clouds['converged']} of {clouds['problems']} clouds with themselves converged"
+        )
     if report["failed"]:
         console.print(results_table(report["failed"]))

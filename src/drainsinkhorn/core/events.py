@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from drainsinkhorn.core.audit import Counts, Standing
 from drainsinkhorn.core.protocol import Spent
+from drainsinkhorn.model.brief import call, count_of, status_counts
 from drainsinkhorn.model.errors import ObserverWarning, warn
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Outcomes
@@ -76,6 +77,9 @@ class Retired(NamedTuple):
 
     instances: Sequence[Instance[Any]]
     outcomes: Outcomes
+
+    def __repr__(self) -> str:
+        return call("Retired", count_of(len(self.instances), "lane"), status_counts(self.outcomes.statuses))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from drainsinkhorn.core.events import (
     Resumed,
     Retired,
 )
+from drainsinkhorn.model.brief import call, count_of, html_curve, html_table
 
 
 def survival(depths: Sequence[int]) -> list[int]:
@@ -74,6 +75,7 @@ class Ledger:
         narrowed: Times that memory ran out.
         depths: Depth of every problem that ran, by ticket, in the order in which they retired.
         widths: Runs of (width, cycles), in the order of execution.
+        executed: Slots of each run of `widths`: width times cycles, less the cycles for which lanes were held.
         choices: Choices that were left to "auto".
         seconds: Wall time in seconds of each method of the backend, by its name.
         rescue: The account of the rescue run, kept apart.
@@ -93,6 +95,7 @@ class Ledger:
     narrowed: int = 0
     depths: dict[int, int] = field(default_factory=dict[int, int])
     widths: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    executed: list[int] = field(default_factory=list[int])
     choices: list[Chosen] = field(default_factory=list[Chosen])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     rescue: Ledger | None = None
@@ -109,9 +112,12 @@ class Ledger:
             case Advanced(cycles, width, _, spent):
                 self.slots += spent.slots
                 self.legs += spent.legs
+                slots = spent.slots
                 if self.widths and self.widths[-1][0] == width:
                     cycles += self.widths.pop()[1]
+                    slots += self.executed.pop()
                 self.widths.append((width, cycles))
+                self.executed.append(slots)
             case Audited(counts, spent):
                 self.audits += 1
                 self.legs += spent.legs
@@ -142,6 +148,7 @@ class Ledger:
         return {
             **{name: getattr(self, name) for name in COUNTED},
             "widths": self.widths,
+            "executed": self.executed,
             "seconds": self.seconds,
             "queues": [(capacity, tickets) for capacity, _, tickets in self._queues],
             "choices": [(choice.what, choice.picked, choice.reason) for choice in self.choices],
@@ -154,6 +161,7 @@ class Ledger:
         for name in COUNTED:
             setattr(self, name, getattr(self, name) + account[name])
         self.widths += [(width, cycles) for width, cycles in account["widths"]]
+        self.executed += account["executed"]
         for verb, seconds in account["seconds"].items():
             self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
         self._queues += [(capacity, width_for, [tickets[t] for t in local]) for capacity, local in account["queues"]]
@@ -193,3 +201,26 @@ class Ledger:
     def survival(self) -> list[int]:
         """The survival curve of all depths."""
         return survival(list(self.depths.values()))
+
+    def __repr__(self) -> str:
+        counts = {"slots": self.slots, "static": self.static_slots, "removed": self.removed_slots}
+        rescued = None if self.rescue is None else self.rescue.slots
+        return call("Ledger", count_of(len(self.depths), "problem"), **counts, audits=self.audits, rescue=rescued)
+
+    def _repr_html_(self) -> str:
+        share = f" ({self.removed_slots / self.static_slots:.0%})" if self.static_slots else ""
+        rows: list[tuple[str, Any]] = [
+            ("slots executed", self.slots),
+            ("slots of static batches", self.static_slots),
+            ("slots removed", f"{self.removed_slots:,}{share}"),
+            ("slots needed (sum of depths)", sum(self.depths.values())),
+            ("largest depth", max(self.depths.values(), default=0)),
+            ("audits", self.audits),
+            ("repacks, refills", f"{self.repacks:,}, {self.refills:,}"),
+            ("seconds in the backend", sum(self.seconds.values())),
+            *((f"chosen {choice.what}", f"{choice.picked} ({choice.reason})") for choice in self.choices),
+        ]
+        if self.rescue is not None:
+            rows.append(("slots of the rescue", self.rescue.slots))
+        curve = html_curve(self.survival, "problems still at work, by cycle")
+        return html_table(f"Work of {count_of(len(self.depths), 'problem')}", (), rows) + curve

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Generic
 
+from drainsinkhorn.model.brief import call
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.marginal import BALANCED, Marginals
 from drainsinkhorn.model.problem import A, Potentials, Problem, WeaklyReferable
@@ -80,3 +81,7 @@ class Instance(WeaklyReferable, Generic[A]):
     def like(self) -> Any:
         """The caller's array whose library, device and dtype the result has."""
         return self.x if self.matrix is None else self.matrix
+
+    def __repr__(self) -> str:
+        sides = {"x": self.x, "y": self.y, "matrix": self.matrix, "a": self.a, "b": self.b}
+        return call("Instance", **sides, eps=self.eps, tol=self.tol, init=self.init, chain=self.chain)

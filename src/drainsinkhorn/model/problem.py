@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from drainsinkhorn.model.brief import call
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import ProblemError
@@ -20,6 +21,9 @@ class Potentials(NamedTuple, Generic[A]):
 
     f: A
     g: A
+
+    def __repr__(self) -> str:
+        return call("Potentials", f=self.f, g=self.g)
 
 
 class WeaklyReferable:
@@ -64,6 +68,11 @@ class Problem(WeaklyReferable, Generic[A]):
     init: Potentials[A] | str | None = None
     cost: str | Cost | A = "sqeuclidean"
     chain: Hashable = None
+
+    def __repr__(self) -> str:
+        sides = {"x": self.x, "y": self.y, "a": self.a, "b": self.b}
+        cost = None if isinstance(self.cost, str) and self.cost == "sqeuclidean" else self.cost
+        return call("Problem", **sides, eps=self.eps, tol=self.tol, init=self.init, cost=cost, chain=self.chain)
 
     if not TYPE_CHECKING:
         # Type checkers see the constructor that `dataclass` would write. This one also says what to write instead of a

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, NamedTuple, overload
 
+from drainsinkhorn.model.brief import call, html_table, status_counts
 from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
 from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn, warn_of_constants
@@ -184,6 +185,9 @@ class Outcomes:
         """Iterate over the rows."""
         return (self[place] for place in range(len(self)))
 
+    def __repr__(self) -> str:
+        return call("Outcomes", status_counts(self.statuses[: len(self)]) or "empty")
+
     def _columns(self) -> list[list[Any]]:
         return [getattr(self, name) for name in _NAMES]
 
@@ -303,6 +307,35 @@ class Result(Generic[A]):
         """Transport cost, KL, entropic value and dual value of the plan, as constants."""
         warn_of_constant_costs([self])
         return self.couplings.transport_cost()[0]
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """Number of points on each side, (n, m); None for an INVALID problem."""
+        if self.emitted is None:
+            return None
+        f: Any = self.emitted.f
+        g: Any = self.emitted.g
+        return int(f.shape[0]), int(g.shape[0])
+
+    @property
+    def flags(self) -> list[str]:
+        """Which of "rescued", "widened" and "streamed" are true."""
+        return [name for name in ("rescued", "widened", "streamed") if getattr(self, name)]
+
+    def _repr_html_(self) -> str:
+        size = "" if self.shape is None else "{:,} x {:,} points".format(*self.shape)
+        rows: list[tuple[str, Any]] = [
+            ("status", self.message),
+            ("size", size),
+            ("problem", repr(self.problem)),
+            ("depth", self.depth),
+            ("row residual", self.residual.row),
+            ("col residual", self.residual.col),
+            ("rounding", self.residual.band),
+            ("backend", ", ".join(filter(None, (self.backend.name, self.arithmetic, self.acceleration)))),
+            ("notes", ", ".join(self.flags)),
+        ]
+        return html_table(f"Result of problem {self.ticket}", (), [row for row in rows if row[1] != ""])
 
     def __repr__(self) -> str:
         extra = (", rescued" if self.rescued else "") + (", streamed" if self.streamed else "")

@@ -84,9 +84,9 @@ def transport_cost(results: Results) -> TransportCost | list[TransportCost]:
     """
     if isinstance(results, Result):
         return results.transport_cost()
-    many = _many(results)
+    costs = transport_costs(many := _many(results))
     warn_of_constant_costs(many)
-    return transport_costs(many)
+    return costs
 
 
 def transport_costs(results: Iterable[Result[Any]]) -> list[TransportCost]:

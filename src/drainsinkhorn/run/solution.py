@@ -7,11 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, overload
 
 from drainsinkhorn.core.ledger import Ledger
+from drainsinkhorn.model.brief import count_of, html_table, status_counts
 from drainsinkhorn.model.errors import NotConverged, ProblemError
 from drainsinkhorn.model.problem import A, Potentials
 from drainsinkhorn.model.result import Outcome, Outcomes, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import stack
+from drainsinkhorn.run.frames import to_frame
+
+SHOWN = 10
+"""Rows of the table that a notebook shows."""
 
 
 class Solution(Sequence[Result[A]], Generic[A]):
@@ -105,6 +110,10 @@ class Solution(Sequence[Result[A]], Generic[A]):
             others = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
             raise NotConverged(f"{len(failed)} of {len(self)} problems did not converge: {named}{others}")
 
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with one row for each problem, in the order of submission; see `to_frame`."""
+        return to_frame(self)
+
     def plot(self, path: str | None = None) -> Any:
         """Draw survival curve, width trace and removed area; returns the figure, saved to `path` if given."""
         from drainsinkhorn.plans.plots import plot_ledger
@@ -115,6 +124,23 @@ class Solution(Sequence[Result[A]], Generic[A]):
         counts = ", ".join(f"{count} {status.name}" for status, count in self.counts.items()) or "empty"
         ledger = self.ledger
         return f"Solution({counts}; slots={ledger.slots}, static={ledger.static_slots}, removed={ledger.removed_slots})"
+
+    def _repr_html_(self) -> str:
+        """The first problems that did not converge; if all did, the first problems."""
+        failed = [ticket for ticket, status in enumerate(self.statuses) if status is not Status.CONVERGED]
+        tickets = (failed or range(len(self)))[:SHOWN]
+        rows: list[tuple[Any, ...]] = []
+        for result in (self[ticket] for ticket in tickets):
+            n, m = result.shape or (None, None)
+            residual = result.residual
+            notes = "; ".join([*result.flags, *([] if result.converged else [result.message])])
+            rows.append((result.ticket, result.status.name, n, m, result.depth, residual.row, residual.col, notes))
+        kind, total = (" that did not converge", len(failed)) if failed else ("", len(self))
+        foot = f"{total - len(rows):,} more{kind}; " if total > len(rows) else ""
+        ledger = self.ledger
+        foot += f"{ledger.slots:,} slots executed, {ledger.removed_slots:,} removed"
+        caption = f"{count_of(len(self), 'problem')}: {status_counts(self.statuses) or 'none'}"
+        return html_table(caption, ("problem", "status", "n", "m", "depth", "row", "col", ""), rows, foot)
 
 
 def _restore(outcomes: Outcomes, results: list[Result[A]], ledger: Ledger) -> Solution[A]:

@@ -13,7 +13,8 @@ Workload = Callable[[int], list[Problem[Any]]]
 """A function from a seed to problems."""
 
 WORKLOADS = {"digits": digits, "clouds": clouds}
-"""Names and modules. A module has `problems(seed)`, and the first line of its docstring describes them."""
+"""Names and modules. A module has `problems(seed)`, and the first line of its docstring describes them; its function
+`draw(ax, results)` draws some of the couplings, for the picture of the demo."""
 
 
 def load(name: str) -> tuple[Workload, str]:

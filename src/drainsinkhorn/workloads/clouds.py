@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
+from drainsinkhorn.plans.pictures import matches
 
 
 def problems(seed: int, count: int = 48, sizes: tuple[int, int] = (60, 260), dimension: int = 3) -> list[Problem[Any]]:
@@ -24,3 +27,10 @@ def problems(seed: int, count: int = 48, sizes: tuple[int, int] = (60, 260), dim
 def _mixture(rng: np.random.Generator, size: int, dimension: int, spread: float) -> Any:
     centres = spread * rng.normal(size=(8, dimension))
     return centres[rng.integers(8, size=size)] + 0.3 * rng.normal(size=(size, dimension))
+
+
+def draw(ax: Any, results: Sequence[Result[Any]]) -> None:
+    """Draw the top matches of the pair that took most cycles."""
+    result = max(results, key=lambda each: each.depth)
+    matches(result, ax=ax)
+    ax.set_title(f"Top matches of one of {len(results)} pairs (depth {result.depth:,})", pad=22)

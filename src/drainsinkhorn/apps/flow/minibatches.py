@@ -12,6 +12,7 @@ import torch
 from drainsinkhorn.apps.flow.gathering import gather_list
 from drainsinkhorn.apps.flow.problems import check_minibatch, problems_of
 from drainsinkhorn.core.options import check_settings
+from drainsinkhorn.model.brief import call
 from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError
 from drainsinkhorn.model.errors import warn as issue
@@ -37,6 +38,9 @@ class Pairs(NamedTuple):
     x1: Tensor
     label: Tensor | None
     converged: float
+
+    def __repr__(self) -> str:
+        return call("Pairs", **self._asdict())
 
 
 def cut_out(pairs: Pairs, part: slice) -> Pairs:
