@@ -13,6 +13,8 @@ from drainsinkhorn.backends import load
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.products import ProductPack
 from drainsinkhorn.core.protocol import Emission
+from drainsinkhorn.numerics import products
+from drainsinkhorn.numerics.arrays import library
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import judge
 from tests.conftest import needs
@@ -61,6 +63,20 @@ def test_residuals_are_those_of_the_dot_product(name: str, certify: Any) -> None
         audit(result)
     (truth,) = ds.solve([replace(batch[2], cost="sqeuclidean", eps=2 * batch[2].eps, tol=1e-10)], backend="reference")
     assert np.abs(solution[2].plan() - truth.plan()).max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
+def test_arrays_and_tensors_of_a_device_share_a_pack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Largest shifts of tensors are read back from the device together; those of arrays are at hand."""
+    needs("torch")
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(products, "on_cuda", lambda points: library(points) == "torch")
+    batch = [problem("dot", seed) for seed in range(4)]
+    for k in (1, 2):
+        x, y = (torch.as_tensor(points).to(DEVICE) for points in (batch[k].x, batch[k].y))
+        batch[k] = replace(batch[k], x=x, y=y)
+    for result in ds.solve(batch, backend=backend_of(name)):
+        audit(result)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -159,9 +159,12 @@ def _open(instances: Sequence[Instance[Any]]) -> list[_Lane]:
     """Return lanes for problems; largest shifts of lanes on a device are read back together."""
     lanes = [_Lane(instance, as_squares(instance), shifts(instance)) for instance in instances]
     largest = [_largest(shift, mass) for lane in lanes for shift, mass in zip(lane.shifts, _masses(lane), strict=True)]
-    tensors = [value for value in largest if library(value) == "torch"]
-    if tensors:
-        largest = sys.modules["torch"].stack(tensors).tolist()
+    # Problems of NumPy arrays may share the pack with problems of tensors.
+    on_device = [place for place, value in enumerate(largest) if library(value) == "torch"]
+    if on_device:
+        values = sys.modules["torch"].stack([largest[place] for place in on_device]).tolist()
+        for place, value in zip(on_device, values, strict=True):
+            largest[place] = value
     for lane, phi, psi in zip(lanes, largest[::2], largest[1::2], strict=True):
         bound = shift_rounding(lane.instance.dim) * (float(phi) + float(psi)) / lane.instance.eps
         # Written so that NaN counts as hopeless.
