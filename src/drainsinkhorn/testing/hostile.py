@@ -321,7 +321,7 @@ class _Draw:
         rng, n = self.rng, len(drawn.x if drawn.x is not None else drawn.cost)  # type: ignore[arg-type]
         size = np.ones(n)
         wrong: list[dict[str, Any]] = [
-            {"eps": pick(rng, (0.0, -1.0, math.nan, math.inf, "auto", None))},
+            {"eps": pick(rng, (0.0, -1.0, math.nan, math.inf, "auto", b""))},
             {"tol": pick(rng, (0.0, -1.0, math.nan, math.inf, "small"))},
             {"a": -size},
             {"a": 0 * size},
