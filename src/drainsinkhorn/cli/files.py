@@ -21,6 +21,7 @@ from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.run.archives import read_arrays, read_limit
 from drainsinkhorn.run.eps_text import SYNTAX, parse_eps
+from drainsinkhorn.run.marginals import parse_price
 from drainsinkhorn.run.problem_arrays import count_problems, problems_from_arrays
 
 FORMAT = 1
@@ -42,21 +43,27 @@ def _read_format(path: Path, limit: int | None) -> dict[str, np.ndarray[Any, Any
     return arrays
 
 
-def read_problems(path: Path, limit: int | None = None, eps: str | None = None) -> list[Problem[Any]]:
+def read_problems(
+    path: Path, limit: int | None = None, eps: str | None = None, rho: str | None = None
+) -> list[Problem[Any]]:
     """The problems of an .npz file.
 
     Args:
         path: The file.
         limit: Bytes of memory that it may take; None: see `read_arrays`.
         eps: The eps of problems in a file that has none, as text; None: the file must have it.
+        rho: The price of soft marginals of problems in a file that has none, as text; None: marginals are hard.
     """
     arrays = _read_format(path, limit)
     if eps is None and "eps" not in arrays:
         raise FileError(f"{path} has no eps: add the key, one or one per problem, or give --eps: {SYNTAX}")
     if eps is not None and "eps" in arrays:
         raise FileError(f"{path} has an eps of its own; leave --eps {eps} out, or remove the key from the file")
+    if rho is not None and "rho" in arrays:
+        raise FileError(f"{path} has a rho of its own; leave --rho {rho} out, or remove the key from the file")
     _require_memory(path, count_problems(arrays), limit)
-    return problems_from_arrays(arrays, str(path), None if eps is None else parse_eps(eps))
+    price = None if rho is None else parse_price(rho)
+    return problems_from_arrays(arrays, str(path), None if eps is None else parse_eps(eps), price)
 
 
 def _require_memory(path: Path, count: int, limit: int | None) -> None:

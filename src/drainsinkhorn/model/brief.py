@@ -26,6 +26,10 @@ def brief(value: Any) -> str:
         device = str(getattr(value, "device", "cpu"))
         where = f" on {device}" if device.startswith(("cuda", "mps", "xpu")) else ""
         return f"({', '.join(lengths)}{',' * (len(lengths) == 1)}) {str(dtype).removeprefix('torch.')}{where}"
+    if type(value) is tuple:
+        parts = cast("tuple[object, ...]", value)
+        if parts and all(type(each) is float for each in parts):
+            return f"({', '.join(f'{each:.6g}' for each in parts)})"
     # A named tuple has a repr of its own.
     if type(value) in (list, tuple):
         return f"{type(value).__name__} of {len(cast('Sequence[object]', value))}"
