@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -43,7 +44,7 @@ def groups(instances: Sequence[Instance[Any]], itemsize: int) -> Iterator[list[i
         # Large lanes over the very same costs share a kernel; nothing in a lane's numbers depends on whether they do.
         same = (id(x), id(y), cost.scale, instance.eps) if from_points and n * m * itemsize >= SHARED_BYTES else None
         start = "given" if isinstance(instance.init, Potentials) else instance.init
-        key = (n, m, kind, same, start, instance.marginals.row.kappa)
+        key = (n, m, kind, same, start, instance.marginals.are_hard)
         group = waiting.setdefault(key, [])
         group.append(place)
         sharing = instance.init == "zero" and (not from_points or same is not None)
@@ -61,25 +62,35 @@ def _stack(arrays: list[Any], dtype: Any = np.float64) -> NDArray[Any]:
 def load_group(instances: Sequence[Instance[Any]], dtype: np.dtype[Any], table: Any, *, momentum: bool) -> list[Any]:
     """Fill records of the lane table for problems of one shape; returns what must stay alive with these lanes."""
     lanes, (n, m) = len(instances), instances[0].shape
-    eps, marginal = np.array([p.eps for p in instances]), instances[0].marginals.row
-    if not marginal.is_hard:
-        table["kappa"], table["damping"] = eps * marginal.kappa, 1 / (1 + eps * marginal.kappa)
+    eps, is_hard = np.array([p.eps for p in instances]), instances[0].marginals.are_hard
+    if not is_hard:
+        _load_marginals(instances, table)
     table["cooldown"] = 0.0 if momentum else np.inf
-    table["is_scaled"] = is_scaled = marginal.is_hard and not momentum
+    table["is_scaled"] = is_scaled = is_hard and not momentum
     # The first leg from a cold start is not damped.
-    table["state"] = COLD if instances[0].init == "zero" and marginal.is_hard else FRESH
+    table["state"] = COLD if instances[0].init == "zero" and is_hard else FRESH
     table["rows"], table["cols"] = n, m
     block, views = _allocate(table, n, m, dtype, is_scaled=is_scaled)
     views["a"][:] = views["a64"][:] = _stack([p.a for p in instances])
     views["b"][:] = views["b64"][:] = _stack([p.b for p in instances])
     _load_starts(instances, eps, views)
     table["sum_rounding"] = sum_rounding(n, m, dtype)
-    table["is_shared"] = is_shared = lanes > 1 and marginal.is_hard and _same_costs(instances)
+    table["is_shared"] = is_shared = lanes > 1 and is_hard and _same_costs(instances)
     matrices = _allocate_matrices(table["kernel"], -(-n * m * dtype.itemsize // 64) * 64, is_shared)
     scores = _allocate_matrices(table["scores"], 8 * n * m, is_shared) if caches_scores(instances[0]) else None
     with np.errstate(over="ignore", invalid="ignore"):
         load_costs = _load_dense if instances[0].is_dense else _load_points
         return [block, matrices, scores, *load_costs(instances, eps, table)]
+
+
+def _load_marginals(instances: Sequence[Instance[Any]], table: Any) -> None:
+    """Write kappa, damping and mass of both sides of lanes with a soft marginal."""
+    table["is_soft"] = 1
+    for place, instance in enumerate(instances):
+        (row, col), eps, lane = instance.marginals, instance.eps, table[place]
+        lane["kappa"], lane["damping"] = eps * row.kappa, row.damping(eps)
+        lane["col_kappa"], lane["col_damping"] = eps * col.kappa, col.damping(eps)
+        lane["log_row_mass"], lane["log_col_mass"] = map(math.log, instance.masses)
 
 
 def _allocate(
@@ -121,6 +132,8 @@ def _load_starts(instances: Sequence[Instance[Any]], eps: Array, views: dict[str
         x, y = _stack([to_numpy(p.x) for p in instances]), _stack([to_numpy(p.y) for p in instances])
         strength = eps / [p.cost.scale * p.cost.kind.distances.factor for p in instances]
         a, b = np.ascontiguousarray(views["a64"]), np.ascontiguousarray(views["b64"])
+        if not instances[0].marginals.are_hard:
+            a, b = a / a.sum(axis=1, keepdims=True), b / b.sum(axis=1, keepdims=True)
         is_auto = first == "auto"
         starts = gaussian_starts(np.ascontiguousarray(x), np.ascontiguousarray(y), a, b, strength, always=not is_auto)
         if is_auto:

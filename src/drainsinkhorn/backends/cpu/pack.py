@@ -23,7 +23,7 @@ from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
 from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, Arithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, each
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
-from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states
+from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states, least_damping
 from drainsinkhorn.backends.support import Couple, Support, restrict
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.cost import Cost
@@ -94,7 +94,8 @@ class States:
         with np.errstate(invalid="ignore"):
             moved = _moved(f, f_at, name) + _moved(g, g_at, name)
         # Written so that NaN and inf, which overflow gives, lead to a wider dtype.
-        fits = wanted & (moved <= budget(self.eps, np.array([instance.tol for instance in self.instances])))
+        dampings = np.array([least_damping(instance) for instance in self.instances])
+        fits = wanted & (moved <= budget(self.eps, np.array([instance.tol for instance in self.instances]), dampings))
         for vector, at in ((f, f_at), (g, g_at)):
             short = np.repeat(fits, np.diff(at))
             vector[short] = round_to(vector[short], name)
