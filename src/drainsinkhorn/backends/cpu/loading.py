@@ -70,7 +70,7 @@ def load_group(instances: Sequence[Instance[Any]], dtype: np.dtype[Any], table: 
     # The first leg from a cold start is not damped.
     table["state"] = COLD if instances[0].init == "zero" and is_hard else FRESH
     table["rows"], table["cols"] = n, m
-    block, views = _allocate(table, n, m, dtype, is_scaled=is_scaled)
+    block, views = _allocate(table, n, m, dtype, is_scaled=is_scaled, is_soft=not is_hard)
     views["a"][:] = views["a64"][:] = _stack([p.a for p in instances])
     views["b"][:] = views["b64"][:] = _stack([p.b for p in instances])
     _load_starts(instances, eps, views)
@@ -94,13 +94,14 @@ def _load_marginals(instances: Sequence[Instance[Any]], table: Any) -> None:
 
 
 def _allocate(
-    table: Any, n: int, m: int, dtype: np.dtype[Any], *, is_scaled: bool
+    table: Any, n: int, m: int, dtype: np.dtype[Any], *, is_scaled: bool, is_soft: bool
 ) -> tuple[MemoryBlock, dict[str, NDArray[Any]]]:
     """Allocate the vectors of lanes and write their addresses.
 
     Returns the block, and views (lanes, size) of weights and potentials by field.
     """
     sizes = [n, m, n, m, m, n, n, m, groups_of(n) * m, n, m, n, m, n, m] + ([] if is_scaled else [n] * 4)
+    sizes += [2 * n, 3 * m] if is_soft else []
     short, lanes = len(SHORT_VECTORS), len(table)
     strides = [-(-size * (dtype.itemsize if i < short else 8) // 64) * 64 for i, size in enumerate(sizes)]
     offsets = [0, *accumulate(stride * lanes for stride in strides)]
