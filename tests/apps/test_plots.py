@@ -33,7 +33,7 @@ def table(bootstraps: int = 0) -> cells.Table:
 def test_transitions_show_shares(bootstraps: int) -> None:
     shown = table(bootstraps)
     ax = plots.transitions(shown)
-    assert np.array_equal(ax.images[0].get_array(), shown.law)
+    assert np.array_equal(ax.images[0].get_array(), shown.conditional)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["stem", "<b>"]
     texts = [text.get_text().partition("\n") for text in ax.texts]
     # 0.4 % is not written.

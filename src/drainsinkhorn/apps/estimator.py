@@ -61,7 +61,7 @@ class EntropicTransport(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         eps_: The eps of the coupling.
         status_: "CONVERGED", or the name of another status.
         n_iter_: Cycles until both marginals were within tol.
-        n_features_in_: d.
+        n_features_in_: Number of features d of the points it was fitted to.
 
     Examples:
         >>> rng = np.random.default_rng(0)

@@ -39,7 +39,7 @@ def transitions(table: Table, *, ax: Any = None) -> Any:
         ['neuron', 'stem']
         >>> plt.close(ax.figure)
     """
-    shares, spread = table.law, table.spread
+    shares, spread = table.conditional, table.spread
     k, l = shares.shape
     with drawing(ax, (max(3.6, 2.2 + 0.75 * l), max(2.8, 1.6 + 0.5 * k))) as ax:
         image = ax.imshow(shares, cmap=MASSES, vmin=0, vmax=1, aspect="auto")

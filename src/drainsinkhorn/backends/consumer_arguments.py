@@ -25,7 +25,7 @@ def checked_side(side: Any) -> str:
 
 
 def checked_values(values: Any, size: int) -> Any:
-    """Return values over one side as an array with one row per point; raise ProblemError if they are not that."""
+    """Return values over one side as an array with one row per point; ProblemError for any other array."""
     if isinstance(values, (list, tuple)):
         values = np.asarray(values)
     if not is_array(values):
@@ -47,7 +47,7 @@ def checked_count(count: Any) -> int:
 
 
 def checked_rows(rows: Any, size: int) -> Any:
-    """Return indices of points of one side, (k,); raise ProblemError if they are not that."""
+    """Return indices of points of one side, (k,); raise ProblemError if they are no valid indices."""
     rows = rows if is_array(rows) else np.asarray(rows)
     if rows.ndim != 1 or "int" not in str(rows.dtype) or len(rows) == 0:
         raise ProblemError(f"rows must be integers, (k,), got {rows.dtype} of shape {tuple(rows.shape)}")

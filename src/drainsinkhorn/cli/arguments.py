@@ -54,6 +54,6 @@ def limit_of(gib: float | None) -> int | None:
 def make_reading(
     eps: str | None, consecutive: bool, key: str | None, rep: str, times: str | None, read_limit: float | None
 ) -> Reading:
-    """Return how problems are made of the files of a command, from its options."""
+    """Return the settings, from a command's options, with which its files are read as problems."""
     order = None if times is None else [name.strip() for name in times.split(",")]
     return Reading(eps=eps, consecutive=consecutive, key=key, rep=rep, times=order, limit=limit_of(read_limit))

@@ -125,10 +125,10 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class SampleRun:
-    """One way to run the sample, and what came of it.
+    """One run of the sample: its settings and its outcome.
 
     Attributes:
-        name: What was asked for.
+        name: The settings that were requested.
         mode: The mode that ran.
         start: Where problems started: "zero", "gaussian" or "given", with counts if they differ.
         acceleration: The acceleration that ran.

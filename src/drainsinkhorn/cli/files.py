@@ -72,16 +72,16 @@ def write_solution(
     results: list[Result[Any]],
     ledger: Ledger,
     tol: float,
-    more: Mapping[str, np.ndarray[Any, Any] | list[np.ndarray[Any, Any]]] | None = None,
+    quantities: Mapping[str, np.ndarray[Any, Any] | list[np.ndarray[Any, Any]]] | None = None,
 ) -> None:
-    """Write results and ledger as an .npz file, beside it first so that no half file is ever seen.
+    """Write results and ledger as an .npz file, under another name first, so that no reader sees half a file.
 
     Args:
         path: The file.
         results: The results.
         ledger: The account of the run.
         tol: The tol of problems without their own.
-        more: Further entries by key: a vector with one number for each result, or a list with one array for each.
+        quantities: Further entries by key: a vector with one number for each result, or a list with one array for each.
     """
     arrays: dict[str, Any] = {
         "format": FORMAT,
@@ -99,13 +99,13 @@ def write_solution(
         "tol": [_number(tol if r.problem.tol is None else r.problem.tol) for r in results],
         "ledger": json.dumps(describe_ledger(ledger)),
     }
-    more = more or {}
+    quantities = quantities or {}
     for name in ("f", "g"):
         vectors = [np.empty(0) if r.emitted is None else to_numpy(getattr(r.emitted, name)) for r in results]
         arrays[name] = _join(vectors)
         if len({vector.shape for vector in vectors}) != 1:
             arrays[f"{name}_sizes"] = [len(vector) for vector in vectors]
-    arrays.update((name, _join(value) if isinstance(value, list) else value) for name, value in more.items())
+    arrays.update((name, _join(value) if isinstance(value, list) else value) for name, value in quantities.items())
     try:
         with replace_file(path) as file:
             np.savez_compressed(file, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})

@@ -94,10 +94,10 @@ def files_of(sources: Sequence[Path]) -> list[Path]:
         if not source.is_dir():
             files.append(source)
             continue
-        found = [path for path in source.iterdir() if path.suffix.lower() in READERS and path.is_file()]
-        if not found:
+        clouds = [path for path in source.iterdir() if path.suffix.lower() in READERS and path.is_file()]
+        if not clouds:
             raise FileError(f"{source} has no files of clouds ({', '.join(READERS)})")
-        files += sorted(found, key=_natural)
+        files += sorted(clouds, key=_natural)
     return files
 
 

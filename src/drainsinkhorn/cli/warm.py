@@ -27,7 +27,7 @@ SIZE = 40
 
 
 class Case(NamedTuple):
-    """Some kernels: their name, the backend with the settings that use them, and a problem that does."""
+    """A set of kernels: its name, a backend with settings that use it, and a problem that uses it."""
 
     name: str
     backend: Backend[Any]
@@ -41,7 +41,7 @@ def warm(
     ] = "2,3,50",
     as_json: JSON = False,
 ) -> None:
-    """Compile the kernels that a first solve would compile, and print what took how long."""
+    """Compile the kernels that a first solve would compile, and print how long each set took."""
     try:
         picked = choose()[0] if backend == "auto" else load(backend)
         cases = list(_cases(picked, _numbers(dims)))

@@ -147,7 +147,10 @@ class Hints(NamedTuple):
 
 
 class Backend(Protocol[A]):
-    """A way to compute. A backend consists of frozen, picklable settings and holds no arrays."""
+    """An implementation of the solver for one kind of hardware, or on one library.
+
+    It consists of frozen, picklable settings and holds no arrays.
+    """
 
     @property
     def name(self) -> str:

@@ -29,8 +29,8 @@ class Backlog:
         workers: Number of workers.
 
     Attributes:
-        problems: All of them by ticket, as they are sent to workers: with NumPy arrays, and in a chain with the start
-            that follows from the predecessor, once `queue` is called.
+        problems: All problems by ticket, as they are sent to workers: with NumPy arrays. `queue` gives a problem of a
+            chain the start that follows from its predecessor.
         predicted: Predicted work of each, by ticket.
     """
 

@@ -285,8 +285,8 @@ def _potentials_backward(task: Task, saved: Any, cotangents: Any) -> Any:
     def host(columns: Any, rounded: Any, lost: Any, eps: Any, cotangents: Any) -> Any:
         # Numbers that were found in the forward pass are not looked for again.
         near, rest = (np.asarray(part, np.float64) for part in eps)
-        found = (near + rest).tolist() if task.has_descriptors else []
-        problems, moved = task.problems(_host(columns), found), _host(cotangents)
+        eps_values = (near + rest).tolist() if task.has_descriptors else []
+        problems, moved = task.problems(_host(columns), eps_values), _host(cotangents)
         exact = [
             [f.astype(np.float64) + e for f, e in zip(*both, strict=True)]
             for both in zip(_host(rounded), _host(lost), strict=True)

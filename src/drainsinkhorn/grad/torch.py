@@ -142,7 +142,7 @@ def _values(
 
 
 def _nothing(*points: Any) -> Tensor:
-    """The values of no problems."""
+    """Return an empty tensor, the values of no problems."""
     tensors = [tensor for tensor in points if isinstance(tensor, torch.Tensor)]
     return torch.zeros(0, dtype=_float_dtype(tensors), device=tensors[0].device if tensors else None)
 

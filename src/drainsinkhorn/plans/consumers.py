@@ -66,9 +66,9 @@ def sample(results: Results, count: int, *, seed: int) -> Any:
 
 
 def partners(results: Results, rows: Any, *, seed: int) -> Any:
-    """For given points of x, (k,) places, a point of y each, drawn independently from their conditional distributions.
+    """Index of a point of y for each of k points of x, drawn independently from its conditional distribution.
 
-    For many results a list of places, or an array with an axis in front.
+    For many results pass a list of index arrays (k,), or one array with an axis of results in front.
     """
     many = _many(results)
     each = [rows] if isinstance(results, Result) else _for_each("rows", rows, len(many))

@@ -100,13 +100,13 @@ def stack_eps(column: Any, count: int | None, x: Any, y: Any, cost: Cost, width:
     each = [column] * width if count is None else list(column)
     statistics: dict[str, list[float]] = {}
     clouds = [points if points.ndim == 3 else points[None] for points in (x, y)]
-    found: list[float] = []
+    numbers: list[float] = []
     for place, eps in enumerate(each):
         relative = as_relative(eps)
         if relative is None:
             if not isinstance(eps, (float, np.floating)) and not (type(eps) is int and eps < 2**53):
                 return None
-            found.append(float(eps))
+            numbers.append(float(eps))
             continue
         if relative.of not in statistics:
             try:
@@ -115,8 +115,8 @@ def stack_eps(column: Any, count: int | None, x: Any, y: Any, cost: Cost, width:
             except MemoryError:
                 return None
         values = statistics[relative.of]
-        found.append(relative.share * values[place if len(values) > 1 else 0])
-    return found if all(0 < eps < math.inf for eps in found) else None
+        numbers.append(relative.share * values[place if len(values) > 1 else 0])
+    return numbers if all(0 < eps < math.inf for eps in numbers) else None
 
 
 def find_together(problems: Iterable[tuple[int, Any]]) -> dict[int, float]:
@@ -132,11 +132,11 @@ def find_together(problems: Iterable[tuple[int, Any]]) -> dict[int, float]:
         key = _group(problem)
         if key is not None:
             groups.setdefault(key, []).append((ticket, problem))
-    found: dict[int, float] = {}
+    eps_of: dict[int, float] = {}
     for (of, cost, *_), members in groups.items():
         if len(members) > 1:
-            found |= _find_group(of, cost, members)
-    return {ticket: eps for ticket, eps in found.items() if 0 < eps < math.inf}
+            eps_of |= _find_group(of, cost, members)
+    return {ticket: eps for ticket, eps in eps_of.items() if 0 < eps < math.inf}
 
 
 def _find_group(of: str, given: Any, members: list[tuple[int, Problem[Any]]]) -> dict[int, float]:

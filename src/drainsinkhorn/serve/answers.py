@@ -161,8 +161,8 @@ def _encode_npz(rows: Sequence[ProblemRow], tol: float, quantities: Mapping[str,
     columns: dict[str, list[Any]] = {**potentials, **{name: quantities[name] for name in ARRAYS if name in quantities}}
     for name, values in columns.items():
         arrays |= join(name, values)
-    for place, part in enumerate(TransportCost._fields if "cost" in quantities else ()):
-        arrays[part] = [math.nan if costs is None else costs[place] for costs in quantities["cost"]]
+    for place, field in enumerate(TransportCost._fields if "cost" in quantities else ()):
+        arrays[field] = [math.nan if costs is None else costs[place] for costs in quantities["cost"]]
     body = io.BytesIO()
     np.savez(body, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})
     return body.getvalue()

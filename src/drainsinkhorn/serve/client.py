@@ -154,7 +154,7 @@ class Remote:
         """Solve problems on the service, and return one result for each; raises ProblemError if none can be solved.
 
         Args:
-            x: Source points as NumPy arrays or what they can be made of: stacked, shared, or a list of unequal clouds.
+            x: Source points, arrays or objects that NumPy can convert: stacked, shared, or a list of unequal clouds.
             y: Target points.
             eps: Strength of the entropic term: a number or one per problem.
             a: Source weights; None: uniform.
@@ -169,8 +169,8 @@ class Remote:
         arrays = encode_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol)
         body = io.BytesIO()
         np.savez(body, allow_pickle=False, **arrays)
-        given = {"deadline": None if deadline is None else repr(float(deadline)), "want": ",".join(want) or None}
-        query = urlencode({name: text for name, text in given.items() if text is not None})
+        parameters = {"deadline": None if deadline is None else repr(float(deadline)), "want": ",".join(want) or None}
+        query = urlencode({name: text for name, text in parameters.items() if text is not None})
         headers = {"Content-Type": NPZ, "Accept": NPZ}
         status, answer = self._send("POST", f"/solve?{query}", body.getvalue(), headers)
         if status != 200:
@@ -256,7 +256,7 @@ def encode_problems(
     With it, problems that are invalid or late have results that say so, and do not fail the request.
     """
     f, g = (None, None) if init is None else init
-    given = {"x": x, "y": y, "a": a, "b": b, "f": f, "g": g, "eps": eps, "tol": tol}
+    columns = {"x": x, "y": y, "a": a, "b": b, "f": f, "g": g, "eps": eps, "tol": tol}
     arrays: dict[str, Any] = {"format": np.array(1)}
     if isinstance(cost, (str, Cost)):
         kind = cost if isinstance(cost, Cost) else Cost(cost)
@@ -264,9 +264,9 @@ def encode_problems(
             raise ProblemError("a service takes costs by name, or as matrices; compute the matrix of this cost")
         arrays |= {"cost": np.array(kind.kind), "scale": np.array(float(kind.scale))}
     else:
-        given["cost"] = cost
+        columns["cost"] = cost
     ragged: dict[str, list[Array]] = {}
-    for name, value in given.items():
+    for name, value in columns.items():
         if value is not None:
             plain = _as_array(name, value)
             if isinstance(plain, list):
@@ -293,7 +293,7 @@ def _as_array(name: str, value: Any) -> Array | list[Array]:
 
 
 def _join(arrays: dict[str, Any], ragged: dict[str, list[Array]]) -> None:
-    """Add arrays of unequal sizes, joined, with their sizes."""
+    """Add each list of arrays of unequal sizes as one joined array, and their sizes."""
     if "cost" in ragged:
         for axis, name in enumerate(("x_sizes", "y_sizes")):
             arrays[name] = np.array([matrix.shape[axis] for matrix in ragged["cost"]])
@@ -328,7 +328,7 @@ def _read_json(answer: bytes) -> dict[str, Any]:
 
 
 def _decode(answer: bytes) -> list[RemoteResult]:
-    """Return the results of an answer as npz."""
+    """Return the results that an npz answer holds."""
     try:
         arrays = unpack_arrays(answer, "the answer of the service", lambda size: None)
         return _results(arrays)

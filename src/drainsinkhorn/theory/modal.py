@@ -71,7 +71,7 @@ class Transfer:
         return ((self._plan.T @ (rows.T / self.root_a).T).T / self.root_b).T
 
     def spectrum(self, modes: int | None = None) -> tuple[Vector, Matrix]:
-        """The slowest modes past the gauge: eigenvalues, descending, and eigenvectors (n, count).
+        """The slowest modes without that of the gauge: eigenvalues, descending, and eigenvectors (n, count).
 
         Args:
             modes: How many; None: all of them up to `DENSE` points, else `MODES_KEPT`.

@@ -78,7 +78,7 @@ class Estimate:
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the mean is clear of zero by `Z` standard errors, else 0."""
+        """1 or -1 if the mean is more than `Z` standard errors from zero, else 0."""
         return 0 if abs(self.mean) <= Z * self.error else int(math.copysign(1, self.mean))
 
 
@@ -115,7 +115,7 @@ class Opportunity:
 
     @property
     def verdict(self) -> str:
-        """One of "pays", "does not pay" and "undecided", where the windows seen do not tell."""
+        """One of "pays", "does not pay" and "undecided", if the windows are too few to decide."""
         return {1: "pays", -1: "does not pay", 0: "undecided"}[self.net.sign]
 
 

@@ -102,7 +102,8 @@ class OTResult:
 
     Attributes:
         solution: The results of this library, one for each problem.
-        log: "niter" and "err", the cycles and the verified L1 residual of each problem, and what the call adds.
+        log: "niter" and "err", the cycles and the verified L1 residual of each problem, and what the called function
+            adds.
     """
 
     def __init__(
