@@ -30,7 +30,7 @@ DEFAULT_REP = _DefaultRep("X_pca")
 
 
 class Annotated(NamedTuple):
-    """What is known of cells.
+    """Points of cells, and their times, weights and names.
 
     Attributes:
         points: Points of the cells, (n, d): an array, a sparse matrix or an open file.
@@ -63,7 +63,7 @@ def chosen_rep(rep: Any, use_rep: Any) -> Any:
 
 
 def read_cells(data: Any, key: Any, rep: Any, weights: Any) -> Annotated:
-    """What an AnnData, a DataFrame or an array says of its cells; columns are looked up and matched by cell names."""
+    """Return points, times and weights of cells. Columns are looked up, and a Series is matched by cell names."""
     if hasattr(data, "obs"):
         cells = _from_anndata(data, key, rep, weights)
     elif hasattr(data, "columns") and hasattr(data, "index"):
@@ -180,7 +180,7 @@ def _announce_dense(count: int, points: Any) -> None:
 
 
 def _read_rows(points: Any, cells: Array) -> Array:
-    """Read rows of a file, some of them at a time: files are slow to read at many places."""
+    """Read rows of a file, some of them at a time, because reading many scattered rows is slow."""
     count, width = points.shape
     step = max(1, BLOCK_BYTES // max(1, width * np.dtype(points.dtype).itemsize))
     cloud = np.empty((len(cells), width), dtype=points.dtype)

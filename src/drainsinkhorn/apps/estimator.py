@@ -149,7 +149,7 @@ class EntropicTransport(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def _couple(
         self, *, x: Any = None, y: Any = None, a: Any = None, b: Any = None, f: Any = None, g: Any = None
     ) -> Couplings[Any]:
-        """Finished plan between the fitted clouds, or new points in place of one; new points have potentials 0.
+        """Return the plan between the fitted clouds, one of which may be replaced by new points with potentials 0.
 
         A conditional mean does not depend on the potential of its own point.
         """

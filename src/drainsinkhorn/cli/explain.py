@@ -48,7 +48,7 @@ class Choice:
 def what_if(depths: Sequence[int], width: int, price: Callable[..., float] | None = None) -> list[Choice]:
     """Every mode at this width; compact and stream at half of it, and at twice where more lanes would be used.
 
-    Results would be the same, static's excepted.
+    Results would be the same, except in mode static.
 
     `price` gives seconds for (depths, mode, width), where they are known.
     """
@@ -149,7 +149,7 @@ class SampleRun:
 
 
 def sample(problems: Sequence[Problem[Any]], count: int, tol: float, backend: str, seed: int = 0) -> dict[str, Any]:
-    """Really run some of the problems at other tols, from other starts and with every acceleration on offer."""
+    """Run some of the problems at other tols, from other starts and with every acceleration of the backend."""
     if count < 1:
         raise OptionsError(f"a sample needs at least 1 problem, got {count}")
     if not problems:

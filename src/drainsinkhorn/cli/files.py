@@ -210,7 +210,7 @@ def _is_seconds(value: Any) -> bool:
 
 
 def _is_list_of(value: Any, length: int, is_part: Callable[[Any], bool]) -> bool:
-    """Whether this is a list of lists of this length, all of whose parts pass."""
+    """Whether this is a list of lists of this length, all of whose entries pass `is_part`."""
     return isinstance(value, list) and all(
         isinstance(row, list) and len(row) == length and all(map(is_part, row)) for row in value
     )

@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How to make problems of the files of a command.
+    """Settings with which the files of a command are read as problems.
 
     Attributes:
         eps: The eps of all problems as text; None: that of an .npz file, and the default of `Problem` between clouds.

@@ -94,7 +94,7 @@ def _problem(dim: int, cost: str = "sqeuclidean") -> Problem[Any]:
 
 
 def _use(case: Case) -> None:
-    """Solve the problem in both modes of a large batch, with every acceleration, and use the plan in all ways."""
+    """Solve the problem in both modes of a large batch, with every acceleration, and call every consumer of plans."""
     rows = np.arange(4)
     results: list[Any] = []
     for acceleration in case.backend.accelerations:

@@ -83,7 +83,7 @@ class Pack(Protocol[A]):
 
     @property
     def width(self) -> int:
-        """Lanes the kernel executes, which may exceed the occupied ones (a width ladder). Only these have numbers."""
+        """Lanes that the kernel executes: the occupied ones, which have numbers, and more on a width ladder."""
         ...
 
     @property

@@ -116,8 +116,9 @@ def potentials(
 ) -> list[Potentials[jax.Array]]:
     """Potentials of every problem, differentiable in points or costs, weights and eps by implicit differentiation.
 
-    They are shifted so that g is zero in the mean under b; solve to a small tol, since derivatives are as good as it.
-    Arguments as for `value`; weights must be positive. Derivatives with respect to eps need memory for the plans.
+    Potentials are shifted so that g has mean zero under b. Solve to a small tol: the error of derivatives is of first
+    order in the residual. Arguments as for `value`; weights must be positive. Derivatives with respect to eps need
+    memory for the plans.
     """
     check_settings(settings, potentials)
     lanes, strengths = _lanes(x, y, a, b, eps, cost)

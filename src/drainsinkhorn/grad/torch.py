@@ -112,8 +112,9 @@ def potentials(
 ) -> list[Potentials[Tensor]]:
     """Potentials of every problem, differentiable in points or costs, weights and eps by implicit differentiation.
 
-    They are shifted so that g is zero in the mean under b; solve to a small tol, since derivatives are as good as it.
-    Arguments as for `value`; weights must be positive. Derivatives with respect to eps need memory for the plans.
+    Potentials are shifted so that g has mean zero under b. Solve to a small tol: the error of derivatives is of first
+    order in the residual. Arguments as for `value`; weights must be positive. Derivatives with respect to eps need
+    memory for the plans.
 
     Examples:
         >>> x = torch.randn(2, 20, 2, dtype=torch.float64, requires_grad=True)

@@ -40,7 +40,7 @@ class Policy:
     predict_depth: Callable[[Instance[Any]], float] = lambda instance: 1.0
 
     def arrange(self, line: Sequence[Admission], width: int) -> list[Admission]:
-        """Return a line by predicted depth: deepest first ("grouped"), or every window a cross-section ("mixed")."""
+        """Return a line by predicted depth: deepest first ("grouped"), or every window mixed ("mixed")."""
         deepest = sorted(line, key=lambda admission: -self.predict_depth(admission.instance))
         if self.order == "grouped":
             return deepest

@@ -23,7 +23,7 @@ Pair = tuple[int, Problem[Any]]
 
 
 class Reader:
-    """Reads problems in order, and some ahead of one whose eps must be found.
+    """Reads problems in order. If an eps must be found, it reads ahead, so that many are found together.
 
     Args:
         session: The session.

@@ -140,7 +140,7 @@ def find_together(problems: Iterable[tuple[int, Any]]) -> dict[int, float]:
 
 
 def _find_group(of: str, given: Any, members: list[tuple[int, Problem[Any]]]) -> dict[int, float]:
-    """The eps of problems of equal shapes and costs by ticket; each pair of clouds is looked at once."""
+    """The eps of problems of equal shapes and costs by ticket; each pair of clouds is read once."""
     places: dict[tuple[int, int], int] = {}
     clouds: list[tuple[Any, Any]] = []
     for _, problem in members:
@@ -175,7 +175,7 @@ def _stack(clouds: Sequence[Any]) -> Any:
 
 
 def _group(problem: Any) -> tuple[Any, ...] | None:
-    """A key that is equal for problems to be computed together; None for one that must be looked at alone."""
+    """A key that is equal for problems to be computed together; None for one that must be computed alone."""
     if type(problem) is not Problem or type(problem.eps) is float:
         return None
     eps, cost = as_relative(problem.eps), problem.cost

@@ -129,7 +129,7 @@ def dump_json(value: object) -> bytes:
 
 
 def _numbers(row: ProblemRow, tol: float) -> dict[str, Any]:
-    """Return what both formats say of a problem, except arrays."""
+    """Return the numbers and texts of a problem that both formats hold; arrays are added later."""
     result, problem = row.result, row.problem
     flags = (False, False, False) if result is None else (result.rescued, result.widened, result.streamed)
     depth = 0 if result is None else result.depth

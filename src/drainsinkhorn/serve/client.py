@@ -253,7 +253,7 @@ def encode_problems(
 ) -> dict[str, Any]:
     """Return problems as arrays by the keys of files of problems; there is always an axis of problems.
 
-    With it, problems that are invalid or late have results that say so, and do not fail the request.
+    With this axis, problems that are invalid or late have results that say so, and do not fail the request.
     """
     f, g = (None, None) if init is None else init
     columns = {"x": x, "y": y, "a": a, "b": b, "f": f, "g": g, "eps": eps, "tol": tol}

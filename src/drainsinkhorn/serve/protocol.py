@@ -70,7 +70,7 @@ class Connection(H11Protocol):
         self._write_timer = _stop(self._write_timer)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Answer bytes that are no HTTP request."""
         self.transport.write(_raw_error(400, "this is not a valid HTTP request", "send HTTP/1.1"))
         self.transport.close()
 

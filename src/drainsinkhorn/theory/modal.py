@@ -180,8 +180,8 @@ def modal_response(problem: Problem[Any], optimum: Potentials[Any] | None = None
     It holds to first order: for a start near the solution, or for the last part of a run. Plain Sinkhorn only.
 
     Args:
-        problem: The problem, with the start that is asked about.
-        optimum: Its potentials, solved much more tightly than any tol asked about; None: solved here to 1e-10.
+        problem: The problem, with the start that is analysed.
+        optimum: Its potentials, solved to a residual far below those of interest; None: solved here to 1e-10.
         modes: Slowest modes to compute; None: all of them up to 1,500 points on the smaller side, else 64.
 
     Examples:

@@ -193,7 +193,7 @@ class _Trials:
         return typical(trial.seconds.get(verb, 0.0) for trial in self._trials[kind, width])
 
     def curves(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-        """Seconds at each width: of a cycle, `c(A)`; of a call beside its cycles; added to a cycle by lockstep."""
+        """Seconds at each width: per cycle, `c(A)`; per call without its cycles; and what lockstep adds to a cycle."""
         calls, cycle, call, lockstep = self._depth // OFTEN, list[float](), list[float](), list[float]()
         for width in self._widths:
             short, long, step = (self._median(kind, width, "advance") for kind in ("short", "long", "step"))

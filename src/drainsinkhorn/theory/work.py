@@ -4,7 +4,8 @@ With depths l_1 .. l_W in one window and the survival curve `A_k = #{t : l_t >= 
 
     S_compact = sum_k A_k = sum_t l_t        S_static = W max_t l_t        R = S_static - S_compact >= 0
 
-`E[R] > 0` if and only if `Pr(0 < A_k < W) > 0` for some k: only the joint law of the depths inside a window counts.
+`E[R] > 0` if and only if `Pr(0 < A_k < W) > 0` for some k: only the joint distribution of the depths in a
+window counts.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Gathered(NamedTuple):
             are no entries if some rank has no minibatch.
         first: Number of sources of the ranks before this one.
         last: That number plus the number of this rank's sources.
-        remarks: What each rank added for all to see.
+        remarks: The text that each rank sent to all.
     """
 
     batch: tuple[Any, ...]

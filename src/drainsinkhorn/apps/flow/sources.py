@@ -19,7 +19,7 @@ class MinibatchSource:
 
     Args:
         minibatches: A DataLoader, a list, another iterable, or a function without arguments that makes one.
-        name: What errors call it.
+        name: Its name in messages.
     """
 
     def __init__(self, minibatches: Any, name: str) -> None:

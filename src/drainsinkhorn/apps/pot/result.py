@@ -24,7 +24,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedProblem:
-    """A finished problem, and what this library does not keep of its weights.
+    """A finished problem, its normalised weights, and the mass that they had before.
 
     Attributes:
         result: Its result.

@@ -53,7 +53,7 @@ class Shape(NamedTuple):
         rows: Number of source points, n.
         cols: Number of target points, m.
         dim: Coordinates of a point; 0 for a matrix.
-        dtypes: Of points or costs, and of potentials.
+        dtypes: Dtypes of points or costs, and of potentials.
     """
 
     device: Any
@@ -241,7 +241,7 @@ class _Batch:
 
 
 def _factor(instance: Instance[Any]) -> float:
-    """Return what squared distances, distances, dot products or entries of a matrix are multiplied with to be costs."""
+    """Return the factor that turns squared distances, distances, dot products or entries of a matrix into costs."""
     kind, scale = instance.cost.kind, instance.cost.scale
     if instance.is_dense or (kind.distances is None and not isinstance(kind, DotProduct)):
         return 1.0

@@ -219,7 +219,7 @@ class KeopsPack(CyclePack[KeopsLane]):
             self._lanes[i].band = self._band(i, error)
 
     def _band(self, i: int, error: float, far: float = 0.0) -> float:
-        """The rounding bound of a lane; see `Arithmetic.bound`."""
+        """The rounding bound of a lane; see `KeopsArithmetic.bound`."""
         lane = self._lanes[i]
         sides = (self._arrays[name][slice(*span)] for name, span in (("f", lane.rows), ("g", lane.cols)))
         return self._arithmetic.bound(lane.rounding, float(largest_potentials(*sides)), error, far)

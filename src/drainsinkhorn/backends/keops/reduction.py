@@ -106,10 +106,10 @@ def blocks(rows: list[tuple[int, int]], cols: list[tuple[int, int]], device: Any
 
 
 def reduce(kind: Any, x: Any, y: Any, h: Any, s: Any, axis: int, ranges: tuple[Any, ...]) -> Any:
-    """The log-sum-exp of every row (axis 1) or column (axis 0) in float64; what no block covers is not to be read.
+    """The log-sum-exp of every row (axis 1) or column (axis 0) in float64; rows outside of all blocks have no result.
 
     Args:
-        kind: A cost by distances, whose coordinates hold eps, or a Formula.
+        kind: A cost by distances, of coordinates scaled so that eps is 1, or a Formula.
         x: Rows' points.
         y: Columns' points.
         h: Log weights and potentials of the side that is summed over, in nats.

@@ -32,7 +32,7 @@ class Loaded:
     Attributes:
         instance: The problem.
         number: Its unique number. A copy, "owner", moves with its arrays; `emit` compares both.
-        arrays: Arguments of `Kernels.load`; empty once they are on the device.
+        arrays: Arguments of `CompiledKernels.load`; empty once they are on the device.
         arithmetic: How it is computed.
         unit: One unit of the lane's potentials in units of the cost.
         eps: eps in units of the lane.

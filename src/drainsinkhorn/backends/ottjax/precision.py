@@ -1,4 +1,4 @@
-"""The arithmetic of the backend "ott": which precision and which costs suit a problem, and how far it can be wrong.
+"""The arithmetic of the backend "ott": precision and costs that suit a problem, and a bound on the rounding error.
 
 Costs are kept as a matrix, or computed anew in every leg by an online point cloud of OTT: from coordinates that are
 centred and scaled so that costs come in units of eps, or by a caller's cost function. Products of coordinates have the
