@@ -28,6 +28,7 @@ from drainsinkhorn.core.options import MODES, RECHECKS, STARTS, Options, Recheck
 from drainsinkhorn.model.errors import BackendUnavailable, DrainError, Interrupted
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.plans import plots
+from drainsinkhorn.run.saved import write_solution
 from drainsinkhorn.workloads import WORKLOADS
 from drainsinkhorn.workloads import load as load_workload
 from drainsinkhorn.workloads.pictures import plot_demo
@@ -178,11 +179,11 @@ def solve_file(
         problems, within = add_problems(wants, given, backend)
         with running.open_fleet(workers, ray) as fleet:
             results, ledger = running.run(problems, options, backend, quiet=as_json, journal=journal, fleet=fleet)
-        files.write_solution(out, results[: len(given)], ledger, tol, wanted_arrays(wants, results, within))
+        write_solution(out, results[: len(given)], ledger, tol, wanted_arrays(wants, results, within))
     except Interrupted as stopped:
         finished = [stopped.results[ticket] for ticket in sorted(stopped.results) if ticket < len(given)]
         try:
-            files.write_solution(out, finished, stopped.ledger, tol)
+            write_solution(out, finished, stopped.ledger, tol)
         except DrainError as error:
             fail(error)
         unwritten = f", without {', '.join(wants)}" if wants else ""
