@@ -85,7 +85,7 @@ class Table:
     def _repr_html_(self) -> str:
         spread, rows = self.spread, list[list[str]]()
         for k, source in enumerate(self.sources[:SHOWN]):
-            shares = [f"{share:.2f}" for share in self.law[k, :SHOWN]]
+            shares = [f"{share:.2f}" for share in self.conditional[k, :SHOWN]]
             if spread is not None:
                 shares = [f"{share} ± {own:.2f}" for share, own in zip(shares, spread[k], strict=False)]
             rows.append([str(source), *shares])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from drainsinkhorn.core.events import Advanced, Chosen, Event, Finished, Lost, Opened, Reported, Rescuing, Retired
 from drainsinkhorn.core.forecast import Forecasts
@@ -107,6 +107,8 @@ class Bar:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
+            # It ticks while kernels are compiled, when there are no events.
+            TimeElapsedColumn(),
             TextColumn("{task.fields[facts]}"),
             console=console,
             disable=quiet or not (console.is_terminal or console.is_jupyter),

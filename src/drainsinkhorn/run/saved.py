@@ -173,7 +173,9 @@ def load_results(path: Path, limit: int | None = None) -> tuple[list[Result[Any]
     """Return the results of a file that `save_results` wrote, with NumPy arrays, and the account of their run."""
     arrays = read_format(path, limit)
     if "account" not in arrays:
-        raise FileError(f"{path} holds no problems, so Solution.save did not write it; drain show prints what it holds")
+        raise FileError(
+            f"{path} holds no problems, so Solution.save did not write it; drain explain prints what it holds"
+        )
     try:
         columns = {name: arrays[name].tolist() for name in (*COLUMNS, "status")}
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

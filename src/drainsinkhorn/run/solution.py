@@ -126,8 +126,8 @@ class Solution(Sequence[Result[A]], Generic[A]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all results, their problems and the account of the run to an .npz file.
 
-        `load` reads it, and `drain show` prints it. Arrays of torch and JAX become NumPy arrays. Starts and chains are
-        not written, since they change only how a result was reached. A problem with a cost of your own raises
+        `load` reads it, and `drain explain` prints it. Arrays of torch and JAX become NumPy arrays. Starts and chains
+        are not written, since they change only how a result was reached. A problem with a cost of your own raises
         FileError.
 
         Examples:
