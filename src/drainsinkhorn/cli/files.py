@@ -15,7 +15,7 @@ from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.model.errors import FileError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.archives import read_limit
-from drainsinkhorn.run.eps_text import SYNTAX, parse_eps
+from drainsinkhorn.run.eps_text import parse_eps
 from drainsinkhorn.run.problem_arrays import count_problems, problems_from_arrays
 from drainsinkhorn.run.saved import describe_ledger, read_format
 
@@ -29,11 +29,9 @@ def read_problems(path: Path, limit: int | None = None, eps: str | None = None) 
     Args:
         path: The file.
         limit: Bytes of memory that it may take; None: see `read_arrays`.
-        eps: The eps of problems in a file that has none, as text; None: the file must have it.
+        eps: The eps of problems in a file that has none, as text; None: 5 % of the mean cost.
     """
     arrays = read_format(path, limit)
-    if eps is None and "eps" not in arrays:
-        raise FileError(f"{path} has no eps: add the key, one or one per problem, or give --eps: {SYNTAX}")
     if eps is not None and "eps" in arrays:
         raise FileError(f"{path} has an eps of its own; leave --eps {eps} out, or remove the key from the file")
     _require_memory(path, count_problems(arrays), limit)

@@ -95,6 +95,9 @@ def demo(
     if seed < 0:
         fail(f"seed must not be negative, got {seed}")
     for name in WORKLOADS if workload == "all" else [workload]:
+        if not as_json:
+            # Before the workload is loaded: its library may take seconds to import.
+            console.rule(f"[bold]{name}")
         try:
             make, about = load_workload(name)
             problems = make(seed)
@@ -106,7 +109,6 @@ def demo(
         except DrainError as error:
             fail(error)
         if not as_json:
-            console.rule(f"[bold]{name}")
             console.print(about, highlight=False)
         start = time.perf_counter()
         results, ledger = running.run(problems, Options(), "auto", quiet=as_json)
