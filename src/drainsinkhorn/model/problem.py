@@ -26,6 +26,10 @@ class Potentials(NamedTuple, Generic[A]):
         return call("Potentials", f=self.f, g=self.g)
 
 
+DEFAULT_COST = "sqeuclidean"
+"""The cost of problems that state none."""
+
+
 class WeaklyReferable:
     """Base of classes whose objects can be weakly referenced.
 
@@ -71,7 +75,7 @@ class Problem(WeaklyReferable, Generic[A]):
 
     def __repr__(self) -> str:
         sides = {"x": self.x, "y": self.y, "a": self.a, "b": self.b}
-        cost = None if isinstance(self.cost, str) and self.cost == "sqeuclidean" else self.cost
+        cost = None if isinstance(self.cost, str) and self.cost == DEFAULT_COST else self.cost
         return call("Problem", **sides, eps=self.eps, tol=self.tol, init=self.init, cost=cost, chain=self.chain)
 
     if not TYPE_CHECKING:

@@ -6,6 +6,7 @@ results from which plans can be taken.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -34,6 +35,8 @@ from drainsinkhorn.run.validate import validate
 
 FORMAT = 1
 """Version of the keys of files of problems and solutions. A file that does not state its format has this one."""
+FIELDS = ("eps", "x", "y", "a", "b", "tol", "cost", "init", "chain")
+"""Fields of a problem that are saved, or that change only how its result was reached."""
 
 
 @contextmanager
@@ -229,6 +232,12 @@ def _split(arrays: Mapping[str, Any], name: str) -> list[np.ndarray[Any, Any]]:
 
 def _problem_arrays(problems: Sequence[Problem[Any] | None]) -> dict[str, Any]:
     """Return problems as arrays by key: an array that several problems share once. A problem that is None is empty."""
+    for place, problem in enumerate(problems):
+        for field in dataclasses.fields(Problem):
+            if problem is not None and field.name not in FIELDS and getattr(problem, field.name) != field.default:
+                raise FileError(
+                    f"problem {place} has {field.name}={getattr(problem, field.name)!r}, which a file cannot hold"
+                )
     costs = [None if problem is None else as_cost(problem.cost) for problem in problems]
     for place, cost in enumerate(costs):
         if isinstance(cost, Cost) and cost.kind not in COSTS:
