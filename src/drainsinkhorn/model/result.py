@@ -298,8 +298,6 @@ class Result(Generic[A]):
     def map(self, points: A, side: str = "row") -> A:
         """Where the entropic map moves other points than those of the problem, (k, d) to (k, d).
 
-        A point of the problem itself moves as in `barycentric_map`, as precisely as its side is converged.
-
         Args:
             points: Points in the space of x for side "row", of y for "col".
             side: "row" or "col".
@@ -379,12 +377,6 @@ class Result(Generic[A]):
             f"Result({self.ticket}, {self.status.name}, depth={self.depth}, "
             f"row={self.residual.row:.3g}, col={self.residual.col:.3g}{extra})"
         )
-
-
-def outcome_of(result: Result[Any]) -> Outcome:
-    """Return the outcome from which a result was made."""
-    values: dict[str, Any] = {name: getattr(result, name) for name in Outcome._fields if name != "potentials"}
-    return Outcome(potentials=result.emitted, **values)
 
 
 def warn_of_plans(results: Sequence[Result[Any]]) -> None:

@@ -12,7 +12,7 @@ from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.model.brief import count_of, html_table, status_counts
 from drainsinkhorn.model.errors import NotConverged, ProblemError
 from drainsinkhorn.model.problem import A, Potentials
-from drainsinkhorn.model.result import Outcome, Outcomes, Result, outcome_of
+from drainsinkhorn.model.result import Outcome, Outcomes, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import stack
 from drainsinkhorn.run.frames import to_frame
@@ -50,7 +50,7 @@ class Solution(Sequence[Result[A]], Generic[A]):
     def from_results(cls, results: Iterable[Result[A]], ledger: Ledger) -> Solution[A]:
         """Return the solution that consists of these results, whose tickets are 0, 1, 2, ..., in any order."""
         by_ticket = {result.ticket: result for result in results}
-        return cls(Outcomes.from_rows(map(outcome_of, by_ticket.values())), lambda row: by_ticket[row.ticket], ledger)
+        return cls(Outcomes.from_rows(map(_outcome_of, by_ticket.values())), lambda row: by_ticket[row.ticket], ledger)
 
     @overload
     def __getitem__(self, index: int) -> Result[A]: ...
@@ -181,6 +181,12 @@ class Solution(Sequence[Result[A]], Generic[A]):
         foot += f"{ledger.slots:,} slots executed, {ledger.removed_slots:,} removed"
         caption = f"{count_of(len(self), 'problem')}: {status_counts(self.statuses) or 'none'}"
         return html_table(caption, ("problem", "status", "n", "m", "depth", "row", "col", ""), rows, foot)
+
+
+def _outcome_of(result: Result[Any]) -> Outcome:
+    """Return the outcome from which a result was made."""
+    values: dict[str, Any] = {name: getattr(result, name) for name in Outcome._fields if name != "potentials"}
+    return Outcome(potentials=result.emitted, **values)
 
 
 def _restore(outcomes: Outcomes, results: list[Result[A]], ledger: Ledger) -> Solution[A]:
