@@ -49,6 +49,12 @@ def scores(values: list[float], threshold: float = 1.0) -> sensors.Scores:
     return sensors.Scores(array, ~(array <= threshold), None, threshold)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("name", "angle"), [("Neuroblast_ASG_AWA", 40.0), ("neuron", 0.0)])
+def test_a_long_name_beside_short_ones_is_drawn_at_an_angle(name: str, angle: float) -> None:
+    ax = plots.transitions(cells.Table(["a"], ["AWA", "AWB", "AWC", name], np.full((1, 4), 0.25), np.empty((0, 1, 4))))
+    assert {text.get_rotation() for text in ax.get_xticklabels()} == {angle}
+
+
 def test_drift_shows_threshold_alarms_and_scores_that_are_not_finite() -> None:
     ax = plots.drift(scores([0.5, 2.0, np.nan, 0.7]), times=np.array([0.0, 2.0, 4.0, 6.0]), unit="hour")
     calm, loud, broken = (np.asarray(group.get_offsets()) for group in ax.collections)

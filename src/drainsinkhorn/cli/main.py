@@ -30,6 +30,7 @@ from drainsinkhorn.model.errors import BackendUnavailable, DrainError, Interrupt
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.plans import plots
+from drainsinkhorn.run.saved import write_solution
 from drainsinkhorn.workloads import WORKLOADS
 from drainsinkhorn.workloads import load as load_workload
 from drainsinkhorn.workloads.pictures import plot_demo
@@ -96,6 +97,9 @@ def demo(
     if seed < 0:
         fail(f"seed must not be negative, got {seed}")
     for name in WORKLOADS if workload == "all" else [workload]:
+        if not as_json:
+            # Before the workload is loaded: its library may take seconds to import.
+            console.rule(f"[bold]{name}")
         try:
             make, about = load_workload(name)
             problems = make(seed)
@@ -107,7 +111,6 @@ def demo(
         except DrainError as error:
             fail(error)
         if not as_json:
-            console.rule(f"[bold]{name}")
             console.print(about, highlight=False)
         start = time.perf_counter()
         results, ledger = running.run(problems, Options(), "auto", quiet=as_json)
@@ -180,11 +183,11 @@ def solve_file(
         problems, within = add_problems(wants, inputs, backend)
         with running.open_fleet(workers, ray) as fleet:
             results, ledger = running.run(problems, options, backend, quiet=as_json, journal=journal, fleet=fleet)
-        files.write_solution(out, results[: len(inputs)], ledger, tol, wanted_arrays(wants, results, within))
+        write_solution(out, results[: len(inputs)], ledger, tol, wanted_arrays(wants, results, within))
     except Interrupted as stopped:
         finished = [stopped.results[ticket] for ticket in sorted(stopped.results) if ticket < len(inputs)]
         try:
-            files.write_solution(out, finished, stopped.ledger, tol)
+            write_solution(out, finished, stopped.ledger, tol)
         except DrainError as error:
             fail(error)
         unwritten = f", without {', '.join(wants)}" if wants else ""

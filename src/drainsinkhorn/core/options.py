@@ -310,7 +310,7 @@ class Options:
         return replace(self, **changes) if changes else self
 
 
-PASSED = ("tol", "init", "backend", "options", "observe", "journal")
+PASSED = ("tol", "init", "backend", "options", "observe", "journal", "progress")
 """Keywords of `solve` that are no fields of Options, or are passed apart from the others."""
 
 

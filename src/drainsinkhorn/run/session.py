@@ -50,6 +50,7 @@ class Session:
         options: The options of the run.
         observe: The caller's observer.
         journal: Path of the journal; None: none is kept.
+        progress: Show a bar from the first problem to `close`.
 
     Attributes:
         backend: The backend, with the acceleration of the run.
@@ -73,8 +74,17 @@ class Session:
         options: Options,
         observe: Observer,
         journal: str | os.PathLike[str] | None,
+        *,
+        progress: bool = False,
     ) -> None:
         self.options, self.count = options, count
+        self._bar: Any = None
+        if progress:
+            # rich is imported only if a bar is wanted.
+            from drainsinkhorn.run.progress import make_bar
+
+            self._bar = make_bar(count, options.max_depth)
+            observe = self._bar if observe is ignore else fan_out(self._bar, observe)
         self.ledger = Ledger()
         self.feed = source.claim() if isinstance(source, Tap) else None
         # The caller's floating-point settings, for the caller's own code. A run ignores floating-point errors and
@@ -228,7 +238,9 @@ class Session:
             _warn_of_counts(counts, solution)
 
     def close(self) -> None:
-        """Close the journal."""
+        """Close the journal, and remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
         if self._journal is not None:
             self._journal.close()
 

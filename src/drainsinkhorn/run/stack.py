@@ -10,7 +10,7 @@ import inspect
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,6 @@ from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.products import takes_gaussians
 from drainsinkhorn.numerics.weights import uniform
 from drainsinkhorn.run.batches import split_by_batch
-from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.relative import stack_eps
 
 Column = tuple[Any, int | None]
@@ -387,23 +386,3 @@ def _column_of_lists(name: str, value: Any, ndim: int) -> Column:
     except ValueError:
         return value, len(value)
     return _column(name, array, ndim) if array.dtype.kind in "fiub" and array.size else (value, len(value))
-
-
-def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", batch: Any = None, **columns: Any) -> Iterable[Problem[Any]]:
-    """Return the caller's problems, or make problems from the caller's arrays."""
-    resolved = as_cost(cost)
-    if not isinstance(resolved, Cost) or y is not None:
-        return problems(x, y, cost=cost, batch=batch, **columns)
-    if isinstance(x, Problem):
-        x = [x]
-    if isinstance(x, Tap) and columns:
-        raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
-    first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
-    if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
-        raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
-    if batch is not None:
-        raise ProblemError("batch names the problem of each point of arrays x and y; problems passed as such have none")
-    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (resolved != Cost())
-    if extra:
-        raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
-    return x

@@ -133,7 +133,9 @@ def _numbers(row: ProblemRow, tol: float) -> dict[str, Any]:
     result, problem = row.result, row.problem
     flags = (False, False, False) if result is None else (result.rescued, result.widened, result.streamed)
     depth = 0 if result is None else result.depth
-    aims = _as_float(problem.eps), tol if problem.tol is None else _as_float(problem.tol)
+    # The number that was found, if the problem states none.
+    eps = _as_float(problem.eps) if result is None or math.isnan(result.eps) else result.eps
+    aims = eps, tol if problem.tol is None else _as_float(problem.tol)
     values = (row.ticket, row.status.name, row.message, depth, *map(float, row.residual), *flags, *aims)
     return dict(zip(COLUMNS, values, strict=True))
 

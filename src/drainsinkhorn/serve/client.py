@@ -20,6 +20,7 @@ import numpy as np
 
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import TransportCost
+from drainsinkhorn.model.eps import DEFAULT_EPS, RelativeEps, SharpnessEps
 from drainsinkhorn.model.errors import DrainError, FileError, OptionsError, ProblemError
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
@@ -27,6 +28,7 @@ from drainsinkhorn.model.status import Status
 from drainsinkhorn.model.text import escape
 from drainsinkhorn.numerics.arrays import is_array, to_numpy
 from drainsinkhorn.run.archives import unpack_arrays
+from drainsinkhorn.run.eps_text import format_eps
 from drainsinkhorn.run.problem_arrays import is_batch
 from drainsinkhorn.serve.answers import ARRAYS
 from drainsinkhorn.serve.bodies import NPZ
@@ -69,6 +71,7 @@ class RemoteResult:
         rescued: True if a second run, alone in float64, gave the result.
         widened: True if potentials have a wider dtype than the points.
         streamed: True if memory ran out, so that costs were computed anew in every cycle.
+        eps: Strength of the entropic term: the number that was found if a share or a sharpness was asked for.
         tol: The tol that was asked for.
         cost: `Result.transport_cost`, if it was wanted.
         map: `Result.barycentric_map`, if it was wanted.
@@ -86,6 +89,7 @@ class RemoteResult:
     rescued: bool
     widened: bool
     streamed: bool
+    eps: float
     tol: float
     cost: TransportCost | None = None
     map: Array | None = None
@@ -142,7 +146,7 @@ class Remote:
         x: Any = None,
         y: Any = None,
         *,
-        eps: Any,
+        eps: Any = None,
         a: Any = None,
         b: Any = None,
         init: tuple[Any, Any] | None = None,
@@ -156,7 +160,8 @@ class Remote:
         Args:
             x: Source points, arrays or objects that NumPy can convert: stacked, shared, or a list of unequal clouds.
             y: Target points.
-            eps: Strength of the entropic term: a number or one per problem.
+            eps: Strength of the entropic term: a number or one per problem, or `relative` or `sharpness` for all
+                problems. None: `relative(0.05)`.
             a: Source weights; None: uniform.
             b: Target weights; None: uniform.
             init: Potentials (f, g) to start from; None: the start of the service.
@@ -256,6 +261,8 @@ def encode_problems(
     With this axis, problems that are invalid or late have results that say so, and do not fail the request.
     """
     f, g = (None, None) if init is None else init
+    if isinstance(eps, (RelativeEps, SharpnessEps)):
+        eps = np.array(format_eps(eps))
     columns = {"x": x, "y": y, "a": a, "b": b, "f": f, "g": g, "eps": eps, "tol": tol}
     arrays: dict[str, Any] = {"format": np.array(1)}
     if isinstance(cost, (str, Cost)):
@@ -275,7 +282,7 @@ def encode_problems(
                 arrays[name] = plain
     _join(arrays, ragged)
     if not is_batch(arrays):
-        arrays["eps"] = np.atleast_1d(arrays["eps"])
+        arrays["eps"] = np.atleast_1d(arrays.get("eps", format_eps(DEFAULT_EPS)))
     return arrays
 
 
@@ -359,6 +366,7 @@ def _results(arrays: dict[str, Array]) -> list[RemoteResult]:
                 rescued=bool(arrays["rescued"][place]),
                 widened=bool(arrays["widened"][place]),
                 streamed=bool(arrays["streamed"][place]),
+                eps=float(arrays["eps"][place]),
                 tol=float(arrays["tol"][place]),
                 cost=None if costs is None else TransportCost(*costs),
                 **{name: split[name][place] for name in ARRAYS},

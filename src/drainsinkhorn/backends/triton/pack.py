@@ -21,7 +21,7 @@ from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels.columns import Findings, Report
 from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launcher import SAMPLES, Launcher
-from drainsinkhorn.backends.triton.launching import Download, Launch, upload
+from drainsinkhorn.backends.triton.launching import Download, Launch, on, upload
 from drainsinkhorn.backends.triton.loading import LoadedGroup, load_group, same_shape
 from drainsinkhorn.backends.triton.precision import Arithmetic, PrecisionPolicy
 from drainsinkhorn.backends.triton.representation import Representation
@@ -98,7 +98,8 @@ class TritonPack:
         lockstep = lockstep and max(stops) > -math.inf
         self._table.release(may_halt=lockstep)
         self._rounded = set()
-        progress = self._cycles.run(cycles, stops, lockstep=lockstep)
+        with on(self._device):
+            progress = self._cycles.run(cycles, stops, lockstep=lockstep)
         ran = [depth - lane.depth for lane, depth in zip(self._lanes, progress.depths, strict=True)]
         for lane, depth in zip(self._lanes, progress.depths, strict=True):
             lane.depth = depth
