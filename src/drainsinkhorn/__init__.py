@@ -32,6 +32,7 @@ from drainsinkhorn.model.errors import ObserverWarning as ObserverWarning
 from drainsinkhorn.model.errors import OptionsError as OptionsError
 from drainsinkhorn.model.errors import OutOfMemory as OutOfMemory
 from drainsinkhorn.model.errors import ProblemError as ProblemError
+from drainsinkhorn.model.errors import SubstitutionWarning as SubstitutionWarning
 from drainsinkhorn.model.instance import Instance as Instance
 from drainsinkhorn.model.problem import Potentials as Potentials
 from drainsinkhorn.model.problem import Problem as Problem
