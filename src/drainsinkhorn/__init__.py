@@ -12,6 +12,7 @@ from drainsinkhorn.divergences import Divergences as Divergences
 from drainsinkhorn.divergences import divergence as divergence
 from drainsinkhorn.model.cost import Cost as Cost
 from drainsinkhorn.model.cost import Distances as Distances
+from drainsinkhorn.model.couplings import Certificate as Certificate
 from drainsinkhorn.model.couplings import TransportCost as TransportCost
 from drainsinkhorn.model.eps import RelativeEps as RelativeEps
 from drainsinkhorn.model.eps import SharpnessEps as SharpnessEps

@@ -42,6 +42,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"cost": MATRIX, "x": None, "y": None},
     ],
     "chain": [{"chain": "k"}],
+    "rho": [{"rho": (0.5, 2.0)}, {"rho": 0.75}, {"rho": (float("inf"), 2.0)}, {"rho": (None, 3.0)}],
 }
 """Other values of each field than those of BASE, of every kind that the field takes. A new field needs an entry."""
 
@@ -57,6 +58,7 @@ FILES: dict[str, dict[str, Any]] = {
     "tol": {"tol": 1e-5},
     "init": {"f": POTENTIALS.f, "g": POTENTIALS.g},
     "cost": {"cost": "euclidean", "scale": 2.0},
+    "rho": {"rho": np.array([[0.5, 2.0]])},
 }
 """Keys of a file that hold the first of CHANGES."""
 

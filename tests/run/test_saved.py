@@ -32,6 +32,18 @@ def mixed() -> list[ds.Problem[Any]]:
     ]
 
 
+SOFT = [ds.Problem(x=X, y=Y, eps=0.5, rho=0.7), ds.Problem(x=X, y=Y[:4], a=np.full(12, 0.3), eps=0.5, rho=(2.0, None))]
+
+
+def test_prices_of_marginals_come_back(tmp_path: Path) -> None:
+    solution = ds.solve([*SOFT, ds.Problem(x=X, y=Y, eps=0.5)], backend="reference")
+    assert solution.converged
+    solution.save(tmp_path / "solution.npz")
+    loaded = ds.Solution.load(str(tmp_path / "solution.npz"))
+    check_same(loaded, solution)
+    assert [result.problem.rho for result in loaded] == [(0.7, 0.7), (2.0, np.inf), None]
+
+
 def check_same(loaded: ds.Solution[Any], saved: ds.Solution[Any]) -> None:
     assert len(loaded) == len(saved)
     for one, other in zip(loaded, saved, strict=True):

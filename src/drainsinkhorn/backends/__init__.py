@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -112,11 +113,19 @@ def choose(first: Any = None) -> tuple[Backend[Any], str]:
             return load("triton"), "the points lie on a CUDA device"
         if importlib.util.find_spec("ott") is not None:
             return load("ott"), f"the points are JAX arrays on a {platform.upper()}"
+    if _is_soft(getattr(first, "rho", None)):
+        return load("reference"), "it is the backend for soft marginals"
     if importlib.util.find_spec("numba") is not None:
         return load("cpu"), "the compiled backend for the CPU"
     if platform and importlib.util.find_spec("ott") is not None:
         return load("ott"), "the points are JAX arrays, and Numba is not installed"
     return load("reference"), "Numba is not installed, so the compiled CPU backend cannot run"
+
+
+def _is_soft(rho: Any) -> bool:
+    """Whether a marginal is soft, of a rho that need not be valid."""
+    prices = rho if isinstance(rho, (tuple, list)) else [rho]
+    return any(isinstance(price, (int, float)) and price != math.inf for price in prices)
 
 
 def _jax_platform(points: Any) -> str:

@@ -24,14 +24,16 @@ from drainsinkhorn.backends.consumer_arguments import (
     checked_values,
     uniforms,
 )
-from drainsinkhorn.model.couplings import TransportCost
+from drainsinkhorn.backends.plan_certificate import certify_plan
+from drainsinkhorn.model.couplings import Certificate, TransportCost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_caller, to_numpy
 from drainsinkhorn.numerics.costs import exchange_sides, unit_rows
 from drainsinkhorn.numerics.slopes import require_slope, slope, slope_of_distances
-from drainsinkhorn.numerics.transforms import plan_costs, row_masses
+from drainsinkhorn.numerics.soft import penalised_mass, penalty
+from drainsinkhorn.numerics.transforms import SoftTerms, plan_costs, row_masses
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -318,11 +320,53 @@ class BlockCouplings:
 
         self._sweep("row", work)
         costs: list[TransportCost] = []
+        soft = self._soft_terms()
         for lane, (one, _) in enumerate(lanes):
             mass, transport, entropy = (float(part.sum()) for part in row_sums[lane])
             linear = float((one.a * one.f).sum()) + float((one.b * one.g).sum())
-            costs.append(plan_costs(one.instance.eps, mass, transport, entropy, linear))
+            costs.append(plan_costs(one.instance.eps, mass, transport, entropy, linear, soft[lane]))
         return costs
+
+    def certificates(self) -> list[Certificate]:
+        """What is certain of each plan, from its potentials in float64."""
+        return [self._certificate(lane) for lane in range(len(self._instances))]
+
+    def _certificate(self, lane: int) -> Certificate:
+        instance = self._instances[lane]
+
+        def log_ratios(potentials: Potentials[Any], side: str) -> Vector:
+            return BlockCouplings([instance], [potentials], self._make, self._each)._logs(side)[0]
+
+        def spread() -> float:
+            rows = np.zeros(instance.shape[0])
+
+            def work(_: int, places: Places, block: Block) -> None:
+                costs = block.scaled_costs
+                rows[places] = costs.max(axis=1) - costs.min(axis=1)
+
+            self._sweep("row", work, [lane])
+            return instance.eps * float(rows[to_numpy(instance.a) > 0].max())
+
+        return certify_plan(instance, self._potentials[lane], log_ratios, spread)
+
+    def _soft_terms(self) -> list[SoftTerms | None]:
+        """What soft marginals add to the costs of each plan; None where both are hard."""
+        soft = [lane for lane, instance in enumerate(self._instances) if not instance.marginals.are_hard]
+        terms: list[SoftTerms | None] = [None] * len(self._instances)
+        sides = [self._logs(side, soft) for side in ("row", "col")] if soft else []
+        for lane in soft:
+            instance = self._instances[lane]
+            penalties, rewards = list[float](), list[float]()
+            for logs, weights, values, marginal in zip(
+                sides, (instance.a, instance.b), self._potentials[lane], instance.marginals, strict=True
+            ):
+                weights = to_numpy(weights)
+                some = weights > 0
+                potentials = to_numpy(values).astype(np.float64)[some]
+                penalties.append(penalty(weights[some], logs[lane][some], marginal.kappa))
+                rewards.append(penalised_mass(weights[some], potentials, marginal.kappa))
+            terms[lane] = SoftTerms(instance.masses, (penalties[0], penalties[1]), (rewards[0], rewards[1]))
+        return terms
 
     def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:
         """Gradients of the cost, from weighted means of the other cloud."""

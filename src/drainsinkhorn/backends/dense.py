@@ -11,6 +11,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import cost_matrix
 from drainsinkhorn.numerics.rounding import exponent_rounding, largest_potentials, rounding_bound
+from drainsinkhorn.numerics.soft import largest
 from drainsinkhorn.numerics.update import log_ratios, total
 
 Vector = NDArray[np.float64]
@@ -54,6 +55,10 @@ class Kernels(Protocol):
         """The sum of one value for each column."""
         ...
 
+    def most_over_rows(self, values: Vector) -> float:
+        """The largest of one value for each row."""
+        ...
+
     def finite(self, f: Vector, g: Vector) -> bool:
         """Whether every number is finite."""
         ...
@@ -79,6 +84,10 @@ class AllRows:
     def over_cols(self, values: Vector) -> float:
         """The sum of one value for each column."""
         return total(values)
+
+    def most_over_rows(self, values: Vector) -> float:
+        """The largest of one value for each row."""
+        return largest(values)
 
     def finite(self, f: Vector, g: Vector) -> bool:
         """Whether every number is finite."""

@@ -34,6 +34,11 @@ class Rounded(NamedTuple):
     dtype: str
 
 
+def least_damping(instance: Instance[Any]) -> float:
+    """Return the smaller damping of both marginals; 1 if both are hard."""
+    return min(marginal.damping(instance.eps) for marginal in instance.marginals)
+
+
 def rounded(instance: Instance[Any], f: Vector, g: Vector) -> Rounded:
     """Round a state to what its caller will get."""
     for name in CHOICES.get(float_name(instance.like), ()):
@@ -41,7 +46,7 @@ def rounded(instance: Instance[Any], f: Vector, g: Vector) -> Rounded:
         with np.errstate(invalid="ignore"):
             moved = float(np.abs(short_f - f).max()) + float(np.abs(short_g - g).max())
         # Written so that NaN and inf, which overflow gives, lead to a wider dtype.
-        if moved <= budget(instance.eps, instance.tol):
+        if moved <= budget(instance.eps, instance.tol, least_damping(instance)):
             return Rounded(short_f, short_g, name)
     return Rounded(f, g, "float64")
 

@@ -1,8 +1,8 @@
 """The reference backend: dense NumPy in float64, one lane after another, written with the functions of `numerics`.
 
 Each leg measures log marginal ratios (`numerics.update.log_ratios`), and with them the residual of its side at the
-state before the leg (`numerics.residual.residual`). A lane computes only with its own problem, so its results do not
-depend on other lanes, to the bit.
+state before the leg (`numerics.residual.residual`; with a soft marginal `numerics.soft.soft_residual`). A lane computes
+only with its own problem, so its results do not depend on other lanes, to the bit.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.residual import residual
+from drainsinkhorn.numerics.rounding import soft_bound
+from drainsinkhorn.numerics.soft import log_deviations, log_total, soft_exponents, soft_residual, translation
 from drainsinkhorn.numerics.starts import start
 from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment, update
 
@@ -111,6 +113,7 @@ class ReferenceLane:
         before: The x of the update rule at the last update of f (`numerics.update`), (n,).
         pending: Log marginal ratios of the rows, (n,): the next f-leg.
         error: Row residual of (f, g), without its rounding bound.
+        mass: Log mass of the plan, with a soft marginal.
         stale: Row residual with its rounding bound; NaN once a state was not finite.
         depth: Cycles that were run.
         frozen: True if the state no longer changes.
@@ -124,11 +127,15 @@ class ReferenceLane:
         kernels: Callable[[Instance[Any]], Kernels] = Geometry,
     ) -> None:
         self.instance = instance
+        # None: both marginals are hard.
+        self.marginals = None if instance.marginals.are_hard else instance.marginals
         inner, self.support = restrict(instance)
         self.geometry = kernels(inner)
         self.f, self.g = self.geometry.split(*start(inner))
+        self._log_masses = [math.log(mass) for mass in instance.masses]
         self.momentum = Momentum() if momentum else None
         self.before = self.f
+        self.mass = math.nan
         self.depth = 0
         self.frozen = False
         self.measure()
@@ -136,14 +143,32 @@ class ReferenceLane:
     def measure(self) -> None:
         """Measure the next f-leg, and with it the residual of the rows."""
         self.pending = self.geometry.log_row_ratio(self.f, self.g)
-        self.error = self._row_residual(self.pending)
-        self.stale = self.error + self.geometry.band(self.f, self.g)
+        self.error, self.mass = self._row_deviation(self.pending, self.f)
+        self.stale = self.error + self._band(self.f, self.g, self.error)
 
-    def _row_residual(self, log_ratios: Vector) -> float:
-        return residual(self.geometry.a, log_ratios, self.geometry.over_rows)
+    def _row_deviation(self, log_ratios: Vector, f: Vector) -> tuple[float, float]:
+        """Return the row residual and, with a soft marginal, the log mass of the plan."""
+        geometry = self.geometry
+        if self.marginals is None:
+            return residual(geometry.a, log_ratios, geometry.over_rows), math.nan
+        kappa = self.marginals.row.kappa
+        return soft_residual(geometry.a, log_ratios, f, kappa, geometry.over_rows, geometry.most_over_rows)
 
-    def _col_residual(self, log_ratios: Vector) -> float:
-        return residual(self.geometry.b, log_ratios, self.geometry.over_cols)
+    def _col_residual(self, log_ratios: Vector, g: Vector) -> float:
+        geometry = self.geometry
+        if self.marginals is None:
+            return residual(geometry.b, log_ratios, geometry.over_cols)
+        return soft_residual(geometry.b, log_ratios, g, self.marginals.col.kappa, geometry.over_cols).residual
+
+    def _band(self, f: Vector, g: Vector, error: float) -> float:
+        """Return the bound on the rounding error of a residual; `error` is the larger residual of both sides."""
+        band = self.geometry.band(f, g)
+        if self.marginals is None:
+            return band
+        row, col = self.marginals
+        largest_f, largest_g = self.geometry.most_over_rows(np.abs(f)), float(np.abs(g).max())
+        exponents = max(soft_exponents(row.kappa, largest_f), soft_exponents(col.kappa, largest_g))
+        return float(soft_bound(band, exponents, error))
 
     def _rounded(self) -> Rounded:
         """Return the potentials of all rows and columns, rounded as they will be emitted."""
@@ -153,23 +178,57 @@ class ReferenceLane:
         """Decide step and beta of the pending f-leg."""
         if self.momentum is None:
             return PLAIN
-        along = alignment(self.geometry.a, self.pending, self.f, self.before, self.geometry.over_rows)
+        along = alignment(self.geometry.a, self._row_leg(), self.f, self.before, self.geometry.over_rows)
         return self.momentum.stride(self.error, along)
 
-    def _update_cols(self, f: Vector) -> Vector:
+    def _row_leg(self) -> Vector:
+        """Return the L of the pending f-leg."""
+        if self.marginals is None:
+            return self.pending
+        return log_deviations(self.pending, self.f, self.marginals.row.kappa)
+
+    def _translation(self) -> float:
+        """Return the translation of the pending f-leg (`numerics.soft.translation`), which is part of momentum."""
+        if self.marginals is None or self.momentum is None:
+            return 0.0
+        geometry, (row, col), eps = self.geometry, self.marginals, self.geometry.eps
+        lam = row.damping(eps)
+        own = self._log_masses[0]
+        if not row.is_hard:
+            plain = update(self.f, self._row_leg(), eps, lam=lam)[0]
+            own = log_total(geometry.a, -row.kappa * plain, geometry.over_rows, geometry.most_over_rows)
+        other = self._log_masses[1]
+        if not col.is_hard:
+            # At the first leg columns are not exact, so that the mass of the plan is not what they ask for.
+            other = self.mass if self.depth else log_total(geometry.b, -col.kappa * self.g, geometry.over_cols)
+        return translation(own, other, row.kappa, lam, col.kappa, eps)
+
+    def _update_rows(self) -> tuple[Vector, Vector, Vector]:
+        """Apply the f-leg by `numerics.update.update`: return the new f, its x, and g after the translation."""
+        stride, eps = self._stride(), self.geometry.eps
+        if self.marginals is None:
+            return *update(self.f, self.pending, eps, stride, self.before), self.g
+        lam, shift = self.marginals.row.damping(eps), self._translation()
+        f, point = update(self.f, self._row_leg(), eps, stride, self.before, lam)
+        return f + lam * shift, point + lam * shift, self.g - shift
+
+    def _update_cols(self, f: Vector, g: Vector) -> Vector:
         """Measure and apply the g-leg, which is always plain, by `numerics.update.update`."""
-        log_ratios = self.geometry.log_col_ratio(f, self.g)
+        log_ratios = self.geometry.log_col_ratio(f, g)
         if self.momentum is not None and self.momentum.rows_exact:
-            self.momentum.measured_columns(self._col_residual(log_ratios))
-        return update(self.g, log_ratios, self.geometry.eps)[0]
+            self.momentum.measured_columns(self._col_residual(log_ratios, g))
+        if self.marginals is None:
+            return update(g, log_ratios, self.geometry.eps)[0]
+        col, eps = self.marginals.col, self.geometry.eps
+        return update(g, log_deviations(log_ratios, g, col.kappa), eps, lam=col.damping(eps))[0]
 
     def cycle(self) -> None:
         """Apply the pending f-leg by `numerics.update.update`, run the g-leg, measure the next f-leg.
 
         A state that is not finite is not entered.
         """
-        f, point = update(self.f, self.pending, self.geometry.eps, self._stride(), self.before)
-        g = self._update_cols(f)
+        f, point, g = self._update_rows()
+        g = self._update_cols(f, g)
         self.depth += 1
         if self.geometry.finite(f, g):
             self.f, self.g, self.before = f, g, point
@@ -188,7 +247,8 @@ class ReferenceLane:
         if math.isnan(self.stale):
             return math.nan
         log_ratios = self.geometry.log_row_ratio(self.f, self.g)
-        return self._row_residual(log_ratios) + self.geometry.band(self.f, self.g)
+        error = self._row_deviation(log_ratios, self.f)[0]
+        return error + self._band(self.f, self.g, error)
 
     def verify(self, *, exact: bool) -> Residual:
         """Measure both residuals of the potentials as they will be emitted.
@@ -201,9 +261,9 @@ class ReferenceLane:
             return certify(self.instance, self.emit().potentials(0))
         state, geometry = self._rounded(), self.geometry
         f, g = geometry.split(state.f, state.g)
-        row = self._row_residual(geometry.log_row_ratio(f, g))
-        col = self._col_residual(geometry.log_col_ratio(f, g))
-        return Residual(row, col, geometry.band(f, g))
+        row = self._row_deviation(geometry.log_row_ratio(f, g), f)[0]
+        col = self._col_residual(geometry.log_col_ratio(f, g), g)
+        return Residual(row, col, self._band(f, g, max(row, col)))
 
     def emit(self) -> Emission:
         """Return copies of the potentials for the caller."""

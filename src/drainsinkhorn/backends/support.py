@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.model.couplings import Couplings
+from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
@@ -25,6 +26,15 @@ Couple = Callable[[Sequence[Instance[Any]], Sequence[Potentials[Any]]], Coupling
 
 FEW_PAIRS, CHUNK_PAIRS = 2**15, 2**22
 """Pairs of points up to which NumPy computes c-transforms as fast as any backend, and costs that it holds at once."""
+
+
+def require_hard(instance: Instance[Any], backend: str) -> None:
+    """Raise ProblemError if a marginal is soft; backends that cannot solve such problems call it in `signature`."""
+    if not instance.marginals.are_hard:
+        raise ProblemError(
+            f"backend {backend!r} solves problems with two hard marginals, and rho = "
+            f'{tuple(side.rho for side in instance.marginals)} makes one soft; use backend="auto" or "reference"'
+        )
 
 
 class _Idle(NamedTuple):
@@ -97,6 +107,8 @@ def c_transforms(
 ) -> list[Vector]:
     """Soft c-transforms of potentials over y for every point x of problems; 0 where they are not finite.
 
+    Where the marginal of x is soft they are damped: the potential of x then satisfies `r = exp(-kappa f)`.
+
     Args:
         instances: Instances whose start and weights of x are ignored.
         potentials: Over the y of each.
@@ -111,10 +123,14 @@ def c_transforms(
     if many and couple is not None:
         pairs = [Potentials(np.zeros(instances[k].shape[0]), potentials[k]) for k in many]
         # A sum of normalised weights may be off by a unit in the last place.
-        logs = couple([replace(instances[k], b=unit_mass(instances[k].b)) for k in many], pairs).log_ratios("row")
+        normalised = [
+            p if not p.marginals.are_hard else replace(p, b=unit_mass(p.b)) for p in map(instances.__getitem__, many)
+        ]
+        logs = couple(normalised, pairs).log_ratios("row")
         for k, log in zip(many, logs, strict=True):
             transforms[k] = transform_of_ratios(to_numpy(log).astype(np.float64), instances[k].eps)
-    return [transforms[k] for k in range(len(instances))]
+    dampings = [p.marginals.row.damping(p.eps) for p in instances]
+    return [transforms[k] if lam == 1.0 else lam * transforms[k] for k, lam in enumerate(dampings)]
 
 
 def _by_chunks(instance: Instance[Any], potentials: Vector) -> Vector:

@@ -28,6 +28,15 @@ EPS = Annotated[
         show_default=False,
     ),
 ]
+RHO = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RHO",
+        help="Price of soft marginals, of clouds or of an .npz file that has none: a number, or two for rows,columns; "
+        "inf is a hard marginal.",
+        show_default=False,
+    ),
+]
 CONSECUTIVE = Annotated[bool, typer.Option("--consecutive", help="Couple each cloud with the next one.")]
 KEY = Annotated[str | None, typer.Option(metavar="COLUMN", help="With .h5ad: the column of obs that has the times.")]
 REP = Annotated[str, typer.Option(metavar="NAME", help="With .h5ad: the entry of obsm that has the points, or X.")]
@@ -52,8 +61,15 @@ def limit_of(gib: float | None) -> int | None:
 
 
 def make_reading(
-    eps: str | None, consecutive: bool, key: str | None, rep: str, times: str | None, read_limit: float | None
+    eps: str | None,
+    consecutive: bool,
+    key: str | None,
+    rep: str,
+    times: str | None,
+    read_limit: float | None,
+    rho: str | None = None,
 ) -> Reading:
     """Return the settings, from a command's options, with which its files are read as problems."""
     order = None if times is None else [name.strip() for name in times.split(",")]
-    return Reading(eps=eps, consecutive=consecutive, key=key, rep=rep, times=order, limit=limit_of(read_limit))
+    limit = limit_of(read_limit)
+    return Reading(eps=eps, rho=rho, consecutive=consecutive, key=key, rep=rep, times=order, limit=limit)

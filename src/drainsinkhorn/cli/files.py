@@ -16,6 +16,7 @@ from drainsinkhorn.model.errors import FileError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.archives import read_limit
 from drainsinkhorn.run.eps_text import parse_eps
+from drainsinkhorn.run.marginals import parse_price
 from drainsinkhorn.run.problem_arrays import count_problems, problems_from_arrays
 from drainsinkhorn.run.saved import describe_ledger, read_format
 
@@ -23,19 +24,25 @@ PROBLEM_BYTES = 2048
 """Memory that a problem and its result take beside their arrays, about."""
 
 
-def read_problems(path: Path, limit: int | None = None, eps: str | None = None) -> list[Problem[Any]]:
+def read_problems(
+    path: Path, limit: int | None = None, eps: str | None = None, rho: str | None = None
+) -> list[Problem[Any]]:
     """The problems of an .npz file.
 
     Args:
         path: The file.
         limit: Bytes of memory that it may take; None: see `read_arrays`.
         eps: The eps of problems in a file that has none, as text; None: 5 % of the mean cost.
+        rho: The price of soft marginals of problems in a file that has none, as text; None: marginals are hard.
     """
     arrays = read_format(path, limit)
     if eps is not None and "eps" in arrays:
         raise FileError(f"{path} has an eps of its own; leave --eps {eps} out, or remove the key from the file")
+    if rho is not None and "rho" in arrays:
+        raise FileError(f"{path} has a rho of its own; leave --rho {rho} out, or remove the key from the file")
     _require_memory(path, count_problems(arrays), limit)
-    return problems_from_arrays(arrays, str(path), None if eps is None else parse_eps(eps))
+    price = None if rho is None else parse_price(rho)
+    return problems_from_arrays(arrays, str(path), None if eps is None else parse_eps(eps), price)
 
 
 def _require_memory(path: Path, count: int, limit: int | None) -> None:

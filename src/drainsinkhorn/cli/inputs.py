@@ -20,6 +20,7 @@ from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import BackendUnavailable, FileError, ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.eps_text import parse_eps
+from drainsinkhorn.run.marginals import parse_price
 from drainsinkhorn.run.stack import problems
 
 Array = np.ndarray[Any, Any]
@@ -31,6 +32,7 @@ class Reading:
 
     Attributes:
         eps: The eps of all problems as text; None: that of an .npz file, and the default of `Problem` between clouds.
+        rho: The price of soft marginals as text; None: that of an .npz file, and hard marginals between clouds.
         consecutive: Whether each cloud is coupled with the next one.
         key: Column of obs in an .h5ad file that has the times of cells.
         rep: Entry of obsm that has their points; "X" is X.
@@ -39,6 +41,7 @@ class Reading:
     """
 
     eps: str | None = None
+    rho: str | None = None
     consecutive: bool = False
     key: str | None = None
     rep: str = "X_pca"
@@ -52,15 +55,16 @@ def read_inputs(sources: Sequence[Path], how: Reading) -> list[Problem[Any]]:
     if suffixes == [".npz"]:
         if how.consecutive:
             raise ProblemError(f"--consecutive does not go with an .npz file: {sources[0]} has whole problems")
-        return read_problems(sources[0], how.limit, how.eps)
+        return read_problems(sources[0], how.limit, how.eps, how.rho)
     if ".npz" in suffixes:
         raise ProblemError("an .npz file has whole problems: pass it alone, or save its clouds as .npy files")
     eps = None if how.eps is None else parse_eps(how.eps)
+    rho = None if how.rho is None else parse_price(how.rho)
     room = Room(how.limit)
     if suffixes == [".h5ad"]:
         if how.key is None:
             raise ProblemError(f"{sources[0]} needs --key: the column of obs that has the times of the cells")
-        return _pairs(read_time_points(sources[0], how, room), eps)
+        return _pairs(read_time_points(sources[0], how, room), eps, rho)
     if ".h5ad" in suffixes:
         raise ProblemError("an .h5ad file has all time points: pass it alone")
     if how.consecutive:
@@ -68,7 +72,7 @@ def read_inputs(sources: Sequence[Path], how: Reading) -> list[Problem[Any]]:
         for path in files_of(sources):
             cloud = read_cloud(path, room)
             clouds += list(cloud) if cloud.ndim == 3 else [cloud]
-        return _pairs(clouds, eps)
+        return _pairs(clouds, eps, rho)
     if len(sources) != 2:
         raise ProblemError(
             f"{len(sources)} files or folders were given; pass two sides X Y, many clouds with --consecutive, or one "
@@ -77,7 +81,7 @@ def read_inputs(sources: Sequence[Path], how: Reading) -> list[Problem[Any]]:
     x, y = (_side(source, room) for source in sources)
     count = max(len(side) if isinstance(side, list) or side.ndim == 3 else 1 for side in (x, y))
     room.take(sources[0], PROBLEM_BYTES * count)
-    return problems(x, y, eps=eps)
+    return problems(x, y, eps=eps, rho=rho)
 
 
 def _side(source: Path, room: Room) -> Any:
@@ -106,11 +110,11 @@ def _natural(path: Path) -> list[Any]:
     return [*((int(part), part) if part.isdecimal() and part.isascii() else (0, part) for part in parts)]
 
 
-def _pairs(clouds: Sequence[Array], eps: Eps) -> list[Problem[Any]]:
+def _pairs(clouds: Sequence[Array], eps: Eps, rho: Any) -> list[Problem[Any]]:
     """Each cloud with the next one."""
     if len(clouds) < 2:
         raise ProblemError(f"{len(clouds)} cloud was given, and consecutive pairs need at least two")
-    return [Problem(x=x, y=y, eps=eps) for x, y in itertools.pairwise(clouds)]
+    return [Problem(x=x, y=y, eps=eps, rho=rho) for x, y in itertools.pairwise(clouds)]
 
 
 def read_time_points(path: Path, how: Reading, room: Room) -> list[Array]:

@@ -15,7 +15,18 @@ import drainsinkhorn
 from drainsinkhorn.backends import REGISTRY
 from drainsinkhorn.cli import explain as explaining
 from drainsinkhorn.cli import files, machine, running, show
-from drainsinkhorn.cli.arguments import CONSECUTIVE, EPS, KEY, READ_LIMIT, REP, SOURCES, TIMES, limit_of, make_reading
+from drainsinkhorn.cli.arguments import (
+    CONSECUTIVE,
+    EPS,
+    KEY,
+    READ_LIMIT,
+    REP,
+    RHO,
+    SOURCES,
+    TIMES,
+    limit_of,
+    make_reading,
+)
 from drainsinkhorn.cli.commands import Commands
 from drainsinkhorn.cli.distance import distance
 from drainsinkhorn.cli.inputs import files_of, read_inputs
@@ -140,6 +151,7 @@ def solve_file(
     sources: Annotated[list[Path], SOURCES],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.npz", help="Where to write the solution.")],
     eps: EPS = None,
+    rho: RHO = None,
     consecutive: CONSECUTIVE = False,
     key: KEY = None,
     rep: REP = "X_pca",
@@ -178,7 +190,7 @@ def solve_file(
             recheck=cast("Rechecks", recheck),
         )  # fmt: skip
         _writable_solution(out, journal, files_of(sources))
-        reading = make_reading(eps, consecutive, key, rep, times, read_limit)
+        reading = make_reading(eps, consecutive, key, rep, times, read_limit, rho)
         inputs = read_inputs(sources, reading)
         problems, within = add_problems(wants, inputs, backend)
         with running.open_fleet(workers, ray) as fleet:

@@ -59,7 +59,7 @@ def add_problems(
 
 def _without_start(problem: Problem[Any]) -> Problem[Any]:
     """The problem without potentials and chain, which belong to both of its clouds together."""
-    fields = {name: getattr(problem, name) for name in ("x", "y", "a", "b", "eps", "tol", "cost")}
+    fields = {name: getattr(problem, name) for name in ("x", "y", "a", "b", "eps", "tol", "cost", "rho")}
     return Problem(**fields)
 
 

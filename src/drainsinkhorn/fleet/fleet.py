@@ -98,6 +98,7 @@ class Fleet:
         cost: Any = "sqeuclidean",
         chain: Any = None,
         batch: Any = None,
+        rho: Any = None,
         **keywords: Any,
     ) -> Solution[Any]:
         """Solve many problems as `drainsinkhorn.solve` does, with results equal to the bit.
@@ -111,9 +112,10 @@ class Fleet:
             cost: As for `drainsinkhorn.solve`.
             chain: As for `drainsinkhorn.solve`.
             batch: As for `drainsinkhorn.solve`.
+            rho: As for `drainsinkhorn.solve`.
             **keywords: Keywords of `stream`.
         """
-        waiting = list(as_problems(x, y, cost=cost, batch=batch, eps=eps, a=a, b=b, chain=chain))
+        waiting = list(as_problems(x, y, cost=cost, batch=batch, eps=eps, a=a, b=b, chain=chain, rho=rho))
         run = self.stream(waiting, **keywords)
         return Solution.from_results(run, run.ledger)
 

@@ -192,6 +192,10 @@ class RowSharded:
         """The sum over the columns, which every rank has. Rank 0 broadcasts its sum, so all ranks have equal bits."""
         return float(self._ranks.broadcast(np.array([np.sum(values)]))[0])
 
+    def most_over_rows(self, values: Vector) -> float:
+        """The largest value over the rows of all ranks."""
+        return self._ranks.number(float(np.max(values, initial=-np.inf)), "MAX")
+
     def finite(self, f: Vector, g: Vector) -> bool:
         """Whether every number of every rank is finite."""
         return self._ranks.all_true(bool(np.isfinite(f).all() and np.isfinite(g).all()))

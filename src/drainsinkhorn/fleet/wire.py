@@ -22,7 +22,7 @@ from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import BFLOAT16, float_name, is_array, library, to_numpy
 from drainsinkhorn.numerics.costs import Formula, as_cost
 
-FORMAT = 3
+FORMAT = 4
 """Version of all messages between a fleet and its workers. Increase it with every change that the other end must know.
 Format 1 did not state its version."""
 Array = NDArray[Any]
@@ -101,6 +101,7 @@ def _is_plain(problem: Any) -> bool:
         type(problem) is Problem
         and (type(problem.eps) is float or is_descriptor(problem.eps))
         and (problem.tol is None or type(problem.tol) is float)
+        and (problem.rho is None or type(problem.rho) is float)
         and (problem.init is None or type(problem.init) is str)
         and type(problem.cost) is str
         and type(problem.x) is type(problem.y)
@@ -133,6 +134,8 @@ def _to_plain_dict(problem: Any, place: Any) -> dict[str, Any]:
     """A problem as numbers and texts, with arrays replaced by their place in the parcel."""
     if _is_plain(problem):
         sent = {"eps": _sent_eps(problem.eps), "cost": problem.cost, "tol": problem.tol, "init": problem.init}
+        if problem.rho is not None:
+            sent["rho"] = problem.rho
         return sent | _array_places(problem, place)
     if not isinstance(problem, Problem):
         raise Unsendable(f"{type(problem).__name__} is no Problem")
@@ -141,6 +144,8 @@ def _to_plain_dict(problem: Any, place: Any) -> dict[str, Any]:
     sent: dict[str, Any] = {"eps": _sent_eps(problem.eps)} | _array_places(problem, place)
     if problem.tol is not None:
         sent["tol"] = _number(problem.tol)
+    if problem.rho is not None:
+        sent["rho"] = _sent_rho(problem.rho)
     sent["cost"] = _sent_cost(problem.cost, place)
     if isinstance(problem.init, (tuple, list)):
         sent["init"] = [place(part) for part in problem.init]
@@ -181,6 +186,15 @@ def _sent_eps(eps: Any) -> float | list[Any] | None:
     return _number(eps)
 
 
+def _sent_rho(rho: Any) -> float | list[float | None]:
+    """A price of marginals in transit: a number, or a pair as a list."""
+    if is_array(rho) and rho.ndim > 0:
+        rho = to_numpy(rho).tolist()
+    if isinstance(rho, (tuple, list)):
+        return [None if price is None else _number(price) for price in rho]
+    return _number(rho)
+
+
 def _received_eps(sent: Any) -> Any:
     if not isinstance(sent, list):
         return sent
@@ -213,7 +227,13 @@ def _from_plain_dict(sent: dict[str, Any], arrays: Sequence[Array]) -> Problem[A
     cost, init = _received_cost(sent["cost"], arrays), sent.get("init")
     if isinstance(init, list):
         init = Potentials(*(arrays[place] for place in init))
-    return Problem(eps=_received_eps(sent["eps"]), tol=sent.get("tol"), cost=cost, init=init, **parts)
+    rho = sent.get("rho")
+    numbers = {
+        "eps": _received_eps(sent["eps"]),
+        "tol": sent.get("tol"),
+        "rho": tuple(rho) if isinstance(rho, list) else rho,
+    }
+    return Problem(**numbers, cost=cost, init=init, **parts)
 
 
 def layout(arrays: Sequence[Array]) -> tuple[list[list[Any]], int]:

@@ -26,10 +26,16 @@ def brief(value: Any) -> str:
         device = str(getattr(value, "device", "cpu"))
         where = f" on {device}" if device.startswith(("cuda", "mps", "xpu")) else ""
         return f"({', '.join(lengths)}{',' * (len(lengths) == 1)}) {str(dtype).removeprefix('torch.')}{where}"
+    if type(value) is tuple:
+        parts = cast("tuple[object, ...]", value)
+        numbers_only = [each for each in parts if isinstance(each, float)]
+        if parts and len(numbers_only) == len(parts):
+            return f"({', '.join(f'{each:.6g}' for each in numbers_only)})"
     # A named tuple has a repr of its own.
     if type(value) in (list, tuple):
-        return f"{type(value).__name__} of {len(cast('Sequence[object]', value))}"
-    text = " ".join(repr(value).split())
+        items = cast("Sequence[object]", value)
+        return f"{type(items).__name__} of {len(items)}"
+    text = " ".join(repr(cast("object", value)).split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 

@@ -19,15 +19,40 @@ class TransportCost(NamedTuple):
     Attributes:
         transport: `sum_ij P_ij C_ij`.
         kl: `KL(P | a b') = sum_ij P_ij log(P_ij / (a_i b_j)) - P_ij + a_i b_j`.
-        entropic: `transport + eps * kl`, the objective of the problem.
+        entropic: `transport + eps * kl`, and the prices of soft marginals: the objective of the problem.
         dual: `sum_i a_i f_i + sum_j b_j g_j - eps (sum_ij P_ij - 1)`: never above the minimum of the objective, and
-            below it by a term of second order in the residual, so the best estimate of that minimum.
+            below it by a term of second order in the residual, so the best estimate of that minimum. With a soft
+            marginal it is `numerics.soft.soft_dual_value`.
     """
 
     transport: float
     kl: float
     entropic: float
     dual: float
+
+
+class Certificate(NamedTuple):
+    """What is certain of a plan, computed from its potentials in float64, whether it converged or not.
+
+    `distance` and `gap` bound how far the plan is from the optimal plan P* of the same problem; they are infinite where
+    nothing is certain. See docs/guides/certificates.md.
+
+    Attributes:
+        row: Residual of the rows, as in Residual.
+        col: Residual of the columns.
+        band: A rigorous bound on the rounding error of both.
+        mass: `sum_ij P_ij`, the transported mass.
+        gap: Bound on how far the dual value is below the optimum, and with a soft marginal also on how far the
+            objective of the plan is above it. A side that is hard, while the other is soft, is made exact first.
+        distance: Bound on `sum_ij |P_ij - P*_ij|`.
+    """
+
+    row: float
+    col: float
+    band: float
+    mass: float
+    gap: float
+    distance: float
 
 
 class Couplings(Protocol[A]):
@@ -67,6 +92,10 @@ class Couplings(Protocol[A]):
 
     def transport_cost(self) -> list[TransportCost]:
         """The costs of each plan."""
+        ...
+
+    def certificates(self) -> list[Certificate]:
+        """What is certain of each plan."""
         ...
 
     def slopes(self, side: str = "row", weights: Sequence[A] | None = None) -> list[A]:

@@ -22,6 +22,7 @@ class Instance(WeaklyReferable, Generic[A]):
         eps: Strength of the entropic term, in units of the cost.
         tol: The residual at which a lane may leave: the tol of the problem or the run, times the margin of the audit.
         a: Source weights, a NumPy vector (n,) in float64. It must not be written to: instances share uniform weights.
+            Their mass is 1 where both marginals are hard, else that of the caller's weights.
         b: Target weights, a NumPy vector (m,) in float64, not to be written to either.
         cost: The cost between points; `Cost()` with a dense matrix, where it has no meaning.
         x: Source points, (n, d): the caller's array, or a NumPy array made from a list or the like. None with a matrix.
@@ -32,7 +33,7 @@ class Instance(WeaklyReferable, Generic[A]):
         marginals: The constraints on both marginals.
         uniform: True if the caller gave no weights, so that those of each side are equal.
         positive: True if every weight is known to be positive. If it is False, backends remove points without weight.
-        masses: Total weights of both sides: 1, where both marginals are hard.
+        masses: Total weights of both sides: 1 where both marginals are hard.
     """
 
     eps: float
@@ -72,10 +73,11 @@ class Instance(WeaklyReferable, Generic[A]):
         return 0 if x is None else int(x.shape[1])
 
     def as_problem(self) -> Problem[A]:
-        """Return a problem that has this normal form; its weights are the normalised ones."""
+        """Return a problem that has this normal form; its weights are those of the normal form."""
         sides = {"x": self.x, "y": self.y, "a": self.a, "b": self.b}
         cost: Any = self.cost if self.matrix is None else self.matrix
-        return Problem(**sides, eps=self.eps, tol=self.tol, init=self.init, cost=cost, chain=self.chain)
+        rho = None if self.marginals.are_hard else tuple(side.rho for side in self.marginals)
+        return Problem(**sides, eps=self.eps, tol=self.tol, init=self.init, cost=cost, chain=self.chain, rho=rho)
 
     @property
     def like(self) -> Any:
@@ -84,4 +86,5 @@ class Instance(WeaklyReferable, Generic[A]):
 
     def __repr__(self) -> str:
         sides = {"x": self.x, "y": self.y, "matrix": self.matrix, "a": self.a, "b": self.b}
-        return call("Instance", **sides, eps=self.eps, tol=self.tol, init=self.init, chain=self.chain)
+        rho = None if self.marginals.are_hard else tuple(side.rho for side in self.marginals)
+        return call("Instance", **sides, eps=self.eps, tol=self.tol, init=self.init, chain=self.chain, rho=rho)

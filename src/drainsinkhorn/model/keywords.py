@@ -8,7 +8,8 @@ from collections.abc import Iterable
 EPS = "it is eps here, in units of the cost; eps=relative(0.05) takes 5 % of the mean cost"
 DEPTH = "it is max_depth here, an option of solve and stream: the largest number of cycles"
 STOP = "it is tol here, a bound on the L1 residuals of both marginals"
-BALANCED = "both marginals are hard here; there is no unbalanced transport"
+SOFT = "for soft marginals pass rho=, the price of KL(P 1 | a) in units of the cost: a number, or one per side"
+TAU = f"{SOFT}; OTT's tau is rho = eps * tau / (1 - tau), and its reference measure counts points (docs/guides/soft.md)"
 COST = "pass cost=: a name, a Cost with a scale, a cost of your own, or a dense matrix"
 POINTS = "clouds are x and y here"
 WEIGHTS = "weights are a and b here"
@@ -24,7 +25,10 @@ ADVICE = {
     "p": 'GeomLoss\'s p=2 is cost=Cost("sqeuclidean", 0.5), half the squared distance, and p=1 is cost="euclidean"',
     "scaling": "eps is not annealed here; tol states the accuracy, and init where to start",
     "diameter": "eps is not annealed here; tol states the accuracy, and init where to start",
-    **dict.fromkeys(("tau", "tau_a", "tau_b", "reach", "reg_m", "rho", "unbalanced"), BALANCED),
+    **dict.fromkeys(("tau", "tau_a", "tau_b"), TAU),
+    "reach": f"{SOFT}; GeomLoss's reach is rho=reach**p, with p=2 for half the squared distance",
+    "reg_m": f'{SOFT}; POT\'s reg_m is rho, with reg_type="kl"',
+    **dict.fromkeys(("reg_m_kl", "unbalanced", "lambda_", "gamma", "growth_penalty"), SOFT),
     **dict.fromkeys(("max_iter", "max_iters", "max_iterations", "numItermax", "num_itermax", "niter", "nits"), DEPTH),
     **dict.fromkeys(("n_iter", "n_iters", "iters", "iterations", "num_iterations"), DEPTH),
     **dict.fromkeys(("threshold", "tolerance", "thresh", "precision", "delta"), STOP),
@@ -51,7 +55,7 @@ ADVICE = {
     ),
 }
 """Advice for keywords of POT, OTT-JAX, GeomLoss, moscot and torchcfm."""
-FIELDS = ("eps", "x", "y", "a", "b", "cost", "chain")
+FIELDS = ("eps", "x", "y", "a", "b", "cost", "chain", "rho")
 """Arguments that belong to a problem, and not to a run of many."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +11,8 @@ from typing import NamedTuple
 class Marginal:
     """How strictly one marginal of a plan must equal its weights.
 
-    A marginal may differ from its weights at the price `KL(P 1 | a) / kappa`; at kappa = 0 the price is infinite, and
-    the marginal is hard. Backends solve problems with two hard marginals.
+    A marginal may differ from its weights at the price `rho KL(P 1 | a)`, with `rho = 1 / kappa`; at kappa = 0 the
+    price is infinite, and the marginal is hard. A marginal that is not hard is called soft.
 
     Attributes:
         kappa: The reciprocal of the price of one nat of KL; its unit is one over that of the cost.
@@ -24,6 +25,11 @@ class Marginal:
         """True if the marginal must equal its weights."""
         return self.kappa == 0.0
 
+    @property
+    def rho(self) -> float:
+        """The price of one nat of KL, in units of the cost; infinite for a hard marginal."""
+        return math.inf if self.is_hard else 1.0 / self.kappa
+
     def damping(self, eps: float) -> float:
         """Return the factor `lambda = 1 / (1 + eps kappa)` that damps the update of a leg: 1 for a hard marginal."""
         return 1.0 / (1.0 + eps * self.kappa)
@@ -34,6 +40,16 @@ class Marginals(NamedTuple):
 
     row: Marginal
     col: Marginal
+
+    @property
+    def are_hard(self) -> bool:
+        """True if both marginals are hard: balanced transport."""
+        return self.row.kappa == 0.0 and self.col.kappa == 0.0
+
+    @property
+    def exchanged(self) -> Marginals:
+        """The constraints of the problem from y to x."""
+        return Marginals(self.col, self.row)
 
 
 BALANCED = Marginals(Marginal(), Marginal())

@@ -50,15 +50,19 @@ class Problem(WeaklyReferable, Generic[A]):
             cost) or `sharpness` (the eps at which the plan is as sharp as stated). None: `relative(0.05)`.
         x: Source points, (n, d). None with a dense cost.
         y: Target points, (m, d). None with a dense cost.
-        a: Source weights, (n,). None: uniform. Normalised to mass 1.
-        b: Target weights, (m,). None: uniform. Normalised to mass 1.
-        tol: Bound on the larger L1 marginal residual. None: that of the run.
+        a: Source weights, (n,). None: uniform, of mass 1. Normalised to mass 1 unless a marginal is soft (see `rho`).
+        b: Target weights, (m,), likewise.
+        tol: Bound on the larger L1 marginal residual; with a soft marginal, relative to the transported mass. None:
+            that of the run.
         init: Where to start: "gaussian" (the closed form between Gaussians, for sqeuclidean), "zero", or Potentials.
             None: that of the run, by default "auto" (see STARTS). A start changes only the depth. Huge potentials are
             recentred along their gauge, and replaced by "zero" where float64 cannot resolve eps in them.
         chain: Problems with equal keys run in the order of submission, each from its predecessor's potentials.
         cost: A cost by name, a `Cost` with a scale, a `PointCost` of your own, a `Formula`, an OTT `CostFn`, or a dense
             (n, m) matrix.
+        rho: Price of a marginal's deviation from its weights, `rho KL(P 1 | a)`, in units of the cost: a number for
+            both marginals, or a pair (rows, columns). inf or None: that marginal is hard, it equals its weights. If a
+            marginal is soft, weights keep their masses, which may be unequal.
     """
 
     # One of `Eps`. For type checkers it may be read as a number, which it is in most programs.
@@ -71,11 +75,13 @@ class Problem(WeaklyReferable, Generic[A]):
     init: Potentials[A] | str | None = None
     cost: str | Cost | A = DEFAULT_COST
     chain: Hashable = None
+    rho: float | tuple[float | None, float | None] | Any = None
 
     def __repr__(self) -> str:
         sides = {"x": self.x, "y": self.y, "a": self.a, "b": self.b}
         cost = None if isinstance(self.cost, str) and self.cost == DEFAULT_COST else self.cost
-        return call("Problem", **sides, eps=self.eps, tol=self.tol, init=self.init, cost=cost, chain=self.chain)
+        others = {"init": self.init, "cost": cost, "chain": self.chain, "rho": self.rho}
+        return call("Problem", **sides, eps=self.eps, tol=self.tol, **others)
 
     if not TYPE_CHECKING:
         # Type checkers see the constructor that `dataclass` would write. This one also says what to write instead of a
@@ -92,6 +98,7 @@ class Problem(WeaklyReferable, Generic[A]):
             init: Any = None,
             cost: Any = "sqeuclidean",
             chain: Hashable = None,
+            rho: Any = None,
             **unknown: Any,
         ) -> None:
             if unknown:
@@ -107,3 +114,4 @@ class Problem(WeaklyReferable, Generic[A]):
             put(self, "init", init)
             put(self, "cost", cost)
             put(self, "chain", chain)
+            put(self, "rho", rho)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, NamedTuple, overload
 
 from drainsinkhorn.model.brief import call, html_table, status_counts
-from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
+from drainsinkhorn.model.couplings import Certificate, Coupler, Couplings, TransportCost
 from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn, warn_of_constants
 from drainsinkhorn.model.instance import Instance
@@ -21,6 +21,9 @@ MAX_PAIRS = 2**26
 
 class Residual(NamedTuple):
     """L1 errors of both marginals of a state, and the rounding error of that measurement.
+
+    If a marginal is soft, both errors are relative to the mass of the plan, and a soft marginal is compared with the
+    masses that its potentials ask for: `sum_i |(P 1)_i - a_i exp(-f_i / rho_a)| / sum_ij P_ij`.
 
     Attributes:
         row: `sum_i |(P 1)_i - a_i|`.
@@ -341,6 +344,13 @@ class Result(Generic[A]):
         """Transport cost, KL, entropic value and dual value of the plan, as constants."""
         warn_of_constant_costs([self])
         return self.couplings.transport_cost()[0]
+
+    def certificate(self) -> Certificate:
+        """What is certain of the plan, computed anew: residuals, duality gap, and the distance from the optimal plan.
+
+        It warns of nothing: the certificate of a problem that did not converge says how far it came.
+        """
+        return self.backend.couple([self.instance], [self.potentials]).certificates()[0]
 
     @property
     def shape(self) -> tuple[int, int] | None:

@@ -334,6 +334,8 @@ def exchange_sides(instance: Instance[Any]) -> Instance[Any]:
     """The instance from y to x, started from zero."""
     x, y = instance.points
     sides = {"x": y, "y": x, "a": instance.b, "b": instance.a, "init": "zero"}
+    if not instance.marginals.are_hard:
+        sides |= {"marginals": instance.marginals.exchanged, "masses": instance.masses[::-1]}
     if instance.is_dense:
         return replace(instance, matrix=to_numpy(instance.matrix).T, **sides)
     return replace(instance, cost=exchange_cost(instance.cost), **sides)

@@ -52,9 +52,16 @@ def float32_suffices(typical: float, tol: float) -> bool:
     return FLOAT32_COST * typical <= tol / 10
 
 
-def emission_budget(eps: Any, tol: Any) -> Any:
-    """Largest change of potentials by rounding to the caller's dtype: it changes a residual by about `tol / 10`."""
-    return eps * tol / 10
+def emission_budget(eps: Any, tol: Any, lam: Any = 1.0) -> Any:
+    """Largest change of potentials by rounding to the caller's dtype: it changes a residual by about `tol / 10`.
+
+    Args:
+        eps: Strength of the entropic term.
+        tol: Bound on the residual.
+        lam: The smaller damping of both sides: soft marginals change with potentials as well, `(1 / lam)` times as much
+            in all.
+    """
+    return eps * tol / 10 * lam
 
 
 def exponent_rounding(cost_rounding: float, eps: float, scaled_cost: Matrix, log_a: Vector, log_b: Vector) -> float:
@@ -97,6 +104,19 @@ def rounding_bound(rounding: Any, potentials: Any, units: float = 4.0) -> Any:
         units: Rounding error of an exponent per nat of potentials, in units of u.
     """
     return SAFETY * (rounding + units * UNIT * potentials)
+
+
+def soft_bound(bound: Any, exponents: float, residual: Any) -> Any:
+    """Bound on the rounding error of a residual relative to the mass of the plan: `(bound + SAFETY u e) (1 + R)`.
+
+    An error of t nats in log ratios changes numerator and mass of the residual R by factors of up to `exp(t)`.
+
+    Args:
+        bound: Bound on the rounding error of the residual of hard marginals: `rounding_bound`, `sampled_bound`.
+        exponents: The larger `soft_exponents` of both sides, e.
+        residual: The residual R; of both sides, the larger one.
+    """
+    return (bound + SAFETY * UNIT * exponents) * (1 + residual)
 
 
 def largest_potentials(f: Any, g: Any) -> Any:
@@ -215,6 +235,9 @@ class PlanSums:
         dense: Costs are a matrix or dot products, which may be negative.
         added: Error that inner products add to costs, summed over the plan; 0 where `point_mean` contains it.
         added_most: A bound on that error for one cost.
+        targets: Rounding error of the masses that marginals are compared with, `a_i exp(-kappa f_i)`, summed over the
+            side where the sum is larger. None: both marginals are hard. Else `row` and `col` are compared with these
+            masses, and residuals are relative to the mass of the plan.
     """
 
     eps: float
@@ -229,6 +252,7 @@ class PlanSums:
     dense: bool
     added: float = 0.0
     added_most: float = 0.0
+    targets: float | None = None
 
 
 def certified_residual(sums: PlanSums) -> Residual:
@@ -249,15 +273,39 @@ def certified_residual(sums: PlanSums) -> Residual:
     of which the last term covers exponentials, sums and the normalisation of the weights. The sums over P_ij need only
     the two marginals of P and `sum_ij P_ij C_ij`. Where some E_ij is not below 0.1 the bound is infinite. Of a cost of
     the caller's own (a Formula, a CostFn) the value that its evaluation in float64 returns counts as exact.
+
+    With a soft marginal weights are not normalised, and the errors of `a_i exp(-kappa f_i)` and of products below the
+    normal range are added. If a numerator R m and the mass m each have an error of at most e < m, R has one of at most
+    `e (1 + R) / (m - e)`.
     """
     if math.isnan(sums.row) or math.isnan(sums.col):
         return UNKNOWN
+    if sums.targets is not None:
+        return _relative_residual(sums, sums.targets)
+    return Residual(sums.row, sums.col, _plan_rounding(sums))
+
+
+def _relative_residual(sums: PlanSums, targets: float) -> Residual:
+    """Return residuals relative to the mass of the plan."""
+    lost = 2.0**-1022 * (sums.points + 2) ** 2
+    error, mass = _plan_rounding(sums) + targets + lost, sums.mass
+    if not 0 < mass < math.inf:
+        return Residual(math.inf, math.inf, math.inf)
+    row, col = sums.row / mass, sums.col / mass
+    # Written so that NaN gives an infinite bound.
+    return Residual(row, col, error * (1 + max(row, col)) / (mass - error) if error < mass else math.inf)
+
+
+def _plan_rounding(sums: PlanSums) -> float:
+    """Return the bound on the error of a sum over the plan, see `certified_residual`; infinite where some E_ij is."""
     costs, eps = sums.costs, sums.eps
     by_cost = 4 * UNIT + costs.relative
     most = sums.point_most + (by_cost * costs.largest + costs.constant + sums.added_most) / eps
     if not most < FIRST_ORDER:
-        return Residual(sums.row, sums.col, math.inf)
+        return math.inf
     # Dense costs may be negative, so that the transport cost says nothing of their size.
     size = costs.largest * sums.mass if sums.dense else abs(sums.transport)
     mean = sums.point_mean + (by_cost * size + costs.constant * sums.mass + sums.added) / eps
-    return Residual(sums.row, sums.col, 1.06 * mean + (2 * sums.points + 32) * UNIT * (1 + sums.mass))
+    # Hard marginals have weights of mass 1, whose normalisation rounds as well.
+    total = sums.mass if sums.targets is not None else 1 + sums.mass
+    return 1.06 * mean + (2 * sums.points + 32) * UNIT * total

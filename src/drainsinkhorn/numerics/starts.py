@@ -170,9 +170,10 @@ def worthwhile(starts: Any, weights: Any) -> Any:
 def _gaussian(instance: Instance[Any]) -> Array:
     """The Gaussian start of one problem in nats; zero if it is not finite."""
     full = to_numpy(instance.x).shape[1] <= FULL_DIM
+    sides = (instance.x, instance.a, instance.masses[0]), (instance.y, instance.b, instance.masses[1])
     (mean_x, spread_x), (mean_y, spread_y) = (
-        _moments(to_numpy(points).astype(np.float64), to_numpy(weights), full=full)
-        for points, weights in ((instance.x, instance.a), (instance.y, instance.b))
+        _moments(to_numpy(points).astype(np.float64), to_numpy(weights) / mass, full=full)
+        for points, weights, mass in sides
     )
     strength = np.array([instance.eps / (instance.cost.scale * instance.cost.kind.distances.factor)])
     moments = mean_x[None], spread_x[None], mean_y[None], spread_y[None], strength
@@ -191,12 +192,14 @@ def _moments(points: Array, weights: Array, *, full: bool) -> tuple[Array, Array
     return mean, (around * weights[:, None]).T @ around if full else weights @ around**2
 
 
-def usable_start(start: Potentials[Any], eps: float, tol: float, a: Array, b: Array) -> Potentials[Any] | str:
+def usable_start(
+    start: Potentials[Any], eps: float, tol: float, a: Array, b: Array, *, has_gauge: bool = True
+) -> Potentials[Any] | str:
     """Return the start, recentred along the gauge if its size costs digits that tol needs, or "zero" if it is unusable.
 
-    Adding a constant to f and subtracting it from g does not change the plan. The start is returned unchanged unless
-    such a shift costs accuracy. If float64 cannot resolve eps in the potentials even after recentring, the start
-    contains no information about the plan, and "zero" is returned.
+    Adding a constant to f and subtracting it from g changes nothing where both marginals are hard. The start is
+    returned unchanged unless such a shift costs accuracy. If float64 cannot resolve eps in the potentials even after
+    recentring, the start contains no information about the plan, and "zero" is returned.
 
     Args:
         start: Finite potentials, (n,) and (m,).
@@ -204,12 +207,16 @@ def usable_start(start: Potentials[Any], eps: float, tol: float, a: Array, b: Ar
         tol: Bound on the residual.
         a: Source weights, (n,). Potentials of points without weight are ignored.
         b: Target weights, (m,).
+        has_gauge: Whether both marginals are hard. If one is soft, potentials are not shifted.
     """
     f, g = to_numpy(start[0]), to_numpy(start[1])
     # A cheap test first: Euclidean norms bound the largest potential. If one overflows to inf, the test fails.
     floats = f.dtype.kind == g.dtype.kind == "f"
     if floats and HEADROOM * ROUNDOFF["float32"] * math.sqrt(float(f.dot(f)) + float(g.dot(g))) <= eps * min(tol, 1.0):
         return start
+    if not has_gauge:
+        size = _size(f[a > 0].astype(np.float64), g[b > 0].astype(np.float64))
+        return start if ROUNDOFF["float64"] * size < eps else "zero"
     return _recentre(start, f.astype(np.float64), g.astype(np.float64), eps, tol, a, b)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.model.couplings import TransportCost
+from drainsinkhorn.numerics.soft import soft_dual_value
 from drainsinkhorn.numerics.update import logsumexp
 
 Vector = NDArray[np.float64]
@@ -59,6 +60,20 @@ def row_masses(weights: Vector, log_ratios: Vector) -> Vector:
     return np.where(weights > 0, weights * np.exp(log_ratios), 0.0)
 
 
+class SoftTerms(NamedTuple):
+    """What soft marginals add to the costs of a plan, for both sides; see `numerics.soft`.
+
+    Attributes:
+        masses: Total weights.
+        penalties: `penalty` of both sides.
+        rewards: `penalised_mass` of both sides.
+    """
+
+    masses: tuple[float, float]
+    penalties: tuple[float, float]
+    rewards: tuple[float, float]
+
+
 class Conditionals(NamedTuple):
     """Conditional distributions of some rows of a plan.
 
@@ -98,15 +113,22 @@ def dual_value(eps: float, linear: float, mass: float) -> float:
     return eps * (linear - mass + 1)
 
 
-def plan_costs(eps: float, mass: float, transport: float, entropy: float, linear: float) -> TransportCost:
-    """All costs of a plan: `<C, P>`, `KL(P | a b')`, their sum `<C, P> + eps KL`, and the dual objective.
+def plan_costs(
+    eps: float, mass: float, transport: float, entropy: float, linear: float, soft: SoftTerms | None = None
+) -> TransportCost:
+    """All costs of a plan: `<C, P>`, `KL(P | a b')`, the objective `<C, P> + eps KL`, and the dual objective.
 
     Args:
         eps: Strength of the entropic term.
         mass: `sum_ij P_ij`.
         transport: `sum_ij P_ij C_ij / eps`.
         entropy: `sum_ij P_ij log(P_ij / (a_i b_j)) = sum_ij P_ij (f_i + g_j - C_ij) / eps`.
-        linear: `(<a, f> + <b, g>) / eps`.
+        linear: `(<a, f> + <b, g>) / eps`; not used with a soft marginal.
+        soft: What a soft marginal adds.
     """
+    if soft is not None:
+        kl = entropy - mass + soft.masses[0] * soft.masses[1]
+        dual = soft_dual_value(eps, *soft.rewards, mass, soft.masses)
+        return TransportCost(eps * transport, kl, eps * (transport + kl) + sum(soft.penalties), dual)
     kl = entropy - mass + 1
     return TransportCost(eps * transport, kl, eps * (transport + kl), dual_value(eps, linear, mass))

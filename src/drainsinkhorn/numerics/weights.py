@@ -1,4 +1,4 @@
-"""Weights of points in normal form: float64 vectors of mass 1."""
+"""Weights of points in normal form: float64 vectors, of mass 1 unless a marginal is soft."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def uniform(size: int) -> Vector:
 
 def unit_mass(weights: Vector) -> Vector:
     """Weights of mass 1. Denormal ones become the smallest normal number, since some libraries read them as zero."""
-    weights = weights / weights.sum()
+    return without_denormals(weights / weights.sum())
+
+
+def without_denormals(weights: Vector) -> Vector:
+    """Weights with the smallest normal number in place of denormal ones: those of problems with a soft marginal."""
     return np.where(weights > 0, np.maximum(weights, np.finfo(np.float64).tiny), 0.0)
 
 

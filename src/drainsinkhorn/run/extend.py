@@ -60,7 +60,7 @@ def extend_instance(
     f, g = (to_numpy(p).astype(np.float64) for p in potentials)
     row_problem, col_problem = (
         replace(old, x=new.x, cost=new.cost),
-        replace(old, x=new.y, y=old.x, b=old.a, cost=exchange_cost(new.cost)),
+        replace(old, x=new.y, y=old.x, b=old.a, cost=exchange_cost(new.cost), marginals=old.marginals.exchanged),
     )
     fresh_f = f if _same(old.x, new.x) else c_transforms([row_problem], [g], backend.couple)[0]
     fresh_g = g if _same(old.y, new.y) else c_transforms([col_problem], [f], backend.couple)[0]
@@ -78,7 +78,8 @@ def start_from_predecessor(ended: Ended, instance: Instance[Any], backend: Backe
     if isinstance(instance.init, Potentials) or potentials is None or math.isnan(residual.worst):
         return None
     # The rounding error of a sum of normalised weights may be a unit in the last place.
-    before = replace(before, a=unit_mass(before.a), b=unit_mass(before.b))
+    if before.marginals.are_hard:
+        before = replace(before, a=unit_mass(before.a), b=unit_mass(before.b))
     try:
         return extend_instance(before, potentials, instance, backend)
     except ProblemError:

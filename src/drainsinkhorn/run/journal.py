@@ -32,7 +32,7 @@ from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import float_name, is_array, to_caller, to_numpy
 from drainsinkhorn.numerics.costs import Formula, as_cost
 
-FORMAT = 3
+FORMAT = 4
 """Version of the table and its checksums. SQLite keeps it in the file's header, as user_version."""
 APPLICATION = int.from_bytes(b"drnk")
 """The application_id that marks a SQLite file as a journal."""
@@ -345,7 +345,8 @@ def fingerprint(problem: Any) -> bytes:
         cost = f"{_cost_key(cost.kind)} {cost.scale!r}"
     # A problem that states no eps has the default, which another version may change.
     eps = DEFAULT_EPS if problem.eps is None else problem.eps
-    for value in (problem.x, problem.y, problem.a, problem.b, eps, problem.tol, f, g, cost, problem.chain):
+    fields = (problem.x, problem.y, problem.a, problem.b, eps, problem.tol, f, g, cost, problem.chain, problem.rho)
+    for value in fields:
         if is_array(value):
             array = np.ascontiguousarray(to_numpy(value))
             # NumPy holds bfloat16 as float32; results are returned in the caller's dtype.

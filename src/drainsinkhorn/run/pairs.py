@@ -14,7 +14,7 @@ from drainsinkhorn.numerics.costs import as_cost
 from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.stack import problems
 
-SHARED = ("eps", "cost")
+SHARED = ("eps", "cost", "rho")
 """Fields of a problem that all pairs of an iterable may share; all others differ with the number of points."""
 
 

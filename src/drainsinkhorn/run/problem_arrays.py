@@ -17,28 +17,30 @@ from drainsinkhorn.run.stack import problems
 
 Arrays = Mapping[str, Any]
 """NumPy arrays by key. One entry per problem may also be a list of arrays of unequal size."""
-KEYS = ("x", "y", "a", "b", "eps", "tol", "f", "g", "cost", "scale", "x_sizes", "y_sizes", "format")
+KEYS = ("x", "y", "a", "b", "eps", "tol", "rho", "f", "g", "cost", "scale", "x_sizes", "y_sizes", "format")
 STACKED = {"x": 3, "y": 3, "a": 2, "b": 2, "eps": 1, "tol": 1, "f": 2, "g": 2, "cost": 3, "x_sizes": 1, "y_sizes": 1}
-"""Number of dimensions with which an array has one entry for each problem."""
+"""Number of dimensions with which an array has one entry for each problem; `rho` has 1, or 2 for several
+pairs."""
 
 
 def count_problems(arrays: Arrays) -> int:
     """Return the number of problems that the arrays hold, if they agree on it."""
-    return max((len(arrays[key]) for key in STACKED if _is_stacked(arrays, key)), default=1)
+    return max((len(arrays[key]) for key in (*STACKED, "rho") if _is_stacked(arrays, key)), default=1)
 
 
 def is_batch(arrays: Arrays) -> bool:
     """Return True if some array has one entry for each problem; False: the arrays describe a single problem."""
-    return any(_is_stacked(arrays, key) for key in STACKED)
+    return any(_is_stacked(arrays, key) for key in (*STACKED, "rho"))
 
 
-def problems_from_arrays(arrays: Arrays, source: str, eps: Eps = None) -> list[Problem[Any]]:
+def problems_from_arrays(arrays: Arrays, source: str, eps: Eps = None, rho: Any = None) -> list[Problem[Any]]:
     """Return the problems; raises FileError for keys that do not fit together.
 
     Args:
         arrays: See `Arrays`.
         source: Where the arrays come from, for messages.
         eps: The eps of problems, if it is not that of the arrays. None: that of the arrays, or `relative(0.05)`.
+        rho: The price of soft marginals of problems whose arrays have none, see `Problem`.
     """
     unknown = sorted(set(arrays) - set(KEYS))
     if unknown:
@@ -53,10 +55,25 @@ def problems_from_arrays(arrays: Arrays, source: str, eps: Eps = None) -> list[P
     columns = {
         name: _split(arrays, name, sizes) for name, sizes in (("x", rows), ("a", rows), ("y", cols), ("b", cols))
     }
-    return problems(**columns, eps=strengths, tol=arrays.get("tol"), init=init, cost=_cost(arrays, rows, cols))
+    numbers = {"eps": strengths, "tol": arrays.get("tol"), "rho": _prices(arrays, rho)}
+    return problems(**columns, **numbers, init=init, cost=_cost(arrays, rows, cols))
+
+
+def _prices(arrays: Arrays, rho: Any) -> Any:
+    """Return the price of soft marginals: that of the arrays, or the given one; one pair is shared by all problems."""
+    prices = arrays.get("rho", rho)
+    if isinstance(prices, np.ndarray) and prices.ndim == 0:
+        return prices.item()
+    return tuple(prices[0].tolist()) if _is_pair(prices) else prices
+
+
+def _is_pair(prices: Any) -> bool:
+    return isinstance(prices, np.ndarray) and prices.shape == (1, 2)
 
 
 def _is_stacked(arrays: Arrays, key: str) -> bool:
+    if key == "rho":
+        return key in arrays and arrays[key].ndim > 0 and not _is_pair(arrays[key])
     return key in arrays and (isinstance(arrays[key], list) or arrays[key].ndim == STACKED[key])
 
 

@@ -2,7 +2,9 @@
 
 For potentials (f, g) the marginal ratio of row i is
 
-    rho_i = sum_j b_j exp((f_i + g_j - C_ij) / eps),        and the row residual is sum_i a_i |rho_i - 1|.
+    rho_i = sum_j b_j exp((f_i + g_j - C_ij) / eps),        and the row residual is sum_i a_i |rho_i - 1|
+
+(where a marginal is soft, the target exp(-kappa f_i) takes the place of 1, see `run.claims`).
 
 A sum over some rows cannot exceed the sum over all. So if the sum over some rows exceeds tol by more than its rounding
 error in float64, the claim that the residual is at most tol is refuted. Rows are sampled in proportion to their
@@ -33,6 +35,7 @@ from drainsinkhorn.model.result import Outcome, Outcomes
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import on_cuda, to_numpy
 from drainsinkhorn.numerics.costs import SMALLEST, UNIT, DotProduct, evaluate
+from drainsinkhorn.run.claims import Claim, make_claim
 
 Vector = NDArray[np.float64]
 
@@ -189,8 +192,8 @@ def refute(
     # The same fraction for the same ticket; fractions of neighbouring tickets are far apart.
     offset = (ticket + 1) * 0.6180339887498949 % 1.0
     with np.errstate(all="ignore"):
-        state = _State(instance, potentials)
-        sides = [_Side(state, 0), _Side(state, 1)]
+        state, claim = _State(instance, potentials), make_claim(instance, potentials, tol)
+        sides, tol = [_Side(state, axis, claim) for axis in (0, 1)], claim.limit
         while sides:
             draws = [side.draw(count, offset) for side in sides]
             ratios = state.to_host([side.ratios(places) for side, places in zip(sides, draws, strict=True)])
@@ -271,14 +274,17 @@ class _Side:
     Args:
         state: The state.
         axis: 0: rows; 1: columns.
+        claim: What the potentials claim.
 
     Attributes:
         name: "rows" or "columns".
         total: Points of the side that have weight.
     """
 
-    def __init__(self, state: _State, axis: int) -> None:
+    def __init__(self, state: _State, axis: int, claim: Claim) -> None:
         self._state, self._axis = state, axis
+        self._targets, self._error = claim.targets[axis], claim.errors[axis]
+        self._mass = 1.0 if state.instance.marginals.are_hard else state.instance.masses[axis]
         self.name = ("rows", "columns")[axis]
         self._weights = state.weights[axis]
         self.total = int(np.count_nonzero(self._weights))
@@ -295,10 +301,13 @@ class _Side:
         return self._over_blocks(places, lambda logs, _, mass: self._state.library.exp(logs) @ mass, operator.add)
 
     def sums(self, places: NDArray[np.intp], ratio: Vector) -> tuple[float, float]:
-        """Return the sum of `w_i |rho_i - 1|` over distinct indices, and an estimate of the sum over all points."""
-        errors = np.abs(ratio - 1)
+        """Return the sum of `w_i |rho_i - target|` over distinct indices, and an estimate of that over all points."""
+        errors = np.abs(ratio - self._target(places))
         total = float((self._weights[places] * _first(places)) @ errors)
-        return total, total if len(places) == self.total else float(errors.mean())
+        return total, total if len(places) == self.total else float(errors.mean()) * self._mass
+
+    def _target(self, places: NDArray[np.intp]) -> Any:
+        return self._targets if isinstance(self._targets, float) else self._targets[places]
 
     def least(self, places: NDArray[np.intp], ratio: Vector) -> tuple[float, int]:
         """Return a lower bound on the residual of the side, less all rounding here, and the number of points used.
@@ -314,9 +323,10 @@ class _Side:
         size = sum(map(len, self._state.weights))
         # An error of x <= 1/4 in an exponent gives a relative error of at most 2 x; exponents of 800 overflow.
         relative = 2 * nats + 8 * UNIT * np.clip(largest_log, 1, 800) + (size + 32) * UNIT
-        above, below = ratio * (1 - relative) - 1, 1 - ratio * (1 + relative)
+        low, high = (self._target(places) * (1 + sign * self._error) for sign in (-1, 1))
+        above, below = ratio * (1 - relative) - high, low - ratio * (1 + relative)
         # Rows whose costs have larger rounding errors have no bound, and count as zero.
-        errors = np.where(nats <= 0.25, np.maximum(np.maximum(above, below) - (size + 8) * UNIT, 0), 0.0)
+        errors = np.where(nats <= 0.25, np.maximum(np.maximum(above, below) - (size + 8) * UNIT * high, 0), 0.0)
         first = _first(places)
         return float((self._weights[places] * first) @ errors) * (1 - size * UNIT), int(first.sum())
 

@@ -30,7 +30,8 @@ def choose_restart(first: Ended) -> Potentials[Any] | str:
     instance, potentials = first.instance, first.outcome.potentials
     if potentials is None or (first.outcome.status is Status.NONFINITE and instance.init != "zero"):
         return "zero"
-    return usable_start(potentials, instance.eps, instance.tol, instance.a, instance.b)
+    has_gauge = instance.marginals.are_hard
+    return usable_start(potentials, instance.eps, instance.tol, instance.a, instance.b, has_gauge=has_gauge)
 
 
 def is_worthwhile(first: Ended, backend: Backend[Any]) -> bool:

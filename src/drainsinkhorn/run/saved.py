@@ -31,11 +31,12 @@ from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import COSTS, as_cost
 from drainsinkhorn.run.archives import read_arrays
+from drainsinkhorn.run.marginals import parse_marginals
 from drainsinkhorn.run.validate import validate
 
 FORMAT = 1
 """Version of the keys of files of problems and solutions. A file that does not state its format has this one."""
-FIELDS = ("eps", "x", "y", "a", "b", "tol", "cost", "init", "chain")
+FIELDS = ("eps", "x", "y", "a", "b", "tol", "cost", "init", "chain", "rho")
 """Fields of a problem that are saved, or that change only how its result was reached."""
 
 
@@ -246,6 +247,8 @@ def _problem_arrays(problems: Sequence[Problem[Any] | None]) -> dict[str, Any]:
         "in_cost": np.array([cost.kind if isinstance(cost, Cost) else "" for cost in costs], dtype=np.str_),
         "in_scale": [float(cost.scale) if isinstance(cost, Cost) else 1.0 for cost in costs],
     }
+    marginals = [parse_marginals(None if problem is None else problem.rho) for problem in problems]
+    arrays["in_rho"] = np.array([[side.rho for side in pair] for pair in marginals]).reshape(-1, 2)
     matrices = [None if isinstance(cost, Cost) else cost for cost in costs]
     columns = {name: [None if problem is None else getattr(problem, name) for problem in problems] for name in "xyab"}
     for name, values in {**columns, "matrix": matrices}.items():
@@ -269,5 +272,6 @@ def _problems(arrays: Mapping[str, Any], eps: Sequence[float]) -> list[Problem[A
         columns[name] = [None if place < 0 else parts[place] for place in arrays[f"in_{name}_places"].tolist()]
     named = zip(arrays["in_cost"].tolist(), arrays["in_scale"].tolist(), columns.pop("matrix"), strict=True)
     costs = [Cost(kind, scale) if kind else matrix for kind, scale, matrix in named]
-    rows = zip(*columns.values(), eps, costs, strict=True)
-    return [Problem(x=x, y=y, a=a, b=b, eps=number, cost=cost) for x, y, a, b, number, cost in rows]
+    prices = [None if prices == [math.inf, math.inf] else tuple(prices) for prices in arrays["in_rho"].tolist()]
+    rows = zip(*columns.values(), eps, costs, prices, strict=True)
+    return [Problem(x=x, y=y, a=a, b=b, eps=number, cost=cost, rho=rho) for x, y, a, b, number, cost, rho in rows]

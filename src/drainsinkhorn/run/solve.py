@@ -52,6 +52,7 @@ def solve(
     cost: Any = "sqeuclidean",
     chain: Any = None,
     batch: Any = None,
+    rho: Any = None,
     tol: Any = None,
     backend: str | Backend[Any] = "auto",
     options: Options = DEFAULTS,
@@ -72,6 +73,7 @@ def solve(
         cost: A name, a Cost, a PointCost, a Formula, a CostFn of OTT, or dense matrices.
         chain: Keys: problems of one chain run in order, each from its predecessor's potentials.
         batch: A pair of integer vectors that name the problem of each point of x (N, d) and y (M, d), see `problems`.
+        rho: Price of soft marginals: a number, a pair (rows, columns), or a list of these. None: both are hard.
         tol: Bound on the larger L1 marginal residual: a number, or one per problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
@@ -103,6 +105,7 @@ def solve(
     start, init = (init, None) if isinstance(init, str) else ("auto", init)
     options = options.with_settings(None if has_many_tols else tol, settings, start)
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if has_many_tols else None, "chain": chain}
+    columns["rho"] = rho
     if isinstance(x, Tap):
         raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
     waiting = as_problems(x, y, cost=cost, batch=batch, **columns)
@@ -259,7 +262,9 @@ class LocalRun:
             start, self._remarks[ticket] = None, [COLD_LINK]
         if start is None:
             return instance
-        return replace(instance, init=usable_start(start, instance.eps, instance.tol, instance.a, instance.b))
+        has_gauge = instance.marginals.are_hard
+        init = usable_start(start, instance.eps, instance.tol, instance.a, instance.b, has_gauge=has_gauge)
+        return replace(instance, init=init)
 
     def _take_recalled(self, problem: Problem[Any], outcome: Outcome) -> None:
         """Take over an outcome that the journal recalled; the successor in the chain starts from it."""

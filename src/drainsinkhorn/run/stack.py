@@ -22,6 +22,7 @@ from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.keywords import explain_keyword
+from drainsinkhorn.model.marginal import BALANCED, Marginals
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import is_array, library
 from drainsinkhorn.numerics.costs import COSTS, DistanceCost, DotProduct, as_cost, resolve_cost
@@ -29,6 +30,7 @@ from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.products import takes_gaussians
 from drainsinkhorn.numerics.weights import uniform
 from drainsinkhorn.run.batches import split_by_batch
+from drainsinkhorn.run.marginals import parse_marginals, price_column
 from drainsinkhorn.run.relative import stack_eps
 
 Column = tuple[Any, int | None]
@@ -51,6 +53,7 @@ def problems(
     cost: Any = "sqeuclidean",
     chain: Any = None,
     batch: Any = None,
+    rho: Any = None,
     **unknown: Any,
 ) -> list[Problem[Any]]:
     """Return one Problem per entry of the arrays.
@@ -73,6 +76,8 @@ def problems(
         batch: A pair of integer vectors, (N,) and (M,), that name the problem of each point. Then x is (N, d) and y
             (M, d), with the points of all problems in any order; weights and potentials to start from are (N,) and
             (M,). Problems are numbered from 0 without gaps. `concatenate` puts outputs into this order.
+        rho: Price of soft marginals, see `Problem`: a number or a pair (a tuple) for all, or a list or an array (W,) or
+            (W, 2) with one entry per problem.
         **unknown: Any other keyword raises ProblemError, which says what to write instead.
 
     Raises:
@@ -102,6 +107,7 @@ def problems(
         "g": _column("init g", g, 1),
         "cost": (cost, None) if named else _column("cost", cost, 2),
         "chain": (chain, len(chain)) if isinstance(chain, (list, np.ndarray)) else (chain, None),
+        "rho": price_column(rho),
     }
     width = _width(columns)
     _check_columns(columns, name)
@@ -128,10 +134,10 @@ def _split(columns: dict[str, Column], width: int, init: str | None) -> list[Pro
 
     by_name = columns["f"][0] is None and columns["g"][0] is None
     starts = [init] * width if by_name else map(Potentials, rows("f"), rows("g"))
-    names = ("x", "y", "a", "b", "eps", "tol", "cost", "chain")
+    names = ("x", "y", "a", "b", "eps", "tol", "cost", "chain", "rho")
     split = [
-        Problem(x=x, y=y, a=a, b=b, eps=eps, tol=tol, cost=cost, chain=chain, init=start)
-        for x, y, a, b, eps, tol, cost, chain, start in zip(*map(rows, names), starts, strict=True)
+        Problem(x=x, y=y, a=a, b=b, eps=eps, tol=tol, cost=cost, chain=chain, rho=rho, init=start)
+        for x, y, a, b, eps, tol, cost, chain, rho, start in zip(*map(rows, names), starts, strict=True)
     ]
     return ProblemStack(split, columns, init) if by_name else split
 
@@ -141,6 +147,7 @@ def _check_columns(columns: dict[str, Column], init: str | None) -> None:
     shared = {name: value for name, (value, count) in columns.items() if count is None}
     arrays = {name: columns[name][0] if is_array(columns[name][0]) else None for name in ("x", "y", "a", "b")}
     cost = columns["cost"][0]
+    parse_marginals(shared.get("rho"))
     check_arguments(eps=shared.get("eps"), tol=shared.get("tol"), cost=cost, init=init, **arrays)
 
 
@@ -233,6 +240,7 @@ def build_instances(
     b: Any,
     cost: Cost | Any,
     init: Potentials[Any] | str,
+    marginals: Marginals = BALANCED,
 ) -> list[Instance[Any]]:
     """Return valid problems in normal form. No other function makes instances from problems.
 
@@ -240,11 +248,17 @@ def build_instances(
         problems: Problems that differ in their points, eps and chain.
         strengths: The eps of each problem.
         tol: The residual at which a lane may leave.
-        a: Source weights of each problem, of mass 1 in float64.
+        a: Source weights of each problem in float64, of mass 1 unless a marginal is soft.
         b: Target weights.
         cost: Known cost between points, or a matrix.
-        init: Start in normal form.
+        init: Start in normal form. With a soft marginal "auto" is zero.
+        marginals: Their constraints.
     """
+    masses = (1.0, 1.0)
+    if not marginals.are_hard:
+        masses = float(a.sum()), float(b.sum())
+        # The Gaussian start is the solution of a balanced problem.
+        init = "zero" if isinstance(init, str) and init == "auto" else init
     is_uniform = problems[0].a is None and problems[0].b is None
     # Positive weights may become zero when they are normalised.
     positive = is_uniform or bool(np.count_nonzero(a) == len(a) and np.count_nonzero(b) == len(b))
@@ -262,6 +276,8 @@ def build_instances(
             matrix=matrix,
             init=init,
             chain=problem.chain,
+            marginals=marginals,
+            masses=masses,
             uniform=is_uniform,
             positive=positive,
         )
@@ -308,7 +324,7 @@ def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[
         return None
     columns = problems.columns
     x, y = columns["x"][0], columns["y"][0]
-    is_special = any(columns[name][0] is not None for name in ("a", "b", "tol", "chain"))
+    is_special = any(columns[name][0] is not None for name in ("a", "b", "tol", "chain", "rho"))
     if is_special or not (_is_plain(x) and _is_plain(y)) or x.shape[-1] != y.shape[-1]:
         return None
     try:

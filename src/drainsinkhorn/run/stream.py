@@ -27,6 +27,7 @@ def stream(
     a: Any = None,
     b: Any = None,
     cost: Any = "sqeuclidean",
+    rho: Any = None,
     tol: float | None = None,
     init: str = "auto",
     backend: str | Backend[Any] = "auto",
@@ -50,6 +51,7 @@ def stream(
         a: Source weights, if points are passed.
         b: Target weights, if points are passed.
         cost: The cost of pairs and points.
+        rho: The price of soft marginals of pairs and points, see `Problem`. None: both marginals are hard.
         tol: Bound on the larger L1 marginal residual, for problems that have none of their own.
         init: Where problems without a start of their own start: "auto", "gaussian" or "zero".
         backend: "auto", a name, or a Backend.
@@ -66,7 +68,7 @@ def stream(
         [0, 1, 2, 3, 4]
     """
     options = options.with_settings(tol, settings, init)
-    waiting = as_problems(problems, y, cost=cost, eps=eps, a=a, b=b)
+    waiting = as_problems(problems, y, cost=cost, eps=eps, a=a, b=b, rho=rho)
     session = Session(waiting, None, backend, options, observe, journal, progress=progress)
     return Stream(LocalRun(session, waiting))
 

@@ -21,7 +21,8 @@ from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import ROUNDOFF, SMALLEST, Array, float_name, is_array, library, to_numpy
 from drainsinkhorn.numerics.costs import DotProduct, evaluate
 from drainsinkhorn.numerics.starts import usable_start
-from drainsinkhorn.numerics.weights import uniform, unit_mass
+from drainsinkhorn.numerics.weights import uniform, unit_mass, without_denormals
+from drainsinkhorn.run.marginals import parse_marginals
 from drainsinkhorn.run.relative import as_relative, relative_eps
 from drainsinkhorn.run.stack import (
     EPS_HINT,
@@ -87,16 +88,20 @@ def _make_instance(problem: Any, tol: float, margin: float, init: Any, finite: b
     cost = known_cost(problem.cost)
     n, m = _sizes(problem, cost, finite)
     a, b = _weights("a", problem.a, n), _weights("b", problem.b, m)
-    _same_mass(problem, a, b)
+    marginals = parse_marginals(problem.rho)
+    if marginals.are_hard:
+        _same_mass(problem, a, b)
     if relative is not None and math.isnan(eps):
         eps = relative_eps(relative, problem, cost, a, b)
     init = _init(init if problem.init is None else problem.init, cost, n, m)
     if isinstance(init, Potentials):
-        init = usable_start(init, eps, margin * tol, a, b)
+        init = usable_start(init, eps, margin * tol, a, b, has_gauge=marginals.are_hard)
     _chain(problem.chain)
-    a = a if problem.a is None else unit_mass(a)
-    b = b if problem.b is None else unit_mass(b)
-    return build_instances([problem], [eps], tol=margin * tol, a=a, b=b, cost=cost, init=init)[0]
+    normal_form = unit_mass if marginals.are_hard else without_denormals
+    a = a if problem.a is None else normal_form(a)
+    b = b if problem.b is None else normal_form(b)
+    common = {"a": a, "b": b, "cost": cost, "init": init, "marginals": marginals}
+    return build_instances([problem], [eps], tol=margin * tol, **common)[0]
 
 
 def _numbers(name: str, value: Any, ndim: int, shape: str) -> Array:
@@ -259,7 +264,7 @@ def _same_mass(problem: Problem[Any], a: Array, b: Array) -> None:
     if not math.isclose(mass, other, rel_tol=UNEQUAL_MASS, abs_tol=rounding):
         raise ProblemError(
             f"a has total mass {mass:.6g} and b {other:.6g}; balanced transport needs equal masses: "
-            "normalise both if only their shapes matter"
+            "normalise both if only their shapes matter, or pass rho for soft marginals"
         )
 
 

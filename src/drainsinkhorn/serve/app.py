@@ -41,7 +41,7 @@ GET /health    whether kernels are compiled
 GET /metrics   counts, for Prometheus
 
 Keys of a request, as in files of drain solve: x and y (points) or cost (matrices), eps, and if wanted a, b (weights),
-tol, f, g (a start), cost (sqeuclidean, euclidean, cosine), scale, x_sizes, y_sizes.
+tol, rho, f, g (a start), cost (sqeuclidean, euclidean, cosine), scale, x_sizes, y_sizes.
 Parameters of the address: deadline (seconds), tol, want ({",".join(WANTS)}).
 Results have the format of Accept, {JSON} or {NPZ}.
 

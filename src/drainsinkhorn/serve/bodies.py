@@ -113,10 +113,19 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON; remove or replace numbers that are not finite")
 
 
+def _with_infinities(value: Any) -> Any:
+    """Return prices of marginals with infinity in place of null, since JSON has no number for a hard marginal."""
+    if isinstance(value, list):
+        return [_with_infinities(each) for each in value]
+    return math.inf if value is None else value
+
+
 def _read_value(key: str, value: Any, limits: ServerLimits) -> Any:
     """Return a JSON value as an array, or as a list of arrays where the entries of a list have unequal sizes."""
     if key == "cost" and isinstance(value, str):
         return np.array(value)
+    if key == "rho":
+        value = _with_infinities(value)
     try:
         return _numbers(key, np.asarray(value))
     except ValueError as error:

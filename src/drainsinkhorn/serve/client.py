@@ -29,6 +29,7 @@ from drainsinkhorn.model.text import escape
 from drainsinkhorn.numerics.arrays import is_array, to_numpy
 from drainsinkhorn.run.archives import unpack_arrays
 from drainsinkhorn.run.eps_text import format_eps
+from drainsinkhorn.run.marginals import prices_to_array
 from drainsinkhorn.run.problem_arrays import is_batch
 from drainsinkhorn.serve.answers import ARRAYS
 from drainsinkhorn.serve.bodies import NPZ
@@ -152,6 +153,7 @@ class Remote:
         init: tuple[Any, Any] | None = None,
         cost: Any = "sqeuclidean",
         tol: Any = None,
+        rho: Any = None,
         deadline: float | None = None,
         want: Sequence[str] = (),
     ) -> list[RemoteResult]:
@@ -167,11 +169,12 @@ class Remote:
             init: Potentials (f, g) to start from; None: the start of the service.
             cost: A name, a Cost with a name and a scale, or dense matrices in place of points.
             tol: Bound on the larger L1 marginal residual: a number or one per problem; None: that of the service.
+            rho: Price of soft marginals: a number, a pair, or one per problem; None: both marginals are hard.
             deadline: Seconds from now, after which unfinished problems have the status EXPIRED. None: the service's.
             want: Quantities that the service is to compute from the plans: "cost", "map", "map_col", "matches",
                 "matches_col".
         """
-        arrays = encode_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol)
+        arrays = encode_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol, rho=rho)
         body = io.BytesIO()
         np.savez(body, allow_pickle=False, **arrays)
         parameters = {"deadline": None if deadline is None else repr(float(deadline)), "want": ",".join(want) or None}
@@ -254,7 +257,7 @@ class Remote:
 
 
 def encode_problems(
-    x: Any, y: Any, *, eps: Any, a: Any, b: Any, init: tuple[Any, Any] | None, cost: Any, tol: Any
+    x: Any, y: Any, *, eps: Any, a: Any, b: Any, init: tuple[Any, Any] | None, cost: Any, tol: Any, rho: Any = None
 ) -> dict[str, Any]:
     """Return problems as arrays by the keys of files of problems; there is always an axis of problems.
 
@@ -265,6 +268,8 @@ def encode_problems(
         eps = np.array(format_eps(eps))
     columns = {"x": x, "y": y, "a": a, "b": b, "f": f, "g": g, "eps": eps, "tol": tol}
     arrays: dict[str, Any] = {"format": np.array(1)}
+    if rho is not None:
+        arrays["rho"] = prices_to_array(rho)
     if isinstance(cost, (str, Cost)):
         kind = cost if isinstance(cost, Cost) else Cost(cost)
         if not isinstance(kind.kind, str):

@@ -21,6 +21,7 @@ class SoakFinding:
         tol: The tol that replaced the problem's own for an "edge" finding; None: its own.
         frugal: Whether lanes had the representation that needs least memory (`Backend.frugal`).
         costs: Names of the only costs that were drawn; empty: those of the scope.
+        soft: Share of soft problems that was drawn; None: that of the scope.
     """
 
     kind: str
@@ -33,11 +34,13 @@ class SoakFinding:
     tol: float | None = None
     frugal: bool = False
     costs: tuple[str, ...] = ()
+    soft: float | None = None
 
     def __str__(self) -> str:
         only = f"--only {self.index}" if self.alone else f"--batch {self.batch}"
         only += "" if self.tol is None else f" --tol {self.tol!r}"
         only += " --frugal" * self.frugal + "".join(f" --cost {name}" for name in self.costs)
+        only += "" if self.soft is None else f" --soft {self.soft:g}"
         again = f"python -m drainsinkhorn.testing.soak --backend {self.backend} --seed {self.seed} {only}"
         return f"{self.kind}: problem {self.index}: {self.detail}\n    {again}"
 

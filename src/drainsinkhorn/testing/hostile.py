@@ -12,6 +12,8 @@ drawn, each with its own probability:
 - tol from 0.5 to 1e-12, or at the edge: what plain Sinkhorn reaches after a few cycles, give or take 1e-3;
 - starts by name, noise, converged potentials, each shifted along the gauge (f + c, g - c) by up to 1e300, or by about
   the largest shift that the accuracy tol permits; random numbers up to 1e308, and NaN;
+- with `scope.soft` a share of soft marginals: prices from 1e-3 to 1e3 of the median cost and infinite ones on either
+  side, masses from 1e-3 to 1e3, unequal; a few prices that are not valid;
 - chains: blocks of CHAINED problems over the same points;
 - a few that cannot be solved: NaN, infinite and negative numbers, empty and mismatched arrays.
 """
@@ -27,8 +29,9 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.testing.auditor import form_of
+from drainsinkhorn.testing.forms import form_of
 from drainsinkhorn.testing.settings import Scope, pick
+from drainsinkhorn.testing.soft import HARD, INVALID, draw_mass, draw_prices, residual_of, sinkhorn
 
 Vector = NDArray[np.float64]
 
@@ -69,6 +72,7 @@ class _Draw:
     scope: Scope
     rng: np.random.Generator = field(init=False)
     shared: np.random.Generator = field(init=False)
+    soft: np.random.Generator = field(init=False)
     chain: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +81,8 @@ class _Draw:
         self.chain = first if chained else None
         self.rng = np.random.default_rng([self.seed, self.index])
         self.shared = np.random.default_rng([self.seed, first if chained else self.index, 4])
+        # Its own numbers, so that the other problems of a seed do not depend on the share of soft ones.
+        self.soft = np.random.default_rng([self.seed, self.index, 5])
 
     def problem(self) -> Problem[Any]:
         rng, shared = self.rng, self.shared
@@ -88,12 +94,19 @@ class _Draw:
             cost = _costs(parts)
             eps = self._eps(cost)
             a, b = self._weights(n, m)
-            # The library will normalise these.
+            rho, self.rhos = draw_prices(self.soft, cost) if self.soft.random() < self.scope.soft else (None, HARD)
+            if rho is not None:
+                a, b = draw_mass(self.soft, a), draw_mass(self.soft, b)
+            # The library will normalise these, unless a marginal is soft.
             weights = (np.ones(size) if w is None else _plain(w) for w, size in ((a, n), (b, m)))
-            rows, cols = (w / w.sum() for w in weights)
+            rows, cols = (
+                w / (w.sum() if rho is None or p is None else 1) for w, p in zip(weights, (a, b), strict=True)
+            )
             tol = self._tol(cost, rows, cols, eps)
             init = self._start(cost, rows, cols, eps, tol)
-        drawn = Problem(eps=eps, a=a, b=b, tol=tol, init=init, chain=self.chain, **parts)
+        if rho is not None and self.soft.random() < 0.03:
+            rho = pick(self.soft, INVALID)
+        drawn = Problem(eps=eps, a=a, b=b, tol=tol, init=init, chain=self.chain, rho=rho, **parts)
         return self._broken(drawn) if rng.random() < 0.03 else drawn
 
     def _size(self) -> int:
@@ -253,7 +266,7 @@ class _Draw:
         rng, kind = self.rng, self.rng.random()
         if kind < 0.3 and cost.size <= SMALL:
             cycles = int(rng.integers(1, 9))
-            reached = _residual(cost, a, b, eps, *_sinkhorn(cost, a, b, eps, cycles))
+            reached = residual_of(cost, a, b, eps, self.rhos, *sinkhorn(cost, a, b, eps, cycles, self.rhos))
             edge = reached * (1 + rng.choice([-1, 1]) * 10 ** rng.uniform(-9, -3))
             if SMALLEST_TOL <= edge <= LARGEST_TOL:
                 return float(edge)
@@ -275,7 +288,7 @@ class _Draw:
             size = unit * 10 ** rng.uniform(-3, 3)
             f, g = size * rng.normal(size=n), size * rng.normal(size=m)
         elif kind < 0.8 and cost.size <= SMALL:
-            f, g = _sinkhorn(cost, a, b, eps, int(rng.integers(1, 60)))
+            f, g = sinkhorn(cost, a, b, eps, int(rng.integers(1, 60)), self.rhos)
         elif kind < 0.9:
             f, g = self._garbage(n), self._garbage(m)
         if rng.random() < 0.6:
@@ -377,22 +390,3 @@ def _costs(parts: dict[str, Any]) -> Vector:
     for k in range(x.shape[1]):
         total += (x[:, k, None] - y[None, :, k]) ** 2
     return form.scale * (np.sqrt(total) if form.root else total / form.divisor)
-
-
-def _sinkhorn(cost: Vector, a: Vector, b: Vector, eps: float, cycles: int) -> tuple[Vector, Vector]:
-    """Plain Sinkhorn in the log domain; zero where that is not finite."""
-    f, g = np.zeros(len(a)), np.zeros(len(b))
-    for _ in range(cycles):
-        f = -eps * _soft_max((g - cost) / eps, b)
-        g = -eps * _soft_max((f - cost.T) / eps, a)
-    return np.nan_to_num(f, posinf=0.0, neginf=0.0), np.nan_to_num(g, posinf=0.0, neginf=0.0)
-
-
-def _soft_max(scores: Vector, weights: Vector) -> Vector:
-    highest = scores.max(axis=1, where=weights > 0, initial=-np.inf)
-    return highest + np.log(np.exp(scores - highest[:, None]) @ weights)
-
-
-def _residual(cost: Vector, a: Vector, b: Vector, eps: float, f: Vector, g: Vector) -> float:
-    plan = a[:, None] * b * np.exp((f[:, None] + g - cost) / eps)
-    return float(max(np.abs(plan.sum(1) - a).sum(), np.abs(plan.sum(0) - b).sum()))

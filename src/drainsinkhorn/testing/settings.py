@@ -31,6 +31,7 @@ class Scope:
         depths: Depth limits to draw from.
         batch: Problems of one solve.
         accelerations: Names of accelerations to draw from.
+        soft: Part of the problems that have a soft marginal.
         strict_floats: Some batches are solved under `np.errstate(all="raise")`.
     """
 
@@ -44,12 +45,13 @@ class Scope:
     depths: tuple[int, ...] = (1, 3, 20, 60, 120)
     batch: int = 25
     accelerations: tuple[str, ...] = ("momentum", "none")
+    soft: float = 0.0
     strict_floats: bool = True
 
 
 SCOPES: dict[str, Scope] = {
     "cpu": Scope(),
-    "reference": Scope(),
+    "reference": Scope(soft=0.3),
     # Triton's interpreter takes milliseconds for a tile, so problems are small.
     "interpreter": Scope(largest=20, dimensions=(1, 3, 5, 20), depths=(1, 3, 12), batch=10, strict_floats=False),
     "triton": Scope(device="cuda", batch=50, strict_floats=False),

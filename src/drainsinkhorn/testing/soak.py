@@ -188,8 +188,10 @@ class _Batch:
 
     def _finding(self, kind: str, index: int, alone: bool, detail: str, tol: float | None = None) -> SoakFinding:
         costs = () if self.scope.costs == Scope().costs else self.scope.costs
+        usual = SCOPES[self.backend.name].soft if self.backend.name in SCOPES else 0.0
+        soft = None if self.scope.soft == usual else self.scope.soft
         return SoakFinding(
-            kind, self.backend.name, self.tally.seed, index, self.number, alone, detail, tol, self.frugal, costs
+            kind, self.backend.name, self.tally.seed, index, self.number, alone, detail, tol, self.frugal, costs, soft
         )
 
     def _chain(self, index: int) -> list[int]:
@@ -259,7 +261,7 @@ class _Batch:
         largest = max((float(np.abs(to_numpy(p)).max()) for p in result.emitted or ()), default=math.nan)
         return (
             f"{result.status.name}, claims {result.residual.worst:.3g} (band {result.residual.band:.2g}), "
-            f"tol {asked.tol}, eps {asked.eps}, sizes {sizes}, cost {_name(asked.cost)}, "
+            f"tol {asked.tol}, eps {asked.eps}, rho {asked.rho}, sizes {sizes}, cost {_name(asked.cost)}, "
             f"{type(like).__module__} {getattr(like, 'dtype', '')}, largest potential {largest:.3g}, "
             f"{result.arithmetic}, rescued {result.rescued}; {options}{', raises' if self.setting.raises else ''}"
         )
@@ -333,6 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tol", type=float, help="with --only: solve it with this tol, at the edge")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no batch after so many seconds")
     parser.add_argument("--frugal", action="store_true", help="every lane in its most frugal representation")
+    parser.add_argument("--soft", type=float, metavar="SHARE", help="share of problems with a soft marginal")
     parser.add_argument("--report", metavar="FILE", help="write the findings there, as JSON")
     chosen = parser.parse_args(arguments)
     seed = secrets.randbelow(2**31) if chosen.seed is None else chosen.seed
@@ -345,6 +348,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scope = scope_of(chosen.backend)
     if chosen.cost:
         scope = replace(scope, costs=tuple(chosen.cost), dense=0.0)
+    if chosen.soft is not None:
+        scope = replace(scope, soft=chosen.soft)
     sys.stdout.write(f"backend {chosen.backend}, seed {seed}\n")
     if chosen.only is not None:
         tally = soak_one(chosen.backend, chosen.only, seed, tol=chosen.tol, scope=scope, frugal=chosen.frugal)

@@ -86,13 +86,28 @@ def certify_on_host(instance: Instance[Any], potentials: Potentials[Any], sweep:
             swept = _sweep(costs, eps, own, other)
         size_a, size_b = abs(f) / eps + abs(log_a), abs(g) / eps + abs(log_b)
         mean = float((swept.rows * size_a).sum()) + float((swept.cols * size_b).sum())
+        targets, error = (a, b), None
+        if not instance.marginals.are_hard:
+            row, col = instance.marginals
+            (masses_a, error_a), (masses_b, error_b) = _targets(a, f, row.kappa), _targets(b, g, col.kappa)
+            targets, error = (masses_a, masses_b), max(error_a, error_b)
         sums = PlanSums(
-            eps, len(a) + len(b), float(abs(swept.rows - a).sum()), float(abs(swept.cols - b).sum()),
+            eps, len(a) + len(b), float(abs(swept.rows - targets[0]).sum()), float(abs(swept.cols - targets[1]).sum()),
             float(swept.rows.sum()), 4 * UNIT * mean, 4 * UNIT * (float(size_a.max()) + float(size_b.max())),
             float(swept.transport), costs.bound, costs.matrix is not None or costs.products, float(swept.added),
-            float(swept.added_most),
+            float(swept.added_most), error,
         )  # fmt: skip
     return certified_residual(sums)
+
+
+def _targets(weights: Any, potentials: Any, kappa: float) -> tuple[Any, float]:
+    """Return `a_i exp(-kappa f_i)`, the masses that potentials ask for, and the sum of their rounding errors."""
+    if kappa == 0.0:
+        return weights, 0.0
+    exponents = kappa * potentials
+    masses = weights * np.exp(-exponents)
+    count = len(weights) + 8
+    return masses, UNIT * (4 * float((abs(exponents) * masses).sum()) + count * float(masses.sum()))
 
 
 def _support(weights: Any) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.consumer_arguments import (
     check_pairs,
     checked_count,
@@ -35,7 +36,7 @@ from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
 from drainsinkhorn.backends.triton.tiles import STORED
-from drainsinkhorn.model.couplings import TransportCost
+from drainsinkhorn.model.couplings import Certificate, TransportCost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
@@ -282,6 +283,10 @@ class TritonCouplings:
             for k, lane in enumerate(stack.lanes):
                 partners[lane] = self._return(lane, cols[k, : len(checked[lane])].long())
         return partners
+
+    def certificates(self) -> list[Certificate]:
+        """What is certain of each plan, by NumPy in float64."""
+        return plain_couplings(self._instances, self._potentials).certificates()
 
     @memory_errors()
     def transport_cost(self) -> list[TransportCost]:
