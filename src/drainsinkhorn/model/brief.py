@@ -32,9 +32,9 @@ def brief(value: Any) -> str:
         if parts and len(numbers_only) == len(parts):
             return f"({', '.join(f'{each:.6g}' for each in numbers_only)})"
     # A named tuple has a repr of its own.
-    if type(value) in (list, tuple):
-        items = cast("Sequence[object]", value)
-        return f"{type(items).__name__} of {len(items)}"
+    for kind in (list, tuple):
+        if type(value) is kind:
+            return f"{kind.__name__} of {len(cast('Sequence[object]', value))}"
     text = " ".join(repr(cast("object", value)).split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
