@@ -36,6 +36,8 @@ from drainsinkhorn.numerics.costs import COSTS, with_matrix
 FORMS = ("distances", "matrix")
 """Forms of costs that it has kernels for."""
 
+CHUNK = 16
+"""Lanes that a thread takes at once, at most."""
 SPLIT_PAIRS = 2**20
 """Pairs from which one lane's sweep is worth sharing among threads."""
 
@@ -322,8 +324,8 @@ class CpuPack:
         legs.discard_lanes(self._table, np.arange(1), 0, 1, 1, self._one)
 
     def _share(self, kernel: Callable[..., None], table: Any, order: NDArray[np.int64], *rest: Any) -> None:
-        """Let the threads take lanes in this order, a few at a time."""
-        chunk = max(1, order.size // (16 * self._threads))
+        """Let the threads take lanes in this order, a few at a time, so that a deep lane keeps few others waiting."""
+        chunk = max(1, min(CHUNK, order.size // (16 * self._threads)))
         firsts = range(0, order.size, chunk)
         each(
             self._threads,
