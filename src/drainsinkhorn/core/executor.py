@@ -311,7 +311,7 @@ class _Window:
             holds = [self.holds[lane] for lane in kept]
         self.progress = Progress([*depths, *[0] * fresh], [*stale, *[math.inf] * fresh])
         self.stops = [self.plan.stop(lane.instance) for lane in lanes]
-        self.holds = [*holds, *(stop if self.plan.holds else -math.inf for stop in self.stops[len(kept) :])]
+        self.holds = [*holds, *(self.stops[len(kept) :] if self.plan.holds else [-math.inf] * fresh)]
 
     def _screen(self, lanes: Sequence[int]) -> Sequence[float]:
         with self._verb("screen"):

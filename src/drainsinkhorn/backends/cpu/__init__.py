@@ -71,7 +71,7 @@ class CpuBackend:
 
     def pack(self, instances: Sequence[Instance[Any]]) -> CpuPack | StreamingPack:
         """Build the lanes and measure their first f-leg."""
-        for instance in instances:
+        for instance in {id(instance.cost.kind): instance for instance in instances}.values():
             require_form(instance, self.name, FORMS)
         threads, arithmetic = self.threads or default_threads(), self.arithmetic(instances[0])
         momentum = self.acceleration == "momentum"
