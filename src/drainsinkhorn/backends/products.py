@@ -42,8 +42,9 @@ def solves_products(backend: B) -> B:
 
     def signature(self: Any, instance: Instance[Any]) -> Hashable:
         """As the method of the class, with a line of their own for dot products."""
-        key = methods["signature"](self, as_squares(instance))
-        return ("products", key) if has_products(instance) else key
+        if not has_products(instance):
+            return methods["signature"](self, instance)
+        return "products", methods["signature"](self, as_squares(instance))
 
     def hints(self: Any, instance: Instance[Any]) -> Hints:
         """As the method of the class."""
