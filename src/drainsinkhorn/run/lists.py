@@ -50,7 +50,7 @@ def validate_list(problems: Any, tol: float, margin: float, init: str) -> list[I
 
 
 def _is_plain(problem: Problem[Any], first: Problem[Any]) -> bool:
-    """True if a problem has a number as its eps, cost and start of the first problem, and no other fields but points."""
+    """True if a problem has a number as eps, the first problem's cost and start, and else only points."""
     return (
         problem.a is None
         and problem.b is None
