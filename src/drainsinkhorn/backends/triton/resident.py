@@ -27,6 +27,7 @@ from drainsinkhorn.backends.triton.launching import Download, Launch, prepared, 
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import options
 from drainsinkhorn.core.protocol import Progress
+from drainsinkhorn.model.instance import Instance
 
 LARGEST_SIDE = 16 * kernels.PARTS.value
 """Most points of a side for which there is a size class."""
@@ -42,8 +43,11 @@ WIDE, WIDE_REGISTERS = 256, 128
 multiprocessor."""
 STAGES = 2
 """Stages of a pipeline: loops over chunks have no products that Triton would pipeline."""
-LAUNCH_PAIRS = 2**38
-"""Scores that one launch computes at most, about a tenth of a second: between launches a call can be interrupted."""
+LAUNCH_PAIRS, PROGRAM_PAIRS = 2**38, 2**31
+"""Scores that one launch, and one program of it, computes at most, some tenths of a second: between two launches a call
+can be interrupted."""
+FLOAT64_COST = 32
+"""Float32 scores that take as long as one in float64; each coordinate takes as long as one more."""
 
 
 class SizeClass(NamedTuple):
@@ -84,6 +88,12 @@ def size_class(size: tuple[int, int], *, float64: bool) -> SizeClass:
         return SizeClass(False, n, m, n, max(1, min(MOST_WARPS, n * m // SCORES_OF_WARP)))
     wide = m >= WIDE
     return SizeClass(False, n, m, CHUNK // m, MOST_WARPS if wide else MOST_WARPS // 2, WIDE_REGISTERS if wide else 0)
+
+
+def _work(chosen: SizeClass, instance: Instance[Any]) -> int:
+    """Return the float32 scores that take as long as one cycle of a lane."""
+    cost = FLOAT64_COST + (0 if instance.x is None else int(instance.x.shape[1])) if chosen.float64 else 1
+    return 2 * chosen.n * chosen.m * cost
 
 
 class ResidentLauncher:
@@ -132,8 +142,9 @@ class ResidentCycles:
         self._report = torch.empty((len(lanes), c.REPORT.value), dtype=torch.float64, device=launcher.device)
         self._download: Download | None = None
         self._classes = resident.by_class(lanes)
-        pairs = 2 * sum(chosen.n * chosen.m * len(part) for chosen, part in self._classes)
-        self.span = max(1, LAUNCH_PAIRS // max(1, pairs))
+        work = [[_work(chosen, lane.inner) for lane in part.lanes] for chosen, part in self._classes]
+        together, alone = sum(map(sum, work)), max(map(max, work), default=0)
+        self.span = max(1, min(LAUNCH_PAIRS // max(1, together), PROGRAM_PAIRS // max(1, alone)))
         """Cycles of a launch at most."""
 
     def run(self, cycles: int, stops: Sequence[float], *, lockstep: bool) -> Progress:
