@@ -13,7 +13,6 @@ from drainsinkhorn.backends.cpu.precision import Arithmetic, choose_arithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, default_threads
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.products import solves_products
-from drainsinkhorn.backends.support import require_hard
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.options import FEW_LANES
 from drainsinkhorn.core.protocol import Hints
@@ -63,7 +62,6 @@ class CpuBackend:
 
     def signature(self, instance: Instance[Any]) -> Hashable:
         """Problems of one representation and precision share packs, whatever their sizes and costs."""
-        require_hard(instance, self.name)
         require_form(instance, self.name, FORMS)
         return self.arithmetic(instance).description
 

@@ -26,7 +26,7 @@ DOUBLE_VECTORS = (
     "a64",  # weights of rows, (n,), in float64, as all of these
     "b64",  # weights of columns, (m,)
     "f",  # potentials of rows, (n,); not of a scaled lane that is ABSORBED
-    "g",  # potentials of columns, (m,); not of a lane that is ABSORBED
+    "g",  # potentials of columns, (m,); not of a lane that is ABSORBED, unless it is soft
     "base_f",  # F, (n,)
     "base_g",  # G, (m,)
     "before",  # x of the last update, (n,); this and the next three only of lanes that are not scaled
@@ -51,6 +51,7 @@ _INTEGERS = (
     "state",  # COLD, FRESH, ABSORBED, NEEDS_KERNEL or NOT_FINITE
     "is_shared",  # 1 if other lanes read the same kernel
     "is_scaled",  # 1 if every f-leg is plain and undamped, so that f is kept as scalings u
+    "is_soft",  # 1 if a marginal is soft; f and g of such a lane are always explicit
 )
 _NUMBERS = (
     "factor",  # turns a cost into a score
@@ -60,6 +61,11 @@ _NUMBERS = (
     "score_rounding",  # rounding bound of a score
     "damping",  # lambda of the rows: 1 / (1 + eps kappa)
     "kappa",  # eps kappa of the rows: 0 where their marginal is hard
+    "col_damping",  # lambda of the columns; these and the next three are used by soft lanes alone
+    "col_kappa",  # eps kappa of the columns
+    "log_row_mass",  # log of the mass of the weights a
+    "log_col_mass",  # and of b
+    "translation",  # t of the pending leg: f + lam t, g - t
     "step",  # of the pending leg
     "beta",  # of the pending leg
     "decided",  # 1 if step and beta are decided, 0 if they are expected
@@ -95,7 +101,7 @@ memory of its own. NOT_FINITE: a potential was not finite; the lane no longer ch
 def new_lanes(count: int) -> NDArray[Any]:
     """Return records of lanes at depth zero that no kernel has measured yet."""
     table = np.zeros(count, dtype=LANE)
-    table["best"], table["damping"] = np.inf, 1.0
+    table["best"], table["damping"], table["col_damping"] = np.inf, 1.0, 1.0
     return table
 
 

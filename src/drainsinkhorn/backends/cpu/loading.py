@@ -5,6 +5,7 @@ Sizes, offsets and addresses are columns; `loading_kernels` loads the lanes one 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -72,7 +73,7 @@ def groups(instances: Sequence[Instance[Any]], itemsize: int) -> Iterator[list[i
     for place, instance in enumerate(instances):
         x, matrix, start, dim = instance.x, instance.matrix, instance.init, instance.dim
         kind = id(instance.cost.kind) if matrix is None else None
-        key = (kind, dim, "given" if isinstance(start, Potentials) else start, instance.marginals.row.kappa)
+        key = (kind, dim, "given" if isinstance(start, Potentials) else start, instance.marginals.are_hard)
         waiting.setdefault(key, []).append(place)
         # Lanes over the same costs follow one another and are loaded together, so that they can share a kernel.
         before, latest = latest, (x, instance.y, matrix)
@@ -110,13 +111,13 @@ def load_group(
 ) -> list[Memory]:
     """Fill records of the lane table for problems of one group; returns what must stay alive with each lane."""
     first, everyone = instances[0], np.arange(len(instances))
-    eps, marginal = np.array([p.eps for p in instances]), first.marginals.row
-    if not marginal.is_hard:
-        table["kappa"], table["damping"] = eps * marginal.kappa, 1 / (1 + eps * marginal.kappa)
+    eps, is_hard = np.array([p.eps for p in instances]), first.marginals.are_hard
+    if not is_hard:
+        _load_marginals(instances, table)
     table["cooldown"] = 0.0 if momentum else np.inf
-    table["is_scaled"] = is_scaled = marginal.is_hard and not momentum
+    table["is_scaled"] = is_scaled = is_hard and not momentum
     # The first leg from a cold start is not damped.
-    is_cold = first.init == "zero" and marginal.is_hard
+    is_cold = first.init == "zero" and is_hard
     table["state"] = COLD if is_cold else FRESH
     rows, cols = np.array([len(p.a) for p in instances]), np.array([len(p.b) for p in instances])
     table["rows"], table["cols"] = rows, cols
@@ -135,6 +136,8 @@ def load_group(
             return _load_dense(instances, eps, table, memory)
         x, y = _clouds(instances)
         if first.init in ("gaussian", "auto"):
+            if not is_hard:
+                a, b = (_flatten([getattr(p, side) / p.masses[i] for p in instances]) for i, side in enumerate("ab"))
             _load_starts(instances, eps, table, share, x, y, a, b)
         _load_points(instances, eps, table, share, x, y, clouds)
     return memory
@@ -157,6 +160,16 @@ def _kernel_owners(instances: Sequence[Instance[Any]], eps: Array, sizes: Places
     return _owners(
         (id(p.x), id(p.y), p.cost.scale, p.eps) if size >= SHARED_BYTES else place for place, (p, size) in keys
     )
+
+
+def _load_marginals(instances: Sequence[Instance[Any]], table: Any) -> None:
+    """Write kappa, damping and mass of both sides of lanes with a soft marginal."""
+    table["is_soft"] = 1
+    for place, instance in enumerate(instances):
+        (row, col), eps, lane = instance.marginals, instance.eps, table[place]
+        lane["kappa"], lane["damping"] = eps * row.kappa, row.damping(eps)
+        lane["col_kappa"], lane["col_damping"] = eps * col.kappa, col.damping(eps)
+        lane["log_row_mass"], lane["log_col_mass"] = map(math.log, instance.masses)
 
 
 def _allocate(

@@ -22,12 +22,13 @@ from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
 from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, Arithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, each
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
-from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states
+from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states, least_damping
 from drainsinkhorn.backends.support import Couple, Support, restrict
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.marginal import BALANCED
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.arrays import float_name, round_to
 from drainsinkhorn.numerics.costs import COSTS, with_matrix
@@ -113,7 +114,10 @@ class States:
         with np.errstate(invalid="ignore"):
             moved = _moved(self.f, short[0], self.f_at) + _moved(self.g, short[1], self.g_at)
         # Written so that NaN and inf, which overflow gives, lead to a wider dtype.
-        fits = wanted & (moved <= budget(self.eps, np.array([instance.tol for instance in self.instances])))
+        tols = np.array([instance.tol for instance in self.instances])
+        # Of most lanes both marginals are hard, and many lanes are rounded at once.
+        dampings = np.array([1.0 if p.marginals is BALANCED else least_damping(p) for p in self.instances])
+        fits = wanted & (moved <= budget(self.eps, tols, dampings))
         for vector, rounded, at in ((self.f, short[0], self.f_at), (self.g, short[1], self.g_at)):
             np.copyto(vector, rounded, where=True if fits.all() else np.repeat(fits, np.diff(at)))
         self._rounded[name] = short[0], short[1]

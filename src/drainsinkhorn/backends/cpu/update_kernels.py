@@ -31,6 +31,7 @@ from __future__ import annotations
 import numpy as np
 
 from drainsinkhorn.backends.cpu import leg_kernels as legs
+from drainsinkhorn.backends.cpu import soft_kernels as soft
 from drainsinkhorn.backends.cpu.lane_table import ABSORBED, COLD, FRESH, NEEDS_KERNEL, NOT_FINITE
 from drainsinkhorn.backends.cpu.leg_kernels import DRIFT, HIGH, LOW, POTENTIALS, groups_of
 from drainsinkhorn.backends.cpu.primitives import (
@@ -251,12 +252,49 @@ def leg_errors(lane):
 
 
 @ordered
+def begin_soft(lane, one):
+    """`begin_cycle` of a soft lane. Where v would leave the range of scalings, the kernel is absorbed anew."""
+    rows, cols, is_fresh = lane.rows, lane.cols, lane.state == FRESH
+    c, v, w = vector(lane.col_sums, cols, one), vector(lane.v, cols, one), vector(lane.w, cols, one)
+    b, g, base = vector(lane.b, cols, one), double(lane.g, cols), double(lane.base_g, cols)
+    plain, f = np.empty(cols), double(lane.f, rows)
+    if is_fresh:
+        base[:] = g
+    soft.apply_rows(lane)
+    near = legs.in_range(c, LOW, HIGH)
+    if near or legs.in_range(c, legs.DEEP_LOW, legs.DEEP_HIGH):
+        shift = lane.damping * lane.translation
+        for j in range(cols):
+            plain[j] = base[j] - log(np.float64(c[j])) - shift
+    else:
+        legs.log_columns(lane, lane.form, np.log(double(lane.a64, rows)) + f, plain)
+    soft.apply_columns(lane, plain)
+    if not (all_finite(g) and all_finite(f)):
+        lane.state = NOT_FINITE
+        lane.stale = np.nan
+        return DONE
+    for j in range(cols):
+        near &= g[j] - base[j] <= DRIFT
+    if not near:
+        lane.state = FRESH
+        return ABSORB
+    expect(lane)
+    lane.state = ABSORBED
+    for j in range(cols):
+        v[j] = exp(g[j] - base[j])
+        w[j] = b[j] * v[j]
+    return SWEEP
+
+
+@ordered
 def begin_cycle(lane, one):
     """Apply the pending f-leg and the g-leg after it, `numerics.update.update`; return the first phase of the cycle."""
     rows, cols, is_fresh = lane.rows, lane.cols, lane.state == FRESH
     lane.depth += 1
     if lane.state == NOT_FINITE:
         return DONE
+    if lane.is_soft:
+        return begin_soft(lane, one)
     c, v, w = vector(lane.col_sums, cols, one), vector(lane.v, cols, one), vector(lane.w, cols, one)
     b = vector(lane.b, cols, one)
     if is_fresh:
@@ -290,8 +328,11 @@ def is_near(lane, one):
         near = legs.in_range(vector(lane.row_sums, rows, one), LOW, HIGH)
     else:
         next_f, base, near = double(lane.next_f, rows), double(lane.base_f, rows), True
+        # A row of a soft lane may have far less mass than its weight, and adds nothing to columns then.
+        lowest = -np.inf if lane.is_soft else -DRIFT
         for i in range(rows):
-            near &= abs(next_f[i] - base[i]) <= DRIFT
+            away = next_f[i] - base[i]
+            near &= away <= DRIFT and away >= lowest
     return near and legs.in_range(vector(lane.col_sums, lane.cols, one), LOW, HIGH)
 
 
@@ -319,13 +360,31 @@ def end_sweep(lane, one):
     along = 0.0
     if lane.is_scaled:
         error = legs.scaled_residual(vector(lane.a, rows, one), r, vector(lane.u, rows, one))
+    elif lane.is_soft:
+        error, along = soft.soft_errors(lane)
     else:
         error, along = leg_errors(lane)
     lane.stale = error + lane.bound + lane.sum_rounding
+    if lane.is_soft:
+        lane.stale = error + (lane.bound + lane.sum_rounding) * (1 + error)
     if lane.is_scaled or decide(lane, error, along):
         return True
     propose(lane, np.int64(0), rows, one)
     return False
+
+
+@ordered
+def finish_soft(lane):
+    """The part of `end_absorb` that is different in a soft lane: residual, bound, translation and decision."""
+    rows, cols = lane.rows, lane.cols
+    f, g = double(lane.f, rows), double(lane.g, cols)
+    lane.bound += soft.target_rounding(lane, f, g)
+    if lane.decided == 0:
+        error, along = soft.soft_errors(lane)
+        decide(lane, error, along)
+    else:
+        error, _ = soft.relative_residual(double(lane.a64, rows), double(lane.logs, rows), f, lane.kappa)
+    lane.stale = error + (lane.bound + lane.sum_rounding) * (1 + error)
 
 
 @ordered
@@ -348,12 +407,14 @@ def end_absorb(lane, one):
     logs = double(lane.logs, rows)
     for i in range(rows):
         logs[i] = f[i] - base_f[i]
-    if lane.decided == 0:
+    if lane.is_soft:
+        finish_soft(lane)
+    elif lane.decided == 0:
         error, along = leg_errors(lane)
         decide(lane, error, along)
     propose(lane, np.int64(0), rows, one)
     # The absorption has added up the columns of the plain, undamped leg.
-    return lane.step * lane.damping == 1.0 and lane.beta == 0.0
+    return lane.step * lane.damping == 1.0 and lane.beta == 0.0 and lane.kappa == 0.0
 
 
 @ordered
