@@ -33,6 +33,8 @@ DOUBLE_VECTORS = (
     "next_f",  # f after the pending leg, (n,)
     "next_x",  # x of the pending leg, (n,)
     "logs",  # log marginal ratios L of the pending leg, (n,)
+    "row_work",  # scratch, (2 n,); this and the next only of lanes that are soft
+    "col_work",  # scratch, (3 m,)
 )
 _MATRICES = (
     "kernel",  # K_ij = exp(F_i + G_j - S_ij), (n, m), in the lane's precision

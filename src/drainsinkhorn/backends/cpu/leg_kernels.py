@@ -305,7 +305,7 @@ def screen_soft(lane, one):
         w, r = vector(lane.w, cols, one), np.empty_like(vector(lane.a, rows, one))
         sum_rows(vector(lane.kernel, rows * cols, one), cols, w, r, np.int64(0), rows)
         soft.log_ratios_of(r, f, double(lane.base_f, rows), logs)
-    error = soft.relative_residual(double(lane.a64, rows), logs, f, lane.kappa)[0]
+    error = soft.relative_residual(double(lane.a64, rows), logs, f, lane.kappa, np.empty(2 * rows))[0]
     return error + (lane.bound + lane.sum_rounding) * (1 + error)
 
 
@@ -343,8 +343,9 @@ def verify_soft(lane, f, g, one):
         for j in range(cols):
             columns[j] = g[j] - columns[j]
         soft_log_rows(lane, form, f, g, logs)
-    row = soft.relative_residual(double(lane.a64, rows), logs, f, lane.kappa)[0]
-    col = soft.relative_residual(double(lane.b64, cols), columns, g, lane.col_kappa)[0]
+    work = np.empty(2 * max(rows, cols))
+    row = soft.relative_residual(double(lane.a64, rows), logs, f, lane.kappa, work)[0]
+    col = soft.relative_residual(double(lane.b64, cols), columns, g, lane.col_kappa, work)[0]
     return row, col
 
 

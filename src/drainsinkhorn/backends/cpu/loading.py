@@ -186,10 +186,11 @@ def _allocate(
         is_scaled: True if all lanes are scaled.
     """
     n, m, lanes, dim = table["rows"], table["cols"], len(table), first.dim
+    is_soft = not first.marginals.are_hard
     own_kernel, own_clouds = kernels == np.arange(lanes), (clouds == np.arange(lanes)) & (not first.is_dense)
     panels = -(-m // WIDE) * WIDE
     sizes = [n, m, n, m, m, n, n, m, np.clip(n // GROUP_ROWS, 1, GROUPS) * m, n, m, n, m, n, m]
-    sizes += [n * (not is_scaled)] * 4
+    sizes += [n * (not is_scaled)] * 4 + [2 * n * is_soft, 3 * m * is_soft]
     sizes += [n * m * own_kernel, n * m * (own_kernel & caches_scores(first, n * m))]
     sizes += [size * own_clouds for size in (n * dim, panels * dim, n, panels)]
     itemsizes = np.full(len(ADDRESSES), 8)

@@ -35,15 +35,17 @@ def log_sum(weights, exponents):
 
 
 @ordered
-def relative_residual(weights, logs, potentials, kappa):
+def relative_residual(weights, logs, potentials, kappa, work):
     """The residual of a side relative to the mass of the plan, and log of that: `numerics.soft.soft_residual`.
 
     Terms `|r - exp(-kappa f)|` are differences here, which costs two exponentials a point that the compiler vectorises.
+    `work` is scratch, (2 n,).
     """
     size, top = logs.size, maximum(logs)
-    ratios, targets, missed, mass = np.empty(size), np.empty(size), 0.0, 0.0
+    ratios, targets, missed, mass = work[:size], work[size : 2 * size], 0.0, 0.0
     for i in range(size):
         ratios[i] = exp(logs[i] - top)
+    for i in range(size):
         targets[i] = exp(-kappa * potentials[i] - top)
     for i in range(size):
         mass += weights[i] * ratios[i]
@@ -67,14 +69,15 @@ def soft_errors(lane):
     a, logs = double(lane.a64, rows), double(lane.logs, rows)
     f, before = double(lane.f, rows), double(lane.before, rows)
     kappa, damping, along = lane.kappa, lane.damping, 0.0
-    error, log_mass = relative_residual(a, logs, f, kappa)
+    work = double(lane.row_work, 2 * rows)
+    error, log_mass = relative_residual(a, logs, f, kappa, work)
     for i in range(rows):
         along -= a[i] * (logs[i] + kappa * f[i]) * (f[i] - before[i])
     lane.translation = 0.0
     if lane.cooldown < np.inf:
         own, other = lane.log_row_mass, lane.log_col_mass
         if kappa > 0:
-            exponents = np.empty(rows)
+            exponents = work[:rows]
             for i in range(rows):
                 exponents[i] = -kappa * (f[i] - damping * (logs[i] + kappa * f[i]))
             own = log_sum(a, exponents)
@@ -110,11 +113,13 @@ def apply_columns(lane, plain):
     g, shift, damping = double(lane.g, cols), lane.translation, lane.col_damping
     lane.decided = 0.0
     if lane.rows_exact > 0 and lane.cooldown < np.inf:
-        logs, moved = np.empty(cols), np.empty(cols)
+        # The first part is `plain`.
+        work = double(lane.col_work, 3 * cols)
+        logs, moved, scratch = work[cols : 2 * cols], work[2 * cols :], np.empty(2 * cols)
         for j in range(cols):
             moved[j] = g[j] - shift
             logs[j] = moved[j] - plain[j]
-        lane.col_residual = relative_residual(double(lane.b64, cols), logs, moved, lane.col_kappa)[0]
+        lane.col_residual = relative_residual(double(lane.b64, cols), logs, moved, lane.col_kappa, scratch)[0]
     for j in range(cols):
         g[j] = damping * plain[j]
 

@@ -257,7 +257,7 @@ def begin_soft(lane, one):
     rows, cols, is_fresh = lane.rows, lane.cols, lane.state == FRESH
     c, v, w = vector(lane.col_sums, cols, one), vector(lane.v, cols, one), vector(lane.w, cols, one)
     b, g, base = vector(lane.b, cols, one), double(lane.g, cols), double(lane.base_g, cols)
-    plain, f = np.empty(cols), double(lane.f, rows)
+    plain, f = double(lane.col_work, 3 * cols)[:cols], double(lane.f, rows)
     if is_fresh:
         base[:] = g
     soft.apply_rows(lane)
@@ -269,7 +269,7 @@ def begin_soft(lane, one):
     else:
         legs.log_columns(lane, lane.form, np.log(double(lane.a64, rows)) + f, plain)
     soft.apply_columns(lane, plain)
-    if not (all_finite(g) and all_finite(f)):
+    if not near and not (all_finite(g) and all_finite(f)):
         lane.state = NOT_FINITE
         lane.stale = np.nan
         return DONE
@@ -383,7 +383,8 @@ def finish_soft(lane):
         error, along = soft.soft_errors(lane)
         decide(lane, error, along)
     else:
-        error, _ = soft.relative_residual(double(lane.a64, rows), double(lane.logs, rows), f, lane.kappa)
+        work = double(lane.row_work, 2 * rows)
+        error, _ = soft.relative_residual(double(lane.a64, rows), double(lane.logs, rows), f, lane.kappa, work)
     lane.stale = error + (lane.bound + lane.sum_rounding) * (1 + error)
 
 
