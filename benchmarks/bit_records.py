@@ -71,9 +71,14 @@ def record_ledger(ledger: Any) -> dict[str, Any]:
 
 
 def without_schedule(value: Any) -> Any:
-    """A record without what says when lanes were audited and repacked; of the ledger, slots, legs and depths remain."""
+    """A record without what says when lanes were audited and repacked.
+
+    Of the ledger, slots, legs and depths remain; results of a stream are sorted by ticket.
+    """
     if isinstance(value, list):
-        return [without_schedule(each) for each in value]
+        rows = [without_schedule(each) for each in value]
+        has_tickets = all(isinstance(row, dict) and "ticket" in row for row in rows)
+        return sorted(rows, key=lambda row: row["ticket"]) if has_tickets else rows
     if not isinstance(value, dict):
         return value
     row = {name: without_schedule(each) for name, each in value.items()}
