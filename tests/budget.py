@@ -10,7 +10,7 @@ BUDGET = {
     "bench": 130,
     "src": 30,
     "tests": 10,
-    "tests/apps": 45,
+    "tests/apps": 100,
     "tests/backends": 30,
     "tests/backends/certificate": 10,
     "tests/backends/cpu": 50,

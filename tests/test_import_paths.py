@@ -14,8 +14,8 @@ PUBLIC: dict[str, str] = {
     "drainsinkhorn": """Audit BackendUnavailable Client ContractError ConvergenceWarning Cost DeadlineError Distances
         Divergences DrainError Feed FeedClosed FeedFull Formula Geometric Instance Interrupted KernelCacheWarning Ledger
         MODES Mode NotConverged ObserverWarning Options OptionsError OutOfMemory PointCost Potentials Problem
-        ProblemError Profile Residual Result Solution Status TransportCost apply barycentric_map divergence extend
-        partners plan problems sample solve stream to_frame top_match transport_cost
+        ProblemError Profile Residual Result Solution Status SubstitutionWarning TransportCost apply barycentric_map
+        divergence extend partners plan problems sample solve stream to_frame top_match transport_cost
         __version__""",
     "drainsinkhorn.flow": "CoupledBatches CouplingDataset OTPlanSampler Pairs couple_minibatches",
     "drainsinkhorn.flow.matchers": """ConditionalFlowMatcher EntropicOptimalTransportConditionalFlowMatcher

@@ -2,6 +2,7 @@
 
 from drainsinkhorn.core.audit import Audit as Audit
 from drainsinkhorn.core.audit import Geometric as Geometric
+from drainsinkhorn.core.history import ResidualHistory as ResidualHistory
 from drainsinkhorn.core.ledger import Ledger as Ledger
 from drainsinkhorn.core.options import MODES as MODES
 from drainsinkhorn.core.options import Mode as Mode
@@ -32,6 +33,7 @@ from drainsinkhorn.model.errors import ObserverWarning as ObserverWarning
 from drainsinkhorn.model.errors import OptionsError as OptionsError
 from drainsinkhorn.model.errors import OutOfMemory as OutOfMemory
 from drainsinkhorn.model.errors import ProblemError as ProblemError
+from drainsinkhorn.model.errors import SubstitutionWarning as SubstitutionWarning
 from drainsinkhorn.model.instance import Instance as Instance
 from drainsinkhorn.model.problem import Potentials as Potentials
 from drainsinkhorn.model.problem import Problem as Problem
@@ -42,12 +44,15 @@ from drainsinkhorn.numerics.costs import Formula as Formula
 from drainsinkhorn.numerics.costs import PointCost as PointCost
 from drainsinkhorn.plans.consumers import apply as apply
 from drainsinkhorn.plans.consumers import barycentric_map as barycentric_map
+from drainsinkhorn.plans.consumers import map_points as map_points
 from drainsinkhorn.plans.consumers import normalised_entropy as normalised_entropy
 from drainsinkhorn.plans.consumers import partners as partners
 from drainsinkhorn.plans.consumers import plan as plan
 from drainsinkhorn.plans.consumers import sample as sample
 from drainsinkhorn.plans.consumers import top_match as top_match
 from drainsinkhorn.plans.consumers import transport_cost as transport_cost
+from drainsinkhorn.plans.sparse import SparsePlan as SparsePlan
+from drainsinkhorn.plans.sparse import sparse_plan as sparse_plan
 from drainsinkhorn.run.batches import concatenate as concatenate
 from drainsinkhorn.run.client import Client as Client
 from drainsinkhorn.run.extend import extend as extend

@@ -79,7 +79,7 @@ def divergence(
         x: Clouds: shared (n, d), stacked (W, n, d), or a list of unequal ones; see `problems`.
         y: Clouds of the other side, in one of the forms of x.
         eps: A number, `relative`, `sharpness`, or a list with one of them for each pair. None: `relative(0.05)`. All
-            three problems of a pair have the same eps: one that is relative, or a sharpness, is that of x to y.
+            three problems of a pair have the same eps: one that is relative, or a sharpness, is found for x to y.
         a: Weights of x.
         b: Weights of y.
         cost: A name, Cost, PointCost, Formula or CostFn of OTT: a cost between points.

@@ -349,7 +349,7 @@ def test_course_and_tables_in_short(found: Any) -> None:
     table = found.transitions(NAMES, 0)
     assert repr(table) == "Table(3 sources x 3 targets, 6 bootstraps)"
     text = table._repr_html_()
-    assert f"{table.law[0, 0]:.2f} ± {table.spread[0, 0]:.2f}" in text
+    assert f"{table.conditional[0, 0]:.2f} ± {table.spread[0, 0]:.2f}" in text
     many = Table([f"<{k}>" for k in range(14)], ["a"], np.ones((14, 1)) / 14, np.empty((0, 14, 1)))
     assert "2 more sources" in many._repr_html_()
     assert "&lt;1&gt;" in many._repr_html_()

@@ -299,7 +299,7 @@ class TestAhead:
         x0, x1 = clouds()
         with pytest.raises(ds.ProblemError, match=r"minibatch 1 cannot be coupled: INVALID: x\[0, 0\] is nan"):
             couple_minibatches([(x0, x1), (x0 * float("nan"), x1)], eps=0.5)
-        with pytest.raises(ds.ProblemError, match=r"minibatch 0 must be \(x0, x1\).* got 1 entries"):
+        with pytest.raises(ds.ProblemError, match=r"minibatch 0 must be \(x0, x1\).* got 1 entries; .*noise=torch"):
             couple_minibatches([(x0,)], eps=0.5)
         with pytest.raises(ds.ProblemError, match="minibatch 0 has no labels"):
             couple_minibatches([(x0, x1)], eps=0.5, by_class=True)

@@ -33,7 +33,7 @@ def table(bootstraps: int = 0) -> cells.Table:
 def test_transitions_show_shares(bootstraps: int) -> None:
     shown = table(bootstraps)
     ax = plots.transitions(shown)
-    assert np.array_equal(ax.images[0].get_array(), shown.law)
+    assert np.array_equal(ax.images[0].get_array(), shown.conditional)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["stem", "<b>"]
     texts = [text.get_text().partition("\n") for text in ax.texts]
     # 0.4 % is not written.
@@ -47,6 +47,12 @@ def test_transitions_show_shares(bootstraps: int) -> None:
 def scores(values: list[float], threshold: float = 1.0) -> sensors.Scores:
     array = np.array(values)
     return sensors.Scores(array, ~(array <= threshold), None, threshold)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "angle"), [("Neuroblast_ASG_AWA", 40.0), ("neuron", 0.0)])
+def test_a_long_name_beside_short_ones_is_drawn_at_an_angle(name: str, angle: float) -> None:
+    ax = plots.transitions(cells.Table(["a"], ["AWA", "AWB", "AWC", name], np.full((1, 4), 0.25), np.empty((0, 1, 4))))
+    assert {text.get_rotation() for text in ax.get_xticklabels()} == {angle}
 
 
 def test_drift_shows_threshold_alarms_and_scores_that_are_not_finite() -> None:

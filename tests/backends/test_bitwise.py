@@ -29,9 +29,11 @@ class Picky:
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         said = super().verify(lanes, exact=exact).rows()  # type: ignore[misc]
         counts = self.__dict__.setdefault("counts", {})
-        for k, lane in enumerate(self._lanes[i] for i in lanes):  # type: ignore[attr-defined]
-            if lane.instance.tol == REJECTED_TOL and counts.setdefault(lane, 0) < 2:
-                counts[lane] += 1
+        own = self._lanes  # type: ignore[attr-defined]
+        instances = getattr(own, "instances", None) or [lane.instance for lane in own]
+        for k, instance in enumerate(instances[i] for i in lanes):
+            if instance.tol == REJECTED_TOL and counts.setdefault(instance, 0) < 2:
+                counts[instance] += 1
                 said[k] = said[k]._replace(col=1.0)
         return Residuals.from_rows(said)
 

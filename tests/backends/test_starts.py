@@ -14,8 +14,8 @@ from scipy.special import logsumexp
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load, support
 from drainsinkhorn.backends.cpu import CpuBackend
-from drainsinkhorn.backends.cpu.loading import gaussian_starts
 from drainsinkhorn.testing.auditor import marginal_errors
+from tests.gaussian import gaussian_starts
 
 BACKENDS = ["reference", "cpu"]
 
@@ -118,7 +118,7 @@ class TestGaussian:
     def test_what_it_cannot_do_is_refused(self) -> None:
         result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, cost="cosine", init="gaussian")], warn=False)[0]
         assert result.status is ds.Status.INVALID
-        assert 'needs the cost sqeuclidean, this one is cosine; use "auto" or "zero"' in result.message
+        assert "needs the cost sqeuclidean or a dot product, this one is cosine" in result.message
         result = ds.solve([ds.Problem(x=cloud(0), y=cloud(1), eps=1.0, init="warm")], warn=False)[0]
         assert "init 'warm' is unknown; use one of ['auto', 'gaussian', 'zero']" in result.message
         with pytest.raises(ds.OptionsError, match="init must be one of"):

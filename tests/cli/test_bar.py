@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from drainsinkhorn.cli.bar import UNKNOWN, Bar, TimeLeft
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.events import Advanced, Event, Finished, Observer, Rescuing, fan_out
 from drainsinkhorn.core.executor import execute
@@ -17,6 +16,7 @@ from drainsinkhorn.core.options import Options
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.core.source import Admission, Batch
 from drainsinkhorn.model.status import Status
+from drainsinkhorn.run.progress import UNKNOWN, Bar, TimeLeft
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted
 
 PER_SLOT = 0.25
@@ -62,6 +62,27 @@ def test_lanes_that_fall_evenly_are_foretold_to_the_second() -> None:
     assert found[0][1] is None
     for now, left in found[1:]:
         assert left == pytest.approx(end - now)
+
+
+def test_no_lane_is_foretold_beyond_the_depth_limit() -> None:
+    clock, found = Clock(), list[float | None]()
+    left = TimeLeft(2, clock, max_depth=40)
+
+    def look(event: Event) -> None:
+        if isinstance(event, Advanced):
+            found.append(left.seconds())
+
+    run([Script(400, start=50.0)] * 2, fan_out(clock.tick, left, look), max_depth=40)
+    known = [seconds for seconds in found if seconds is not None]
+    assert known
+    assert max(known) <= 2 * 40 * PER_SLOT
+
+
+def test_a_stream_of_unknown_length_has_no_time_left() -> None:
+    clock = Clock()
+    left = TimeLeft(None, clock)
+    run([Script(16, start=50.0)] * 4, fan_out(clock.tick, left))
+    assert left.seconds() is None
 
 
 @pytest.mark.parametrize("mode", ["compact", "stream", "width-one"])

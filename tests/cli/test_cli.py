@@ -70,6 +70,11 @@ class TestSolve:
         assert json.loads(str(saved["ledger"]))["slots"] == solution.ledger.slots
         assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
 
+    def test_the_eps_of_a_file_without_one_is_that_of_solve(self, tmp_path: Path) -> None:
+        source = save(tmp_path / "in.npz", x=X, y=Y)
+        assert drain("solve", source, "-o", tmp_path / "out.npz").exit_code == 0
+        assert load(tmp_path / "out.npz")["eps"].tolist() == [result.eps for result in ds.solve(X, Y)]
+
     def test_ragged(self, tmp_path: Path) -> None:
         source = save(
             tmp_path / "in.npz",
@@ -203,7 +208,6 @@ class TestBadFiles:
     @pytest.mark.parametrize(
         ("arrays", "message"),
         [
-            ({"x": X, "y": Y}, "has no eps"),
             ({"x": X, "y": Y, "eps": 1.0, "epsilon": 1.0}, "unknown key 'epsilon'; known keys are x, y, a, b, eps"),
             ({"x": X, "y": Y, "eps": 1.0, "f": X[:, :, 0]}, "only one of f and g"),
             ({"x": X[0], "y": Y[0], "eps": 1.0, "x_sizes": [5, 5]}, "x has shape (12, 2), but its sizes add up to 10"),

@@ -54,7 +54,7 @@ def test_an_installed_command_runs_and_is_listed(weighing: Path) -> None:
     assert drain(weighing, "weigh", "plan", "out.npz") == "out.npz weighs one\n"
     listed = drain(weighing, "--help")
     assert "Weigh a plan." in listed
-    assert "Solve the problems of an .npz file." in listed
+    assert "Solve problems of an .npz file" in listed
 
 
 def test_an_own_command_is_not_replaced(weighing: Path) -> None:

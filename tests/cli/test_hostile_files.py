@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from drainsinkhorn.cli import files
 from drainsinkhorn.cli.main import app
 from drainsinkhorn.cli.messages import escape
-from drainsinkhorn.cli.paths import replace_file
 from drainsinkhorn.model.errors import FileError
 from drainsinkhorn.run import archives
+from drainsinkhorn.run.saved import replace_file
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(3, 6, 2)), rng.normal(size=(3, 5, 2))

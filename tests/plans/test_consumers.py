@@ -242,7 +242,7 @@ class TestBadInput:
             ds.barycentric_map(pair, "up")
         with pytest.raises(ds.ProblemError, match="count must be an integer of at least 1, got 0"):
             ds.sample(pair, 0, seed=0)
-        with pytest.raises(ds.ProblemError, match=r"seed must be a non-negative integer, got -1$"):
+        with pytest.raises(ds.ProblemError, match=r"seed must be a non-negative integer, .*, got -1$"):
             ds.sample(pair, 5, seed=-1)
 
     def test_a_large_plan_is_refused(self, pair: Any) -> None:

@@ -26,8 +26,8 @@ CASES = 1500 if os.environ.get("DRAIN_SOAK") else 60
 LOOSE, TIGHT = 1e-2, 1e-5
 PAGE = 4096
 COLUMNS = (
-    "ticket", "settings", "problem", "status", "depth", "row", "col", "band", "f_dtype", "f", "g_dtype", "g", "widened",
-    "rescued", "streamed", "arithmetic", "detail", "checksum",
+    "ticket", "settings", "problem", "status", "depth", "row", "col", "band", "eps", "f_dtype", "f", "g_dtype", "g",
+    "widened", "rescued", "streamed", "arithmetic", "detail", "checksum",
 )  # fmt: skip
 
 

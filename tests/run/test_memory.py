@@ -18,7 +18,6 @@ from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.resources import MemoryBlock
 from drainsinkhorn.backends.reference import ReferenceBackend
 from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
-from drainsinkhorn.cli.files import write_solution
 from drainsinkhorn.cli.show import as_row
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.executor import execute
@@ -31,6 +30,7 @@ from drainsinkhorn.numerics.memory import is_out_of_memory, memory_errors
 from drainsinkhorn.run import extend as extend_module
 from drainsinkhorn.run import stack as batch_module
 from drainsinkhorn.run.journal import Journal
+from drainsinkhorn.run.saved import write_solution
 from drainsinkhorn.run.session import Session
 from drainsinkhorn.testing.auditor import marginal_errors
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted

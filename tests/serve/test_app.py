@@ -166,7 +166,7 @@ class TestRefusals:
             (b'{"x": {"a": 1}, "y": [[1]], "eps": 1}', "x must hold numbers"),
             (b'{"x": [[true]], "y": [[1]], "eps": 1}', "x must hold numbers"),
             (b'{"x": null, "y": [[1]], "eps": 1}', "x must hold numbers"),
-            (b'{"x": [[1]], "y": [[1]]}', "has no eps"),
+            (b'{"x": [[1]], "y": [[1]], "epsilon": 1}', "it is eps here"),
             (b'{"x": [[1]], "y": [[1]], "eps": 1, "\\u001b[31m\\ud800": 1}', "unknown key"),
             (b'{"x": [[1]], "y": [[1]], "eps": 1, "format": 2}', "format"),
             (b'{"x": [[1]], "y": [[1]], "eps": 1, "x_sizes": [1.5]}', "x_sizes must hold integers"),
@@ -287,7 +287,7 @@ class TestMetrics:
             before = metrics(server)
             sent = [solve(server, EASY) for _ in range(5)]
             sent.append(solve(server, pack(x=X, y=Y, eps=[0.5, -1.0, 0.5]), Content_Type=NPZ))
-            sent += [solve(server, {}), ask(server, "GET", "/nowhere"), solve(server, {**EASY, "eps": 0})]
+            sent += [solve(server, {"z": 1}), ask(server, "GET", "/nowhere"), solve(server, {**EASY, "eps": 0})]
             after = metrics(server)
 
         def change(name: str) -> float:

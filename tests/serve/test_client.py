@@ -50,6 +50,18 @@ def test_results_equal_those_of_solve(server: Server, case: str) -> None:
     assert results[0].map is results[0].cost is None
 
 
+@pytest.mark.parametrize("eps", [None, ds.relative(0.0123456789, of="std"), ds.sharpness(0.3)], ids=str)
+@pytest.mark.parametrize("is_one", [True, False])
+def test_an_eps_that_is_found_from_the_cost(server: Server, eps: Any, is_one: bool) -> None:
+    points = (CLOUDS[0], Y) if is_one else (CLOUDS, Y)
+    with Remote(server.address) as remote:
+        results = remote.solve(*points, eps=eps)
+        with pytest.raises(ds.ProblemError, match="a text has no place for within="):
+            remote.solve(*points, eps=ds.sharpness(0.3, within=0.3))
+    expected = ds.solve(*points, eps=eps, backend="cpu")
+    assert [result.eps for result in results] == pytest.approx([result.eps for result in expected], rel=1e-6)
+
+
 def test_widened_and_plain_potentials_in_one_answer(server: Server) -> None:
     points, options = CASES["float32 widened"]
     with Remote(server.address) as remote:

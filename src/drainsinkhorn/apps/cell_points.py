@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from drainsinkhorn.apps.time_points import categories_of, time_points
 from drainsinkhorn.model.errors import BackendUnavailable, ProblemError
 from drainsinkhorn.numerics.arrays import to_numpy
 
@@ -29,7 +30,7 @@ DEFAULT_REP = _DefaultRep("X_pca")
 
 
 class Annotated(NamedTuple):
-    """What is known of cells.
+    """Points of cells, and their times, weights and names.
 
     Attributes:
         points: Points of the cells, (n, d): an array, a sparse matrix or an open file.
@@ -61,19 +62,19 @@ def chosen_rep(rep: Any, use_rep: Any) -> Any:
     return use_rep
 
 
-def annotated(data: Any, key: Any, rep: Any, weights: Any) -> Annotated:
-    """What an AnnData, a DataFrame or an array says of its cells; columns are looked up and matched by cell names."""
+def read_cells(data: Any, key: Any, rep: Any, weights: Any) -> Annotated:
+    """Return points, times and weights of cells. Columns are looked up, and a Series is matched by cell names."""
     if hasattr(data, "obs"):
-        found = _from_anndata(data, key, rep, weights)
+        cells = _from_anndata(data, key, rep, weights)
     elif hasattr(data, "columns") and hasattr(data, "index"):
-        found = _from_frame(data, key, weights)
+        cells = _from_frame(data, key, weights)
     else:
         points = data if is_sparse(data) else to_numpy(data)
-        found = Annotated(points, key, weights, None)
+        cells = Annotated(points, key, weights, None)
     key, weights = (
-        match_index(values, found.index, what) for values, what in ((found.key, "key"), (found.weights, "weights"))
+        match_index(values, cells.index, what) for values, what in ((cells.key, "key"), (cells.weights, "weights"))
     )
-    return Annotated(found.points, key, weights, found.index)
+    return Annotated(cells.points, key, weights, cells.index)
 
 
 def match_index(values: Any, index: Any, what: str) -> Any:
@@ -164,14 +165,14 @@ def clouds_of(points: Any, groups: Sequence[Array]) -> list[Array]:
 def _announce_dense(count: int, points: Any) -> None:
     """Warn that `count` rows of a sparse matrix become dense; ProblemError if they are too large."""
     size = count * points.shape[1] * np.dtype(points.dtype).itemsize
-    what = f"{count} cells x {points.shape[1]} features of {points.dtype} are {size:,} bytes as a dense array"
+    description = f"{count} cells x {points.shape[1]} features of {points.dtype} are {size:,} bytes as a dense array"
     if size > DENSE_BYTES:
         raise ProblemError(
-            f"the points are a sparse matrix; {what}, more than the {DENSE_BYTES:,} allowed; couple in principal "
-            'components (scanpy.pp.pca, then use_rep="X_pca"), choose features, or pass a dense array'
+            f"the points are a sparse matrix; {description}, more than the {DENSE_BYTES:,} allowed; couple in "
+            'principal components (scanpy.pp.pca, then use_rep="X_pca"), choose features, or pass a dense array'
         )
     warnings.warn(
-        f"the points are a sparse matrix and become dense: {what}; principal components "
+        f"the points are a sparse matrix and become dense: {description}; principal components "
         '(scanpy.pp.pca, then use_rep="X_pca") are smaller and coupled faster',
         UserWarning,
         stacklevel=5,
@@ -179,7 +180,7 @@ def _announce_dense(count: int, points: Any) -> None:
 
 
 def _read_rows(points: Any, cells: Array) -> Array:
-    """Read rows of a file, some of them at a time: files are slow to read at many places."""
+    """Read rows of a file, some of them at a time, because reading many scattered rows is slow."""
     count, width = points.shape
     step = max(1, BLOCK_BYTES // max(1, width * np.dtype(points.dtype).itemsize))
     cloud = np.empty((len(cells), width), dtype=points.dtype)
@@ -193,3 +194,63 @@ def _read_rows(points: Any, cells: Array) -> Array:
         cloud[done : done + inside.size] = rows.toarray() if hasattr(rows, "toarray") else np.asarray(rows)
         done += inside.size
     return cloud
+
+
+def read_timepoints(
+    data: Any, key: Any, rep: Any, times: Any, weights: Any
+) -> tuple[list[Any], list[Array], list[Any], Any, Any]:
+    """Return the time points in order; the indices of the cells of each, their points and their weights; cell names.
+
+    Raises ProblemError for data that have no such points, times or weights.
+    """
+    if isinstance(data, Mapping):
+        if weights is not None or key is not None:
+            raise ProblemError("with a mapping from times to clouds there is neither key nor weights")
+        names = time_points(times, list(data), None)
+        clouds: list[Any] = []
+        for name in names:
+            points = data[name]
+            clouds += clouds_of(points, [np.arange(points.shape[0])]) if is_sparse(points) else [to_numpy(points)]
+        places = [np.arange(len(c)) for c in clouds]
+        _require_finite(names, places, clouds)
+        return names, places, clouds, [np.ones(len(c)) for c in clouds], None
+    points, key, weights, index = read_cells(data, key, rep, weights)
+    if key is None:
+        raise ProblemError("key is missing: the times of the cells, or the column of obs that has them")
+    labels = np.asarray(key)
+    if labels.dtype.kind in "mM":
+        # Python has no dates in nanoseconds: NumPy would turn them into integers.
+        labels = labels.astype(f"{labels.dtype.str[:3]}[us]")
+    count = points.shape[0]
+    if len(points.shape) != 2 or labels.shape != (count,):
+        raise ProblemError(f"key must name one time for each of {count} cells, got shape {labels.shape}")
+    masses = np.ones(count) if weights is None else to_numpy(weights).astype(np.float64)
+    if masses.shape != (count,):
+        raise ProblemError(f"weights must be one for each of {count} cells, got shape {masses.shape}")
+    names = time_points(times, labels.tolist(), categories_of(key))
+    for name in names:
+        own = masses[labels == name]
+        if not (np.isfinite(own).all() and (own >= 0).all() and own.sum() > 0):
+            raise ProblemError(f"weights of time point {name!r} must be finite, not negative, and not all zero")
+    cells = [np.flatnonzero(labels == name) for name in names]
+    clouds = clouds_of(points, cells)
+    _require_finite(names, cells, clouds)
+    return names, cells, clouds, [masses[c] for c in cells], index
+
+
+def _require_finite(names: list[Any], cells: list[Array], clouds: list[Array]) -> None:
+    """Raise ProblemError at the first coordinate that is not finite, with its cell and time point."""
+    for name, places, cloud in zip(names, cells, clouds, strict=True):
+        try:
+            finite = np.isfinite(cloud.astype(np.float64))
+        except (TypeError, ValueError):
+            raise ProblemError(f"points of time point {name!r} must be numbers, got {cloud.dtype}") from None
+        if finite.all():
+            continue
+        cell, *coordinate = np.argwhere(~finite)[0]
+        count = len(cloud) - int(finite.reshape(len(cloud), -1).all(1).sum())
+        raise ProblemError(
+            f"coordinate {', '.join(map(str, coordinate))} of cell {places[cell]}, of time point {name!r}, is "
+            f"{cloud[(cell, *coordinate)]} ({count} cells of this time point are not finite); leave such cells out, or "
+            "compute their coordinates anew"
+        )

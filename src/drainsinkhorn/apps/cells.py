@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.apps.cell_points import (
     DEFAULT_REP,
-    annotated,
     chosen_rep,
-    clouds_of,
-    is_sparse,
     match_index,
+    read_timepoints,
     unknown_name,
 )
-from drainsinkhorn.apps.time_points import categories_of, time_points
 from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.options import check_settings
 from drainsinkhorn.model.brief import brief, call, count_of, html_table, status_counts
@@ -85,7 +82,7 @@ class Table:
     def _repr_html_(self) -> str:
         spread, rows = self.spread, list[list[str]]()
         for k, source in enumerate(self.sources[:SHOWN]):
-            shares = [f"{share:.2f}" for share in self.law[k, :SHOWN]]
+            shares = [f"{share:.2f}" for share in self.conditional[k, :SHOWN]]
             if spread is not None:
                 shares = [f"{share} ± {own:.2f}" for share, own in zip(shares, spread[k], strict=False)]
             rows.append([str(source), *shares])
@@ -176,7 +173,7 @@ class Timepoints:
         return self._means(values, pair, "col")
 
     def pull(self, values: Any, pair: Any) -> Array:
-        """Mean of the later cells' values for every earlier cell, over the cells it goes to."""
+        """For every earlier cell, the mean of the later cells' values under its conditional distribution."""
         return self._means(values, pair, "row")
 
     def _means(self, values: Any, pair: Any, side: str) -> Array:
@@ -229,7 +226,7 @@ class Timepoints:
         return self.data.obs[name].to_numpy()
 
     def to_anndata(self, labels: str) -> Any:
-        """A copy of the AnnData with what the couplings say of a column of names.
+        """Return a copy of the AnnData with fates, origins, matches and tables for the groups of a column.
 
         `obsm["fate_" + labels]` holds for every cell the shares of groups it goes to at the next time point, and
         `obsm["origin_" + labels]` those it comes from (NaN where there is none); `obs["match"]` names the later cell to
@@ -305,7 +302,7 @@ def couple_timepoints(
         ([(0, 1), (1, 2)], 8)
     """
     check_settings(settings, couple_timepoints)
-    names, cells, clouds, masses, index = _read_data(data, key, chosen_rep(rep, use_rep), times, weights)
+    names, cells, clouds, masses, index = read_timepoints(data, key, chosen_rep(rep, use_rep), times, weights)
     if bootstraps != 0 and not is_count(bootstraps):
         raise OptionsError(f"bootstraps must be an integer of at least 0, got {bootstraps!r}")
     if len(names) < 2:
@@ -315,17 +312,24 @@ def couple_timepoints(
     else:
         number: Any = eps
         scales = [number * (_mean_cost(x, y) if relative else 1.0) for x, y in itertools.pairwise(clouds)]
+    solution = solve(_make_problems(clouds, masses, scales, bootstraps, seed), tol=tol, **settings)
+    count = None if isinstance(data, Mapping) else data.shape[0] if hasattr(data, "shape") else len(data)
+    return Timepoints(names, cells, solution, data if hasattr(data, "obs") else None, count, index)
+
+
+def _make_problems(
+    clouds: list[Any], masses: list[Any], strengths: Sequence[Any], bootstraps: int, seed: int
+) -> list[Problem[Any]]:
+    """Return the problems of all pairs of consecutive time points, then those of each bootstrap."""
     rng, problems = np.random.default_rng(seed), list[Problem[Any]]()
     for draw in range(1 + bootstraps):
         # A bootstrap changes the weights, to the number of times each cell was drawn, and not the points, so all lanes
         # of a pair share their costs.
         drawn = masses if draw == 0 else [rng.multinomial(len(m), m / m.sum()).astype(float) for m in masses]
         drawn = [m / m.sum() for m in drawn]
-        for k, scale in enumerate(scales):
-            problems.append(Problem(x=clouds[k], y=clouds[k + 1], a=drawn[k], b=drawn[k + 1], eps=scale))
-    solution = solve(problems, tol=tol, **settings)
-    count = None if isinstance(data, Mapping) else data.shape[0] if hasattr(data, "shape") else len(data)
-    return Timepoints(names, cells, solution, data if hasattr(data, "obs") else None, count, index)
+        for k, eps in enumerate(strengths):
+            problems.append(Problem(x=clouds[k], y=clouds[k + 1], a=drawn[k], b=drawn[k + 1], eps=eps))
+    return problems
 
 
 def _find_eps(
@@ -348,60 +352,3 @@ def _mean_cost(x: Array, y: Array) -> float:
     """The mean squared distance between two clouds."""
     x, y = x.astype(np.float64), y.astype(np.float64)
     return float(((x.mean(0) - y.mean(0)) ** 2).sum() + x.var(0).sum() + y.var(0).sum())
-
-
-def _read_data(
-    data: Any, key: Any, rep: Any, times: Any, weights: Any
-) -> tuple[list[Any], list[Array], list[Any], Any, Any]:
-    """Return the time points in order; the indices of the cells of each, their points and their weights; cell names."""
-    if isinstance(data, Mapping):
-        if weights is not None or key is not None:
-            raise ProblemError("with a mapping from times to clouds there is neither key nor weights")
-        names = time_points(times, list(data), None)
-        clouds: list[Any] = []
-        for name in names:
-            points = data[name]
-            clouds += clouds_of(points, [np.arange(points.shape[0])]) if is_sparse(points) else [to_numpy(points)]
-        places = [np.arange(len(c)) for c in clouds]
-        _require_finite(names, places, clouds)
-        return names, places, clouds, [np.ones(len(c)) for c in clouds], None
-    points, key, weights, index = annotated(data, key, rep, weights)
-    if key is None:
-        raise ProblemError("key is missing: the times of the cells, or the column of obs that has them")
-    labels = np.asarray(key)
-    if labels.dtype.kind in "mM":
-        # Python has no dates in nanoseconds: NumPy would turn them into integers.
-        labels = labels.astype(f"{labels.dtype.str[:3]}[us]")
-    count = points.shape[0]
-    if len(points.shape) != 2 or labels.shape != (count,):
-        raise ProblemError(f"key must name one time for each of {count} cells, got shape {labels.shape}")
-    masses = np.ones(count) if weights is None else to_numpy(weights).astype(np.float64)
-    if masses.shape != (count,):
-        raise ProblemError(f"weights must be one for each of {count} cells, got shape {masses.shape}")
-    names = time_points(times, labels.tolist(), categories_of(key))
-    for name in names:
-        own = masses[labels == name]
-        if not (np.isfinite(own).all() and (own >= 0).all() and own.sum() > 0):
-            raise ProblemError(f"weights of time point {name!r} must be finite, not negative, and not all zero")
-    cells = [np.flatnonzero(labels == name) for name in names]
-    clouds = clouds_of(points, cells)
-    _require_finite(names, cells, clouds)
-    return names, cells, clouds, [masses[c] for c in cells], index
-
-
-def _require_finite(names: list[Any], cells: list[Array], clouds: list[Array]) -> None:
-    """Raise ProblemError at the first coordinate that is not finite, with its cell and time point."""
-    for name, places, cloud in zip(names, cells, clouds, strict=True):
-        try:
-            finite = np.isfinite(cloud.astype(np.float64))
-        except (TypeError, ValueError):
-            raise ProblemError(f"points of time point {name!r} must be numbers, got {cloud.dtype}") from None
-        if finite.all():
-            continue
-        cell, *coordinate = np.argwhere(~finite)[0]
-        count = len(cloud) - int(finite.reshape(len(cloud), -1).all(1).sum())
-        raise ProblemError(
-            f"coordinate {', '.join(map(str, coordinate))} of cell {places[cell]}, of time point {name!r}, is "
-            f"{cloud[(cell, *coordinate)]} ({count} cells of this time point are not finite); leave such cells out, or "
-            "compute their coordinates anew"
-        )

@@ -61,7 +61,7 @@ class EntropicTransport(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         eps_: The eps of the coupling.
         status_: "CONVERGED", or the name of another status.
         n_iter_: Cycles until both marginals were within tol.
-        n_features_in_: d.
+        n_features_in_: Number of features d of the points it was fitted to.
 
     Examples:
         >>> rng = np.random.default_rng(0)
@@ -149,7 +149,7 @@ class EntropicTransport(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def _couple(
         self, *, x: Any = None, y: Any = None, a: Any = None, b: Any = None, f: Any = None, g: Any = None
     ) -> Couplings[Any]:
-        """Finished plan between the fitted clouds, or new points in place of one; new points have potentials 0.
+        """Return the plan between the fitted clouds, one of which may be replaced by new points with potentials 0.
 
         A conditional mean does not depend on the potential of its own point.
         """

@@ -4,8 +4,8 @@
 
     outputs = drained.solve(problems, Sinkhorn(threshold=1e-3))        # in place of [solver(p) for p in problems]
 
-Every lane makes the updates that OTT would make, in OTT's order and from OTT's start, and leaves when both marginals
-have been verified, at the end of one of the solver's `inner_iterations`.
+Every lane makes the plain updates of OTT in the log domain, in OTT's order and from OTT's start, and leaves when both
+marginals have been verified, at the end of one of the solver's `inner_iterations`.
 """
 
 # pyright: basic
@@ -17,56 +17,70 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from ott.geometry import costs, geometry, pointcloud
+from jax.core import Tracer
+from ott.geometry import pointcloud
 from ott.problems.linear.linear_problem import LinearProblem
 from ott.solvers.linear.sinkhorn import Sinkhorn, SinkhornOutput
 
+from drainsinkhorn.apps.ott_geometry import side_by_side
+from drainsinkhorn.apps.ott_history import History
 from drainsinkhorn.backends.ottjax import OttBackend
-from drainsinkhorn.backends.ottjax.costs import Flipped
 from drainsinkhorn.core.audit import Audit
-from drainsinkhorn.core.events import Advanced
 from drainsinkhorn.core.options import Settings
-from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.errors import OptionsError, ProblemError
+from drainsinkhorn.model.errors import OptionsError, ProblemError, SubstitutionWarning, warn
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Result
+from drainsinkhorn.model.status import Status
 from drainsinkhorn.run import solve as api
+from drainsinkhorn.run.validate import UNEQUAL_MASS
 
-NAMED = {costs.SqEuclidean: "sqeuclidean", costs.Euclidean: "euclidean", costs.Cosine: "cosine"}
+Start = tuple[Any, Any]
+"""OTT's potentials f and g, or its scalings u and v where the solver has `lse_mode=False`."""
 
 
 def solve(
     problems: LinearProblem | Sequence[LinearProblem],
     solver: Sinkhorn | None = None,
     *,
+    init: Sequence[Start | None] | None = None,
     backend: OttBackend | None = None,
     **settings: Unpack[Settings],
 ) -> list[SinkhornOutput]:
     """Solve linear problems of OTT as one batch, which narrows as problems converge.
 
-    Outputs are constants: nothing differentiates through this function, and it cannot be called under jit or vmap.
+    Whatever the solver's `lse_mode`, `momentum`, `anderson`, `parallel_dual_updates` and `norm_error`, plain updates in
+    the log domain run until the L1 residuals of both marginals are at most `threshold`: the solution is the same, and a
+    SubstitutionWarning says so. Outputs are constants: nothing differentiates through this function, and it cannot be
+    called under jit, vmap or grad.
 
     Args:
-        problems: A list of LinearProblems over PointClouds or dense Geometries, of any sizes; or one whose arrays have
-            a leading axis, as `jax.vmap` makes it.
-        solver: Its threshold, inner and max iterations and initializer are used. None: OTT's defaults.
+        problems: A list of LinearProblems over any geometries, of any sizes; or one whose arrays have a leading axis,
+            as `jax.vmap` makes it. Point clouds and grids are solved from their points, other geometries from their
+            cost matrix. Both sides of a problem must have the same mass, which need not be 1.
+        solver: Its threshold, inner, min and max iterations, initializer, recenter_potentials and progress_fn are used.
+            The states that progress_fn receives hold errors, but no potentials. None: OTT's defaults.
+        init: A start for each problem, as OTT's solvers take it as their second argument; None: the initializer's.
         backend: Precision and device; the solver's `inner_iterations` and a cloud's `batch_size` take precedence.
-        **settings: Fields of Options: mode, width, rescue and so on. As in OTT, by default no problem is rescued and no
-            warning is issued.
+        **settings: Fields of Options: mode, width, rescue and so on. By default no problem is rescued, and of the
+            warnings only SubstitutionWarning is issued; `warn=False` silences that, too.
 
     Returns:
-        One SinkhornOutput for each problem. `converged` says that both marginals were verified. `errors` are residuals
-        plus their rounding bound. An INVALID problem has potentials NaN.
+        One SinkhornOutput for each problem. `converged` says that both marginals were verified. `errors` are L1
+        residuals plus their rounding bound. An INVALID problem has potentials NaN.
 
     Raises:
-        OptionsError: If the solver uses scalings, momentum, Anderson acceleration or parallel updates.
-        ProblemError: If a problem is unbalanced, scheduled, or over a geometry that is neither points nor a matrix.
+        OptionsError: If this function is called under jit, vmap or grad, or the number of starts is wrong.
+        ProblemError: If a problem has soft marginals, a schedule of epsilon, or unequal masses.
     """
     solver = Sinkhorn() if solver is None else solver
-    _refuse_solver(solver)
     each = _unstack(problems) if isinstance(problems, LinearProblem) else list(problems)
+    starts = [None] * len(each) if init is None else list(init)
+    _check_call(each, starts, solver)
+    if settings.get("warn", True):
+        _warn_of_substitutes(solver)
     outputs: dict[int, SinkhornOutput] = {}
     options: Settings = {
         "max_depth": solver.max_iterations,
@@ -78,44 +92,73 @@ def solve(
     # batch_size is a setting of the backend, so problems that differ in it are solved one group after another.
     for batch_size in sorted({_batch_size(problem) for problem in each}):
         places = [place for place, problem in enumerate(each) if _batch_size(problem) == batch_size]
-        batch = [_problem(each[place], solver, place) for place in places]
-        errors = _Errors(len(batch), solver)
+        batch = [_problem(each[place], solver, starts[place], place) for place in places]
+        history = History([_mass(each[place]) for place in places], solver)
         chosen = replace(backend or OttBackend(), stride=solver.inner_iterations, batch_size=batch_size or None)
-        for place, result in zip(places, api.solve(batch, backend=chosen, observe=errors.note, **options), strict=True):
-            outputs[place] = _output(each[place], result, solver, errors.of[result.ticket])
+        results = _run(batch, solver, chosen, history, options)
+        for place, result, errors in zip(places, results, history.of, strict=True):
+            outputs[place] = _output(each[place], result, solver, errors)
     return [outputs[place] for place in range(len(each))]
 
 
-class _Errors:
-    """Residuals in OTT's format: one entry per `inner_iterations` cycles, -1 for cycles that a lane did not run."""
+def _run(
+    batch: list[Problem[Any]], solver: Sinkhorn, backend: OttBackend, history: History, options: Settings
+) -> list[Result[Any]]:
+    """Solve a batch in which no problem is checked before `min_iterations` updates.
 
-    def __init__(self, count: int, solver: Sinkhorn) -> None:
-        self._every = solver.inner_iterations
-        self.of = np.full((count, int(solver.outer_iterations)), -1.0)
-
-    def note(self, event: Any) -> None:
-        """Store the residuals of live lanes after an advance."""
-        if isinstance(event, Advanced):
-            for standing in event.standings():
-                place = min(standing.depth // self._every, self.of.shape[1]) - 1
-                self.of[standing.ticket, place] = standing.stale
-
-
-def _refuse_solver(solver: Sinkhorn) -> None:
-    """Raise OptionsError unless the solver is plain balanced Sinkhorn in the log domain."""
-    wanted = {
-        "lse_mode=True": solver.lse_mode,
-        "momentum=None": solver.momentum.value == 1.0 and solver.momentum.start == 0,
-        "anderson=None": solver.anderson is None,
-        "parallel_dual_updates=False": not solver.parallel_dual_updates,
-        "recenter_potentials=False": not solver.recenter_potentials,
-        "norm_error=1": tuple(solver.norm_error) == (1,),
-        "min_iterations=0": solver.min_iterations == 0,
-        "progress_fn=None": solver.progress_fn is None,
+    The first run ends after that many updates, rounded up to whole phases, and is verified there. Problems that have
+    not converged continue from its potentials.
+    """
+    every, limit = solver.inner_iterations, options.get("max_depth", solver.max_iterations)
+    first = min(-(-solver.min_iterations // every) * every, limit)
+    if first <= every:
+        return list(api.solve(batch, backend=backend, observe=history.note, **options))
+    unchecked: Settings = {
+        **options,
+        "max_depth": first,
+        "audit": Audit(every=first, first_passage=False),
+        "rescue": False,
     }
-    for setting, is_met in wanted.items():
-        if not is_met:
-            raise OptionsError(f"the drain needs a Sinkhorn with {setting}; solve this one with OTT itself")
+    results = list(api.solve(batch, backend=backend, observe=history.note, **unchecked))
+    open_places = [place for place, result in enumerate(results) if result.status is Status.DEPTH_LIMIT]
+    if open_places and first < limit:
+        history.resume(open_places, first)
+        again = [replace(batch[place], init=results[place].emitted) for place in open_places]
+        rest: Settings = {**options, "max_depth": limit - first}
+        continued = api.solve(again, backend=backend, observe=history.note, **rest)
+        for place, result in zip(open_places, continued, strict=True):
+            results[place] = result
+    return results
+
+
+def _check_call(problems: Sequence[LinearProblem], starts: Sequence[Start | None], solver: Sinkhorn) -> None:
+    """Raise OptionsError under a transformation of JAX, or if there is not one start for each problem."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((problems, starts, solver.threshold))):
+        raise OptionsError(
+            "drainsinkhorn.ott.solve cannot be called under jit, vmap or grad, because problems leave the batch by the "
+            "values of their residuals; call it outside, with a list of problems, or use OTT itself"
+        )
+    if len(starts) != len(problems):
+        raise OptionsError(
+            f"init must have one start (or None) for each of {len(problems)} problems, got {len(starts)}"
+        )
+
+
+def _warn_of_substitutes(solver: Sinkhorn) -> None:
+    """Issue a SubstitutionWarning if the solver asks for another way to the same solution."""
+    settings = {
+        "lse_mode=False": not solver.lse_mode,
+        "momentum": solver.momentum.value != 1.0 or solver.momentum.start != 0,
+        "anderson": solver.anderson is not None,
+        "parallel_dual_updates": solver.parallel_dual_updates,
+        "norm_error": solver.norm_error[0] != 1,
+    }
+    if replaced := [setting for setting, is_set in settings.items() if is_set]:
+        text = (
+            f"{', '.join(replaced)} of the Sinkhorn solver: plain updates in the log domain ran in their place, until"
+        )
+        tail = "the L1 residuals of both marginals were at most threshold. The solution is the same, iterations differ"
+        warn(SubstitutionWarning(f"{text} {tail}; pass warn=False to silence this"))
 
 
 def _batch_size(problem: LinearProblem) -> int:
@@ -126,8 +169,9 @@ def _batch_size(problem: LinearProblem) -> int:
 def _unstack(problem: LinearProblem) -> list[LinearProblem]:
     """Split a problem whose arrays have a leading axis."""
     geom = problem.geom
-    points = isinstance(geom, pointcloud.PointCloud)
-    arrays: dict[str, Any] = {"x": geom.x, "y": geom.y} if points else {"cost": geom._cost_matrix}
+    arrays: dict[str, Any] = {"cost": geom._cost_matrix, "kernel": geom._kernel_matrix}
+    if isinstance(geom, pointcloud.PointCloud):
+        arrays = {"x": geom.x, "y": geom.y}
     widths = {array.shape[0] for array in arrays.values() if getattr(array, "ndim", 0) == 3}
     if len(widths) != 1:
         shapes = {name: getattr(array, "shape", None) for name, array in arrays.items()}
@@ -148,7 +192,13 @@ def _unstack(problem: LinearProblem) -> list[LinearProblem]:
     return [alone(lane) for lane in range(widths.pop())]
 
 
-def _problem(problem: LinearProblem, solver: Sinkhorn, place: int) -> Problem[Any]:
+def _mass(problem: LinearProblem) -> float:
+    """Total mass of the weights; exactly 1 if it differs from 1 by rounding."""
+    mass = float(np.asarray(problem.a, dtype=np.float64).sum())
+    return 1.0 if abs(mass - 1) <= UNEQUAL_MASS else mass
+
+
+def _problem(problem: LinearProblem, solver: Sinkhorn, init: Start | None, place: int) -> Problem[Any]:
     """The problem with x and y exchanged: OTT updates g first, the lanes of this library update f first."""
     geom = problem.geom
     if not problem.is_balanced:
@@ -158,37 +208,49 @@ def _problem(problem: LinearProblem, solver: Sinkhorn, place: int) -> Problem[An
     schedule = geom.epsilon_scheduler
     if float(schedule.init) != 1.0:
         raise ProblemError(f"problem {place} has a schedule of epsilon ({schedule!r}); use OTT itself, or a fixed one")
-    eps = float(schedule.target)
+    eps, mass = float(schedule.target), _mass(problem)
     a, b = (np.asarray(weights, dtype=np.float64) for weights in (problem.a, problem.b))
-    if abs(a.sum() - 1) > 1e-5:
-        raise ProblemError(f"problem {place} has mass {a.sum():.6g}; normalise its weights to 1")
-    f, g = (np.asarray(side, dtype=np.float64) for side in solver.initializer(problem, lse_mode=True))
+    if abs(a.sum() - b.sum()) > (UNEQUAL_MASS + 2 * float(jnp.finfo(problem.dtype).eps)) * mass:
+        raise ProblemError(
+            f"problem {place} has unequal masses: a sums to {a.sum():.6g} and b to {b.sum():.6g}; normalise both, or "
+            "use soft marginals (tau_a, tau_b) with OTT itself"
+        )
     with np.errstate(divide="ignore", invalid="ignore"):
-        start = Potentials(*(np.nan_to_num(p - eps * np.log(w), posinf=0, neginf=0) for p, w in ((g, b), (f, a))))
-    shared: dict[str, Any] = {"eps": eps, "a": b, "b": a, "tol": float(solver.threshold), "init": start}
-    if type(geom) is pointcloud.PointCloud:
-        cost = Cost(NAMED.get(type(geom.cost_fn), Flipped(geom.cost_fn)), float(geom.inv_scale_cost))
-        return Problem(x=geom.y, y=geom.x, cost=cost, **shared)
-    if type(geom) is geometry.Geometry:
-        return Problem(cost=geom.cost_matrix.T, **shared)
-    raise ProblemError(f"problem {place} is over a {type(geom).__name__}; the drain takes PointCloud and Geometry")
+        f, g = _start(problem, solver, init, eps)
+        pairs = ((g, b), (f, a / mass))
+        start = Potentials(*(np.nan_to_num(p - eps * np.log(w), posinf=0, neginf=0) for p, w in pairs))
+    # OTT's threshold bounds residuals of the caller's weights, tol those of weights of mass 1.
+    shared: dict[str, Any] = {"eps": eps, "a": b, "b": a, "tol": float(solver.threshold) / mass, "init": start}
+    return Problem(**side_by_side(geom, lse_mode=solver.lse_mode), **shared)
+
+
+def _start(problem: LinearProblem, solver: Sinkhorn, init: Start | None, eps: float) -> list[Any]:
+    """The potentials f and g from which OTT would start."""
+    if init is None:
+        return [np.asarray(side, dtype=np.float64) for side in solver.initializer(problem, lse_mode=True)]
+    sides = [np.asarray(side, dtype=np.float64) for side in init]
+    return sides if solver.lse_mode else [eps * np.log(side) for side in sides]
 
 
 def _output(problem: LinearProblem, result: Result[Any], solver: Sinkhorn, errors: Any) -> SinkhornOutput:
-    """The result as an output of OTT, in OTT's convention for potentials."""
-    eps, dtype = float(problem.epsilon), problem.dtype
+    """The result as an output of OTT, in OTT's convention for potentials and in the caller's mass."""
+    eps, dtype, mass = float(problem.epsilon), problem.dtype, _mass(problem)
     weights = [np.asarray(side, dtype=np.float64) for side in (problem.a, problem.b)]
     ours = [np.full(side.shape, np.nan) for side in weights]
     if result.emitted is not None:
         ours = [np.asarray(side, dtype=np.float64) for side in (result.emitted.g, result.emitted.f)]
     with np.errstate(divide="ignore"):
-        theirs = [side + eps * np.log(mass) for side, mass in zip(ours, weights, strict=True)]
-    # OTT adds eps (1 - mass of the plan), which is 0 after an update, and for which it would reduce the geometry again.
-    cost = sum(float(side @ mass) for side, mass in zip(ours, weights, strict=True))
+        f, g = (side + eps * np.log(share) for side, share in zip(ours, (weights[0] / mass, weights[1]), strict=True))
+    if solver.recenter_potentials:
+        shift = f[np.isfinite(f)].mean() if np.isfinite(f).any() else 0.0
+        f, g = f - shift, g + shift
+    # OTT's value of a plan of the given mass. For mass 1 the last term is 0.
+    cost = sum(float(side @ weight) for side, weight in zip(ours, weights, strict=True))
+    cost += eps * mass * (mass - 1 - np.log(mass))
     # OTT's type says bool; its solver returns an array.
     converged: Any = jnp.asarray(result.converged)
     return SinkhornOutput(
-        tuple(jnp.asarray(side, dtype) for side in theirs),
+        (jnp.asarray(f, dtype), jnp.asarray(g, dtype)),
         errors=jnp.asarray(errors, dtype),
         reg_ot_cost=jnp.asarray(cost, dtype),
         ot_prob=problem,

@@ -14,6 +14,8 @@ from drainsinkhorn.plans.style import ALARM, LIMIT, MASSES, SOURCE, drawing, lab
 
 SHOWN = 0.01
 """Smallest share that is written into its cell."""
+LEVEL = 10
+"""Characters of a name that fit below a column; if a name is longer, names are drawn at an angle."""
 
 
 def transitions(table: Table, *, ax: Any = None) -> Any:
@@ -39,7 +41,7 @@ def transitions(table: Table, *, ax: Any = None) -> Any:
         ['neuron', 'stem']
         >>> plt.close(ax.figure)
     """
-    shares, spread = table.law, table.spread
+    shares, spread = table.conditional, table.spread
     k, l = shares.shape
     with drawing(ax, (max(3.6, 2.2 + 0.75 * l), max(2.8, 1.6 + 0.5 * k))) as ax:
         image = ax.imshow(shares, cmap=MASSES, vmin=0, vmax=1, aspect="auto")
@@ -47,7 +49,7 @@ def transitions(table: Table, *, ax: Any = None) -> Any:
         ax.tick_params(length=0)
         ax.set_yticks(range(k), [str(name) for name in table.sources])
         ax.set_xticks(range(l), [str(name) for name in table.targets])
-        if sum(len(str(name)) for name in table.targets) > 8 * l or l > 8:
+        if max((len(str(name)) for name in table.targets), default=0) > LEVEL or l > 8:
             for text in ax.get_xticklabels():
                 text.set(rotation=40, ha="right", rotation_mode="anchor")
         for row, col in zip(*np.nonzero(shares >= SHOWN), strict=True):

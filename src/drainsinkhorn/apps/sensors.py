@@ -159,8 +159,8 @@ def _find_eps(eps: Any, rows: Array, references: list[Array], settings: dict[str
         others = references[1:] + references[:1]
         pairs = [Problem(x=x, y=y, eps=eps, cost=cost) for x, y in zip(references, others, strict=True)]
         options = settings.get("options", DEFAULTS).with_fields(settings.get("tol"), settings)
-        found = resolve_eps(pairs, backend=settings.get("backend", "auto"), options=options)
-        numbers = [pair.eps for pair in found if isinstance(pair.eps, float)]
+        resolved = resolve_eps(pairs, backend=settings.get("backend", "auto"), options=options)
+        numbers = [pair.eps for pair in resolved if isinstance(pair.eps, float)]
         if not numbers:
             raise ProblemError(f"no eps was found for {eps} between healthy windows; raise the target, or pass a share")
         return float(np.median(numbers))

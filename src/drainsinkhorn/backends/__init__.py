@@ -139,7 +139,7 @@ def _jax_platform(points: Any) -> str:
 
 
 def _torch_sees_cuda() -> bool:
-    """Whether Triton's kernels can take over JAX's arrays."""
+    """Whether torch sees a CUDA device, so that Triton's kernels can read the memory of JAX arrays."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
         return False
     import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ def checked_side(side: Any) -> str:
 
 
 def checked_values(values: Any, size: int) -> Any:
-    """Return values over one side as an array with one row per point; raise ProblemError if they are not that."""
+    """Return values over one side as an array with one row per point; ProblemError for any other array."""
     if isinstance(values, (list, tuple)):
         values = np.asarray(values)
     if not is_array(values):
@@ -47,7 +48,7 @@ def checked_count(count: Any) -> int:
 
 
 def checked_rows(rows: Any, size: int) -> Any:
-    """Return indices of points of one side, (k,); raise ProblemError if they are not that."""
+    """Return indices of points of one side, (k,); raise ProblemError if they are no valid indices."""
     rows = rows if is_array(rows) else np.asarray(rows)
     if rows.ndim != 1 or "int" not in str(rows.dtype) or len(rows) == 0:
         raise ProblemError(f"rows must be integers, (k,), got {rows.dtype} of shape {tuple(rows.shape)}")
@@ -68,11 +69,29 @@ def check_pairs(instances: Sequence[Instance[Any]], max_pairs: int) -> None:
 
 
 def uniforms(seed: Any, count: int) -> tuple[Vector, Vector]:
-    """Two vectors of numbers in [0, 1) that select the rows and the columns of pairs; the same on every device."""
+    """Two vectors of numbers in [0, 1) that select the rows and the columns of pairs; the same on every device.
+
+    Args:
+        seed: An integer, a generator of torch or NumPy from which one is drawn, or None for numbers that nothing
+            determines; or a tuple (one of these, ticket).
+        count: Length of the vectors.
+    """
+    own, *rest = seed if isinstance(seed, tuple) else (seed,)
     try:
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+        entropy = None if own is None else (_draw_seed(own), *rest)
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
     except (TypeError, ValueError):
-        # Consumers pass (seed, ticket).
-        own = seed[0] if isinstance(seed, tuple) else seed
-        raise ProblemError(f"seed must be a non-negative integer, got {own!r}") from None
+        raise ProblemError(
+            f"seed must be a non-negative integer, a generator of torch or NumPy, or None, got {own!r}"
+        ) from None
     return rng.random(count), rng.random(count)
+
+
+def _draw_seed(seed: Any) -> Any:
+    """Return a seed as it is, or an integer drawn from a generator."""
+    if isinstance(seed, np.random.Generator):
+        return int(seed.integers(2**62))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(seed, torch.Generator):
+        return int(torch.randint(2**62, (), generator=seed, device=seed.device))
+    return seed

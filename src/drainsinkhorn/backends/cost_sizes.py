@@ -42,7 +42,7 @@ _known: WeakKeyDictionary[Instance[Any], CostSizes] = WeakKeyDictionary()
 
 
 def cost_sizes(instance: Instance[Any]) -> CostSizes:
-    """How large costs are where a problem has mass; of a caller's own cost a sample is taken, and twice its largest."""
+    """How large costs are where a problem has mass; `largest` of a caller's own cost is twice that of a sample."""
     sizes = _known.get(instance)
     if sizes is None:
         sizes = _known[instance] = _measure(instance)
@@ -112,6 +112,6 @@ def _lengths(points: Any) -> Vector:
 
 
 def samples(weights: Vector, count: int) -> NDArray[np.int32]:
-    """Indices of `count` points, evenly spread over those that are not lighter than LIGHT; some repeat if need be."""
+    """Indices of `count` points, evenly spread over those not lighter than LIGHT; repeated if these are fewer."""
     heavy = np.flatnonzero(weights >= LIGHT / len(weights))
     return heavy[np.linspace(0, len(heavy) - 1, count).astype(int)].astype(np.int32)

@@ -30,8 +30,10 @@ class Kernels(Protocol):
     a: Vector
     b: Vector
 
-    whole: bool
-    """Whether every row is held here."""
+    @property
+    def whole(self) -> bool:
+        """Whether every row is held here."""
+        ...
 
     def log_row_ratio(self, f: Vector, g: Vector) -> Vector:
         """`log (P 1)_i / a_i`."""

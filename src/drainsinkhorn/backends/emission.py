@@ -73,11 +73,11 @@ def emit_states(
         couple: Computes potentials of points without weight, where those are many.
     """
     weightless = {place: support for place, support in enumerate(supports) if support is not None}
-    states, whole = list(states), list[tuple[Vector, Vector]]()
+    states, extended = list(states), list[tuple[Vector, Vector]]()
     if weightless:
         restricted = [(states[place].f, states[place].g) for place in weightless]
-        whole = extend_potentials(list(weightless.values()), restricted, couple)
-    for place, (f, g) in zip(weightless, whole, strict=True):
+        extended = extend_potentials(list(weightless.values()), restricted, couple)
+    for place, (f, g) in zip(weightless, extended, strict=True):
         name = states[place].dtype
         if name in LARGEST:
             # A point without weight may lie beyond the range of the dtype; its potential changes no result.

@@ -24,7 +24,7 @@ class CycledLane(Protocol):
         ...
 
 
-class Lane(CycledLane, Protocol):
+class SingleLane(CycledLane, Protocol):
     """The state of one problem. core.protocol.Pack says what its methods mean."""
 
     instance: Instance[Any]
@@ -51,7 +51,7 @@ class Lane(CycledLane, Protocol):
 
 
 C = TypeVar("C", bound=CycledLane)
-L = TypeVar("L", bound=Lane)
+L = TypeVar("L", bound=SingleLane)
 
 
 class CyclePack(Generic[C]):

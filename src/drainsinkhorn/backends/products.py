@@ -43,13 +43,14 @@ def solves_products(backend: B) -> B:
 
     def signature(self: Any, instance: Instance[Any]) -> Hashable:
         """As the method of the class, with a line of their own for dot products, which need hard marginals."""
-        if has_products(instance) and not instance.marginals.are_hard:
+        if not has_products(instance):
+            return methods["signature"](self, instance)
+        if not instance.marginals.are_hard:
             raise ProblemError(
                 f"backend {self.name!r} solves dot products as squared distances, with other soft marginals; "
                 'use backend="reference", or pass the matrix of costs'
             )
-        key = methods["signature"](self, as_squares(instance))
-        return ("products", key) if has_products(instance) else key
+        return "products", methods["signature"](self, as_squares(instance))
 
     def hints(self: Any, instance: Instance[Any]) -> Hints:
         """As the method of the class."""
@@ -116,16 +117,16 @@ class ProductPack(WrappedPack):
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Return both residuals of the potentials as they will be emitted."""
-        found = super().verify(lanes)
+        residuals = super().verify(lanes)
         emission, errors = self._emission(lanes)
         if exact:
-            return certificates(emission, [math.isnan(row) or math.isnan(col) for row, col, _ in found.rows()])
+            return certificates(emission, [math.isnan(row) or math.isnan(col) for row, col, _ in residuals.rows()])
         band: list[float] = []
-        for i, (row, col, own), error in zip(lanes, found.rows(), errors, strict=True):
+        for i, (row, col, own), error in zip(lanes, residuals.rows(), errors, strict=True):
             nats = error / self._lanes[i].instance.eps
             shift = 1.06 * nats * (1 + max(row, col)) if nats < FIRST_ORDER else math.inf
             band.append(math.nan if math.isnan(own) else own + shift)
-        return Residuals(found.row, found.col, band)
+        return Residuals(residuals.row, residuals.col, band)
 
     def emit(self, lanes: Sequence[int]) -> Emission:
         """Return copies of the potentials of the dot products for the caller."""
@@ -199,14 +200,14 @@ def _largest(shift: Any, mask: Any) -> Any:
 @np.errstate(all="ignore")
 def _shift_on_host(lane: _Lane, f: Any, g: Any) -> tuple[Any, Any, bool, float]:
     """Return shifted potentials of one lane, whether they are widened, and the bound on their errors."""
-    instance, error, some = lane.instance, 0.0, []
+    instance, error, weighted = lane.instance, 0.0, []
     sides = [to_numpy(side).astype(np.float64) - shift for side, shift in zip((f, g), lane.shifts, strict=True)]
     sides = [np.where(np.isfinite(side), side, 0.0) for side in sides]
     for side, shift, mask in zip(sides, lane.shifts, _masses(lane), strict=True):
-        some.append(side if mask is None else side[mask])
-        error += UNIT * float(np.abs(some[-1]).max()) + shift_rounding(instance.dim) * float(_largest(shift, mask))
-    state = rounded(instance, *some)
-    error += sum(float(np.abs(short - side).max()) for short, side in zip(state[:2], some, strict=True))
+        weighted.append(side if mask is None else side[mask])
+        error += UNIT * float(np.abs(weighted[-1]).max()) + shift_rounding(instance.dim) * float(_largest(shift, mask))
+    state = rounded(instance, *weighted)
+    error += sum(float(np.abs(short - side).max()) for short, side in zip(state[:2], weighted, strict=True))
     if state.dtype in LARGEST:
         # A point without weight may lie beyond the range of the dtype; its potential changes no result.
         sides = [np.clip(side, -LARGEST[state.dtype], LARGEST[state.dtype]) for side in sides]

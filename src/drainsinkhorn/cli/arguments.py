@@ -69,7 +69,7 @@ def make_reading(
     read_limit: float | None,
     rho: str | None = None,
 ) -> Reading:
-    """Return how problems are made of the files of a command, from its options."""
+    """Return the settings, from a command's options, with which its files are read as problems."""
     order = None if times is None else [name.strip() for name in times.split(",")]
     limit = limit_of(read_limit)
     return Reading(eps=eps, rho=rho, consecutive=consecutive, key=key, rep=rep, times=order, limit=limit)

@@ -48,7 +48,7 @@ class Choice:
 def what_if(depths: Sequence[int], width: int, price: Callable[..., float] | None = None) -> list[Choice]:
     """Every mode at this width; compact and stream at half of it, and at twice where more lanes would be used.
 
-    Results would be the same, static's excepted.
+    Results would be the same, except in mode static.
 
     `price` gives seconds for (depths, mode, width), where they are known.
     """
@@ -125,10 +125,10 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class SampleRun:
-    """One way to run the sample, and what came of it.
+    """One run of the sample: its settings and its outcome.
 
     Attributes:
-        name: What was asked for.
+        name: The settings that were requested.
         mode: The mode that ran.
         start: Where problems started: "zero", "gaussian" or "given", with counts if they differ.
         acceleration: The acceleration that ran.
@@ -149,7 +149,7 @@ class SampleRun:
 
 
 def sample(problems: Sequence[Problem[Any]], count: int, tol: float, backend: str, seed: int = 0) -> dict[str, Any]:
-    """Really run some of the problems at other tols, from other starts and with every acceleration on offer."""
+    """Run some of the problems at other tols, from other starts and with every acceleration of the backend."""
     if count < 1:
         raise OptionsError(f"a sample needs at least 1 problem, got {count}")
     if not problems:

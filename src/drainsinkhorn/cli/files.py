@@ -7,40 +7,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from drainsinkhorn.cli.paths import replace_file
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.model.errors import FileError
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Result
-from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.run.archives import read_arrays, read_limit
-from drainsinkhorn.run.eps_text import SYNTAX, parse_eps
+from drainsinkhorn.run.archives import read_limit
+from drainsinkhorn.run.eps_text import parse_eps
 from drainsinkhorn.run.marginals import parse_price
 from drainsinkhorn.run.problem_arrays import count_problems, problems_from_arrays
+from drainsinkhorn.run.saved import describe_ledger, read_format
 
-FORMAT = 1
-"""Version of the keys of both kinds of files. A file that does not state its format has this one."""
 PROBLEM_BYTES = 2048
 """Memory that a problem and its result take beside their arrays, about."""
-
-
-def _read_format(path: Path, limit: int | None) -> dict[str, np.ndarray[Any, Any]]:
-    """All arrays of a file of the format that is read here; raises FileError for any other."""
-    arrays = read_arrays(path, limit)
-    version = arrays.get("format", np.array(FORMAT))
-    if version.shape != () or version.dtype.kind not in "iu" or version != FORMAT:
-        value = repr(version.item())[:40] if version.shape == () else f"of shape {version.shape}"
-        raise FileError(
-            f"{path} has format {value}, and this version of drainsinkhorn reads format {FORMAT}; use the version that "
-            "wrote it"
-        )
-    return arrays
 
 
 def read_problems(
@@ -51,12 +32,10 @@ def read_problems(
     Args:
         path: The file.
         limit: Bytes of memory that it may take; None: see `read_arrays`.
-        eps: The eps of problems in a file that has none, as text; None: the file must have it.
+        eps: The eps of problems in a file that has none, as text; None: 5 % of the mean cost.
         rho: The price of soft marginals of problems in a file that has none, as text; None: marginals are hard.
     """
-    arrays = _read_format(path, limit)
-    if eps is None and "eps" not in arrays:
-        raise FileError(f"{path} has no eps: add the key, one or one per problem, or give --eps: {SYNTAX}")
+    arrays = read_format(path, limit)
     if eps is not None and "eps" in arrays:
         raise FileError(f"{path} has an eps of its own; leave --eps {eps} out, or remove the key from the file")
     if rho is not None and "rho" in arrays:
@@ -74,86 +53,6 @@ def _require_memory(path: Path, count: int, limit: int | None) -> None:
         )
 
 
-def write_solution(
-    path: Path,
-    results: list[Result[Any]],
-    ledger: Ledger,
-    tol: float,
-    more: Mapping[str, np.ndarray[Any, Any] | list[np.ndarray[Any, Any]]] | None = None,
-) -> None:
-    """Write results and ledger as an .npz file, beside it first so that no half file is ever seen.
-
-    Args:
-        path: The file.
-        results: The results.
-        ledger: The account of the run.
-        tol: The tol of problems without their own.
-        more: Further entries by key: a vector with one number for each result, or a list with one array for each.
-    """
-    arrays: dict[str, Any] = {
-        "format": FORMAT,
-        "ticket": [r.ticket for r in results],
-        "status": [r.status.name for r in results],
-        "message": [r.message for r in results],
-        "depth": [r.depth for r in results],
-        "row": [r.residual.row for r in results],
-        "col": [r.residual.col for r in results],
-        "band": [r.residual.band for r in results],
-        "rescued": [r.rescued for r in results],
-        "widened": [r.widened for r in results],
-        "streamed": [r.streamed for r in results],
-        "eps": [_number(r.problem.eps) if math.isnan(r.eps) else r.eps for r in results],
-        "tol": [_number(tol if r.problem.tol is None else r.problem.tol) for r in results],
-        "ledger": json.dumps(describe_ledger(ledger)),
-    }
-    more = more or {}
-    for name in ("f", "g"):
-        vectors = [np.empty(0) if r.emitted is None else to_numpy(getattr(r.emitted, name)) for r in results]
-        arrays[name] = _join(vectors)
-        if len({vector.shape for vector in vectors}) != 1:
-            arrays[f"{name}_sizes"] = [len(vector) for vector in vectors]
-    arrays.update((name, _join(value) if isinstance(value, list) else value) for name, value in more.items())
-    try:
-        with replace_file(path) as file:
-            np.savez_compressed(file, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error}") from None
-
-
-def _join(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Stack arrays of equal shapes; join others along their first axis."""
-    if not parts:
-        return np.empty(0)
-    return np.stack(parts) if len({part.shape for part in parts}) == 1 else np.concatenate(parts)
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return float("nan")
-
-
-def describe_ledger(ledger: Ledger) -> dict[str, Any]:
-    """The account as plain numbers, for JSON."""
-    return {
-        "slots": ledger.slots,
-        "static_slots": ledger.static_slots,
-        "removed_slots": ledger.removed_slots,
-        "legs": ledger.legs,
-        "audits": ledger.audits,
-        "verified": ledger.verified,
-        "rejected": ledger.rejected,
-        "repacks": ledger.repacks,
-        "refills": ledger.refills,
-        "survival": ledger.survival,
-        "widths": [list(run) for run in ledger.widths],
-        "seconds": ledger.seconds,
-        "choices": [[choice.what, choice.picked, choice.reason] for choice in ledger.choices],
-        "rescue": None if ledger.rescue is None else describe_ledger(ledger.rescue),
-    }
-
-
 def json_number(value: Any) -> float | None:
     """A number as JSON has it: null where it is not finite."""
     return float(value) if math.isfinite(value) else None
@@ -161,7 +60,7 @@ def json_number(value: Any) -> float | None:
 
 def read_solution(path: Path, limit: int | None = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A saved solution: one row per problem, and the ledger. It may take `limit` bytes; None: see `read_arrays`."""
-    arrays = _read_format(path, limit)
+    arrays = read_format(path, limit)
     columns = ("ticket", "status", "message", "depth", "row", "col")
     missing = sorted({*columns, "ledger"} - set(arrays))
     if missing:
@@ -217,7 +116,7 @@ def _is_seconds(value: Any) -> bool:
 
 
 def _is_list_of(value: Any, length: int, is_part: Callable[[Any], bool]) -> bool:
-    """Whether this is a list of lists of this length, all of whose parts pass."""
+    """Whether this is a list of lists of this length, all of whose entries pass `is_part`."""
     return isinstance(value, list) and all(
         isinstance(row, list) and len(row) == length and all(map(is_part, row)) for row in value
     )

@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How to make problems of the files of a command.
+    """Settings with which the files of a command are read as problems.
 
     Attributes:
         eps: The eps of all problems as text; None: that of an .npz file, and the default of `Problem` between clouds.
@@ -98,10 +98,10 @@ def files_of(sources: Sequence[Path]) -> list[Path]:
         if not source.is_dir():
             files.append(source)
             continue
-        found = [path for path in source.iterdir() if path.suffix.lower() in READERS and path.is_file()]
-        if not found:
+        clouds = [path for path in source.iterdir() if path.suffix.lower() in READERS and path.is_file()]
+        if not clouds:
             raise FileError(f"{source} has no files of clouds ({', '.join(READERS)})")
-        files += sorted(found, key=_natural)
+        files += sorted(clouds, key=_natural)
     return files
 
 

@@ -35,10 +35,13 @@ from drainsinkhorn.cli.paths import is_same_file, journal_files
 from drainsinkhorn.cli.serve import serve
 from drainsinkhorn.cli.wants import WANTS, add_problems, parse_wants, wanted_arrays
 from drainsinkhorn.cli.warm import warm
+from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, RECHECKS, STARTS, Options, Rechecks
 from drainsinkhorn.model.errors import BackendUnavailable, DrainError, Interrupted
 from drainsinkhorn.model.problem import Problem
+from drainsinkhorn.model.result import Result
 from drainsinkhorn.plans import plots
+from drainsinkhorn.run.saved import write_solution
 from drainsinkhorn.workloads import WORKLOADS
 from drainsinkhorn.workloads import load as load_workload
 from drainsinkhorn.workloads.pictures import plot_demo
@@ -105,6 +108,9 @@ def demo(
     if seed < 0:
         fail(f"seed must not be negative, got {seed}")
     for name in WORKLOADS if workload == "all" else [workload]:
+        if not as_json:
+            # Before the workload is loaded: its library may take seconds to import.
+            console.rule(f"[bold]{name}")
         try:
             make, about = load_workload(name)
             problems = make(seed)
@@ -116,7 +122,6 @@ def demo(
         except DrainError as error:
             fail(error)
         if not as_json:
-            console.rule(f"[bold]{name}")
             console.print(about, highlight=False)
         start = time.perf_counter()
         results, ledger = running.run(problems, Options(), "auto", quiet=as_json)
@@ -177,7 +182,7 @@ def solve_file(
     as_json: JSON = False,
 ) -> None:
     """Solve problems of an .npz file, or between clouds of points. Exit code 0 only if every problem converged."""
-    start, given, wants = time.perf_counter(), list[Problem[Any]](), list[str]()
+    start, inputs, wants = time.perf_counter(), list[Problem[Any]](), list[str]()
     try:
         wants = parse_wants(want)
         options = Options(
@@ -186,24 +191,31 @@ def solve_file(
         )  # fmt: skip
         _writable_solution(out, journal, files_of(sources))
         reading = make_reading(eps, consecutive, key, rep, times, read_limit, rho)
-        given = read_inputs(sources, reading)
-        problems, within = add_problems(wants, given, backend)
+        inputs = read_inputs(sources, reading)
+        problems, within = add_problems(wants, inputs, backend)
         with running.open_fleet(workers, ray) as fleet:
             results, ledger = running.run(problems, options, backend, quiet=as_json, journal=journal, fleet=fleet)
-        files.write_solution(out, results[: len(given)], ledger, tol, wanted_arrays(wants, results, within))
+        write_solution(out, results[: len(inputs)], ledger, tol, wanted_arrays(wants, results, within))
     except Interrupted as stopped:
-        finished = [stopped.results[ticket] for ticket in sorted(stopped.results) if ticket < len(given)]
+        finished = [stopped.results[ticket] for ticket in sorted(stopped.results) if ticket < len(inputs)]
         try:
-            files.write_solution(out, finished, stopped.ledger, tol)
+            write_solution(out, finished, stopped.ledger, tol)
         except DrainError as error:
             fail(error)
         unwritten = f", without {', '.join(wants)}" if wants else ""
-        warn(f"interrupted: {len(finished)} of {len(given)} problems finished, written to {out}{unwritten}")
+        warn(f"interrupted: {len(finished)} of {len(inputs)} problems finished, written to {out}{unwritten}")
         raise typer.Exit(INTERRUPTED) from None
     except DrainError as error:
         fail(error)
-    report = running.describe(results[: len(given)], ledger, time.perf_counter() - start)
-    clouds = results[len(given) :]
+    _report_solution(results, len(inputs), ledger, time.perf_counter() - start, out, as_json=as_json)
+
+
+def _report_solution(
+    results: list[Result[Any]], count: int, ledger: Ledger, seconds: float, out: Path, *, as_json: bool
+) -> None:
+    """Report a solution of `count` problems and of those that `add_problems` added, then exit with its code."""
+    report = running.describe(results[:count], ledger, seconds)
+    clouds = results[count:]
     if clouds:
         report["within"] = {"problems": len(clouds), "converged": sum(result.converged for result in clouds)}
     if as_json:

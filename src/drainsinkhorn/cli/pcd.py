@@ -92,7 +92,7 @@ def _record_of(header: dict[str, list[str]]) -> np.dtype[Any]:
 
 
 def _place(record: np.dtype[Any], names: list[str], name: str) -> int:
-    """The column of a field in an ASCII file, where a field with a count has so many columns."""
+    """The first column of a field in an ASCII file, where a field with count k has k columns."""
     fields: Any = record.fields
     widths = [int(np.prod(fields[each][0].shape, dtype=int)) for each in names]
     return sum(widths[: names.index(name)])

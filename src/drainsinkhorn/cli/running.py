@@ -10,8 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from drainsinkhorn.cli.bar import Bar
-from drainsinkhorn.cli.files import describe_ledger
 from drainsinkhorn.cli.messages import warn
 from drainsinkhorn.cli.show import as_row
 from drainsinkhorn.core.events import Event, Lost, Resumed, fan_out
@@ -21,6 +19,8 @@ from drainsinkhorn.model.errors import Interrupted
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.parallel import Fleet, LocalFleet, RayFleet
+from drainsinkhorn.run.progress import Bar
+from drainsinkhorn.run.saved import describe_ledger
 from drainsinkhorn.run.solve import solve
 
 

@@ -89,5 +89,5 @@ def run(server: Server) -> None:
 
 
 def _bytes(mebibytes: float) -> int:
-    """Return bytes; 0, which ServerLimits rejects, for what is no size."""
+    """Return mebibytes as bytes; 0, which ServerLimits rejects, if the number is not positive or too large."""
     return int(mebibytes * MIB) if 0 < mebibytes < 2**30 else 0

@@ -1,4 +1,4 @@
-"""What a person sees: tables, the survival curve in block characters, and one line of account."""
+"""Output for terminals: tables, the survival curve in block characters, and the work of a run in one line."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def results_table(rows: Sequence[Mapping[str, Any]], *, limit: int | None = 20) 
 
 
 def as_row(result: Result[Any]) -> dict[str, Any]:
-    """A Result as the table and JSON want it."""
+    """Return the fields of a Result that the table and JSON show."""
     note = "" if result.converged else result.message.partition(": ")[2]
     notes = [note, "rescued" if result.rescued else "", _width(result)]
     notes += ["streamed for want of memory"] if result.streamed else []

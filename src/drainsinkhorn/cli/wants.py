@@ -35,7 +35,7 @@ def parse_wants(text: str | None) -> list[str]:
 def add_problems(
     wants: Sequence[str], problems: list[Problem[Any]], backend: str = "auto"
 ) -> tuple[list[Problem[Any]], Within]:
-    """Return the problems and those that divergences need beside them; raise ProblemError for impossible wants.
+    """Return the problems and those that divergences need beside them; ProblemError if some cannot be computed.
 
     This is checked before anything is solved.
     """
@@ -71,12 +71,12 @@ def _dim(problem: Problem[Any]) -> int:
 def wanted_arrays(
     wants: Sequence[str], results: Sequence[Result[Any]], within: Within
 ) -> dict[str, Array | list[Array]]:
-    """Return what is wanted by key: one number for each problem as a vector, one array for each as a list.
+    """Return the requested quantities by key: one number for each problem as a vector, one array for each as a list.
 
     Problems without potentials have NaN and empty arrays.
 
     Args:
-        wants: Names.
+        wants: Names of quantities, as `parse_wants` returns them.
         results: Results of all problems, then of those that `add_problems` added.
         within: What `add_problems` returned.
     """
@@ -93,13 +93,13 @@ def wanted_arrays(
         arrays["divergence"] = debias(duals(results), within)
     if "map" in wants:
         dim = _dim(main[0].problem) if main else 0
-        arrays["map"] = _placed(places, barycentric_map(solved), count, np.empty((0, dim)))
+        arrays["map"] = _place(places, barycentric_map(solved), count, np.empty((0, dim)))
     if "matches" in wants:
-        arrays["matches"] = _placed(places, top_match(solved), count, np.empty(0, dtype=np.int64))
+        arrays["matches"] = _place(places, top_match(solved), count, np.empty(0, dtype=np.int64))
     return arrays
 
 
-def _placed(places: Sequence[int], values: Sequence[Any], count: int, empty: Array) -> list[Array]:
+def _place(places: Sequence[int], values: Sequence[Any], count: int, empty: Array) -> list[Array]:
     arrays = [empty] * count
     for place, value in zip(places, values, strict=True):
         arrays[place] = to_numpy(value)

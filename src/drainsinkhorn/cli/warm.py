@@ -27,7 +27,7 @@ SIZE = 40
 
 
 class Case(NamedTuple):
-    """Some kernels: their name, the backend with the settings that use them, and a problem that does."""
+    """A set of kernels: its name, a backend with settings that use it, and a problem that uses it."""
 
     name: str
     backend: Backend[Any]
@@ -41,7 +41,7 @@ def warm(
     ] = "2,3,50",
     as_json: JSON = False,
 ) -> None:
-    """Compile the kernels that a first solve would compile, and print what took how long."""
+    """Compile the kernels that a first solve would compile, and print how long each set took."""
     try:
         picked = choose()[0] if backend == "auto" else load(backend)
         cases = list(_cases(picked, _numbers(dims)))
@@ -94,7 +94,7 @@ def _problem(dim: int, cost: str = "sqeuclidean") -> Problem[Any]:
 
 
 def _use(case: Case) -> None:
-    """Solve the problem in both modes of a large batch, with every acceleration, and use the plan in all ways."""
+    """Solve the problem in both modes of a large batch, with every acceleration, and call every consumer of plans."""
     rows = np.arange(4)
     results: list[Any] = []
     for acceleration in case.backend.accelerations:

@@ -86,7 +86,7 @@ class Retired(NamedTuple):
 class Repacked:
     """A pack was rebuilt: number of lanes it kept, tickets it admitted, its new width, and the work."""
 
-    kept: int
+    lanes_kept: int
     admitted: Sequence[int]
     width: int
     spent: Spent

@@ -170,6 +170,32 @@ class Ledger:
             self.rescue = self.rescue or Ledger()
             self.rescue.add({**account["rescue"], "tickets": tickets}, width_for)
 
+    def save(self) -> dict[str, Any]:
+        """Return all of this ledger as plain numbers and texts, for `restore`."""
+        lanes = [range(min(capacity, len(tickets)) + 1) for capacity, _, tickets in self._queues]
+        return {
+            **self.account(),
+            "depths": list(self.depths.items()),
+            "physical": [[q[1](k) for k in counts] for q, counts in zip(self._queues, lanes, strict=True)],
+            "rescue": None if self.rescue is None else self.rescue.save(),
+        }
+
+    @classmethod
+    def restore(cls, saved: dict[str, Any]) -> Ledger:
+        """Return the ledger that `save` described."""
+        ledger = cls()
+        for name in COUNTED:
+            setattr(ledger, name, int(saved[name]))
+        ledger.depths = {int(ticket): int(depth) for ticket, depth in saved["depths"]}
+        ledger.widths = [(int(width), int(cycles)) for width, cycles in saved["widths"]]
+        ledger.executed = list(map(int, saved["executed"]))
+        ledger.choices = [Chosen(*map(str, choice)) for choice in saved["choices"]]
+        ledger.seconds = {str(verb): float(seconds) for verb, seconds in saved["seconds"].items()}
+        ledger.rescue = None if saved["rescue"] is None else cls.restore(saved["rescue"])
+        for (capacity, tickets), widths in zip(saved["queues"], saved["physical"], strict=True):
+            ledger._queues.append((int(capacity), list(map(int, widths)).__getitem__, list(map(int, tickets))))
+        return ledger
+
     @property
     def static_slots(self) -> int:
         """Slots of static batches of the same width, with the problems in the order in which they were admitted."""

@@ -83,7 +83,7 @@ class Pack(Protocol[A]):
 
     @property
     def width(self) -> int:
-        """Lanes the kernel executes, which may exceed the occupied ones (a width ladder). Only these have numbers."""
+        """Lanes that the kernel executes: the occupied ones, which have numbers, and more on a width ladder."""
         ...
 
     @property
@@ -137,6 +137,8 @@ class Hints(NamedTuple):
         draining: Cycles between audits where lanes are neither refilled nor held.
         held: Cycles between audits where lanes are held and not refilled. An audit may come late: a held lane keeps the
             state that passed, and a call ends when all lanes are held.
+        pairs: Pairs of points of all lanes of a pack, unless it has few lanes (`core.options.FEW_LANES`): a bound on
+            memory where lanes of unequal sizes share packs.
     """
 
     arithmetic: str
@@ -144,10 +146,14 @@ class Hints(NamedTuple):
     refilled: int = EVERY
     draining: int = EVERY
     held: int = EVERY
+    pairs: float = math.inf
 
 
 class Backend(Protocol[A]):
-    """A way to compute. A backend consists of frozen, picklable settings and holds no arrays."""
+    """An implementation of the solver for one kind of hardware, or on one library.
+
+    It consists of frozen, picklable settings and holds no arrays.
+    """
 
     @property
     def name(self) -> str:

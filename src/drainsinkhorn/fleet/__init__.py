@@ -1,4 +1,4 @@
-"""The same solver, placed differently: fleets of workers for many problems, rows over ranks for a huge one."""
+"""Distributed solving: fleets of workers for many problems, and one huge problem with its rows split over ranks."""
 
 from drainsinkhorn.fleet.fleet import Fleet as Fleet
 from drainsinkhorn.fleet.fleet import FleetStream as FleetStream

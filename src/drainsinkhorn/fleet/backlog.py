@@ -29,8 +29,8 @@ class Backlog:
         workers: Number of workers.
 
     Attributes:
-        problems: All of them by ticket, as they are sent to workers: with NumPy arrays, and in a chain with the start
-            that follows from the predecessor, once `queue` is called.
+        problems: All problems by ticket, as they are sent to workers: with NumPy arrays. `queue` gives a problem of a
+            chain the start that follows from its predecessor.
         predicted: Predicted work of each, by ticket.
     """
 
@@ -85,12 +85,12 @@ class Backlog:
         return tickets
 
     def _goal(self, rate: float) -> float:
-        """Return the predicted work of a window: that of WINDOW_SECONDS, at the end half a fair share of the rest."""
+        """Return the predicted work that a window gets: that of WINDOW_SECONDS; near the end, half a worker's share."""
         goal = WINDOW_SECONDS * rate or FIRST_WINDOW * self.predicted[self._waiting[0]]
         return min(goal, self._waiting_work / (2 * self._workers)) if self._session.exhausted else goal
 
     def _least(self) -> int:
-        """Return the least size of a window: the width of a pack, at the end at most half a fair share of the rest."""
+        """Return the least size of a window: the width of a pack; near the end, at most half a worker's share."""
         width = self._session.options.width or self._recommended_width(self.problems[self._waiting[0]])
         return min(width, -(-len(self._waiting) // (2 * self._workers))) if self._session.exhausted else width
 

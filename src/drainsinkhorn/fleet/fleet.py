@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Unpack
 
 from drainsinkhorn.core.audit import is_count
@@ -15,9 +15,10 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.fleet.dispatch import Dispatch
 from drainsinkhorn.fleet.pool import Pool
 from drainsinkhorn.model.errors import FeedClosed, FleetError, OptionsError
-from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
+from drainsinkhorn.run.pairs import as_problems
 from drainsinkhorn.run.session import Session
+from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import DEFAULTS
 
 
@@ -50,14 +51,20 @@ class Fleet:
 
     def stream(
         self,
-        problems: Iterable[Problem[Any]],
+        problems: Any,
+        y: Any = None,
         *,
+        eps: Any = None,
+        a: Any = None,
+        b: Any = None,
+        cost: Any = "sqeuclidean",
         tol: float | None = None,
         init: str = "auto",
         backend: str | Backend[Any] = "auto",
         options: Options = DEFAULTS,
         observe: Observer = ignore,
         journal: str | os.PathLike[str] | None = None,
+        progress: bool = False,
         **settings: Unpack[Settings],
     ) -> FleetStream:
         """Solve problems as `drainsinkhorn.stream` does, with results equal to the bit, in another order.
@@ -74,16 +81,43 @@ class Fleet:
         if self._under_way() is not None:
             raise FleetError("this fleet has a stream under way; read it to its end or close it, or use another fleet")
         options = options.with_settings(tol, settings, init)
-        run = FleetStream(
-            Dispatch(
-                self.pool,
-                Session(problems, None, backend, options, observe, journal),
-                hang=self._hang,
-                strikes=self._strikes,
-            )
-        )
+        waiting = as_problems(problems, y, cost=cost, eps=eps, a=a, b=b)
+        session = Session(waiting, None, backend, options, observe, journal, progress=progress)
+        run = FleetStream(Dispatch(self.pool, session, hang=self._hang, strikes=self._strikes))
         self._run = weakref.ref(run)
         return run
+
+    def solve(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        eps: Any = None,
+        a: Any = None,
+        b: Any = None,
+        cost: Any = "sqeuclidean",
+        chain: Any = None,
+        batch: Any = None,
+        rho: Any = None,
+        **keywords: Any,
+    ) -> Solution[Any]:
+        """Solve many problems as `drainsinkhorn.solve` does, with results equal to the bit.
+
+        Args:
+            x: Problems, pairs of clouds, or points.
+            y: Target points, if x holds source points.
+            eps: As for `drainsinkhorn.solve`.
+            a: Source weights; None: uniform.
+            b: Target weights; None: uniform.
+            cost: As for `drainsinkhorn.solve`.
+            chain: As for `drainsinkhorn.solve`.
+            batch: As for `drainsinkhorn.solve`.
+            rho: As for `drainsinkhorn.solve`.
+            **keywords: Keywords of `stream`.
+        """
+        waiting = list(as_problems(x, y, cost=cost, batch=batch, eps=eps, a=a, b=b, chain=chain, rho=rho))
+        run = self.stream(waiting, **keywords)
+        return Solution.from_results(run, run.ledger)
 
     def _under_way(self) -> FleetStream | None:
         """The stream that may still be read, or None."""

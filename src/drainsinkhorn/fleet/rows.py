@@ -189,7 +189,7 @@ class RowSharded:
         return self._ranks.number(float(np.sum(values)), "SUM")
 
     def over_cols(self, values: Vector) -> float:
-        """The sum over the columns, which every rank has; that of rank 0, so that all ranks have equal bits."""
+        """The sum over the columns, which every rank has. Rank 0 broadcasts its sum, so all ranks have equal bits."""
         return float(self._ranks.broadcast(np.array([np.sum(values)]))[0])
 
     def most_over_rows(self, values: Vector) -> float:

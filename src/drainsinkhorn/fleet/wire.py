@@ -1,4 +1,4 @@
-"""Problems and outcomes as plain numbers and arrays, for the way between processes."""
+"""Problems and outcomes as plain numbers and arrays, for transport between processes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def plain(value: Any) -> Array:
 
 
 def provisional(problem: Problem[Any]) -> Problem[Any]:
-    """Return the problem with an eps that is found at once in place of a sharpness, which a worker looks for."""
+    """Return the problem with the default eps in place of a sharpness, for which only the worker searches."""
     return replace(problem, eps=DEFAULT_EPS) if isinstance(problem.eps, SharpnessEps) else problem
 
 

@@ -6,8 +6,9 @@ With r and c the marginals of P, potentials that keep both marginals satisfy
     P' df + c dg = sum_i P (dC + L deps) - eps P' (da / a),    L_ij = log(P_ij / (a_i b_j))
 
 so a cotangent (u, v) of (f, g) with equal sums is pulled back through (p, q), the solution of the same symmetric system
-with (u, v) on the right. Eliminating `q = (v - P' p) / c` leaves `(r - P c^-1 P') p = u - P (v / c)`, positive but for
-the gauge: conjugate gradients, preconditioned by r, each step one `apply` of either side. Arrays are NumPy or torch.
+with (u, v) on the right. Eliminating `q = (v - P' p) / c` leaves `(r - P c^-1 P') p = u - P (v / c)`, whose
+matrix is positive definite except along the gauge. Conjugate gradients, preconditioned by r, solve this system; each
+step applies P and P' once. Arrays are NumPy or torch.
 """
 
 from __future__ import annotations

@@ -116,8 +116,9 @@ def potentials(
 ) -> list[Potentials[jax.Array]]:
     """Potentials of every problem, differentiable in points or costs, weights and eps by implicit differentiation.
 
-    They are shifted so that g is zero in the mean under b; solve to a small tol, since derivatives are as good as it.
-    Arguments as for `value`; weights must be positive. Derivatives with respect to eps need memory for the plans.
+    Potentials are shifted so that g has mean zero under b. Solve to a small tol: the error of derivatives is of first
+    order in the residual. Arguments as for `value`; weights must be positive. Derivatives with respect to eps need
+    memory for the plans.
     """
     check_settings(settings, potentials)
     lanes, strengths = _lanes(x, y, a, b, eps, cost)
@@ -285,8 +286,8 @@ def _potentials_backward(task: Task, saved: Any, cotangents: Any) -> Any:
     def host(columns: Any, rounded: Any, lost: Any, eps: Any, cotangents: Any) -> Any:
         # Numbers that were found in the forward pass are not looked for again.
         near, rest = (np.asarray(part, np.float64) for part in eps)
-        found = (near + rest).tolist() if task.has_descriptors else []
-        problems, moved = task.problems(_host(columns), found), _host(cotangents)
+        eps_values = (near + rest).tolist() if task.has_descriptors else []
+        problems, moved = task.problems(_host(columns), eps_values), _host(cotangents)
         exact = [
             [f.astype(np.float64) + e for f, e in zip(*both, strict=True)]
             for both in zip(_host(rounded), _host(lost), strict=True)

@@ -112,8 +112,9 @@ def potentials(
 ) -> list[Potentials[Tensor]]:
     """Potentials of every problem, differentiable in points or costs, weights and eps by implicit differentiation.
 
-    They are shifted so that g is zero in the mean under b; solve to a small tol, since derivatives are as good as it.
-    Arguments as for `value`; weights must be positive. Derivatives with respect to eps need memory for the plans.
+    Potentials are shifted so that g has mean zero under b. Solve to a small tol: the error of derivatives is of first
+    order in the residual. Arguments as for `value`; weights must be positive. Derivatives with respect to eps need
+    memory for the plans.
 
     Examples:
         >>> x = torch.randn(2, 20, 2, dtype=torch.float64, requires_grad=True)
@@ -142,7 +143,7 @@ def _values(
 
 
 def _nothing(*points: Any) -> Tensor:
-    """The values of no problems."""
+    """Return an empty tensor, the values of no problems."""
     tensors = [tensor for tensor in points if isinstance(tensor, torch.Tensor)]
     return torch.zeros(0, dtype=_float_dtype(tensors), device=tensors[0].device if tensors else None)
 

@@ -133,4 +133,7 @@ def is_descriptor(eps: Any) -> bool:
 def stated_eps(problem: Any) -> float:
     """Return the eps that a problem states as a positive finite number; NaN if it states none."""
     eps: Any = getattr(problem, "eps", None)
-    return float(eps) if _is_number(eps) and 0 < eps < math.inf else math.nan
+    try:
+        return float(eps) if _is_number(eps) and 0 < eps < math.inf else math.nan
+    except OverflowError:  # An integer beyond the range of float64.
+        return math.nan

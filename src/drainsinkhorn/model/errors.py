@@ -138,6 +138,10 @@ class GradientWarning(DrainWarning):
     """A constant was computed from tensors that require gradients; the text names the function that differentiates."""
 
 
+class SubstitutionWarning(DrainWarning):
+    """Settings of another library's solver were replaced by others with the same solution; the text names them."""
+
+
 class ObserverWarning(DrainWarning):
     """An observer raised an exception and received no further events; the run continued without it.
 

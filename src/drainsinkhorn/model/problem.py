@@ -15,6 +15,9 @@ from drainsinkhorn.model.keywords import explain_keyword
 A = TypeVar("A")
 """The caller's array type; `model` and `core` never read the contents of an array."""
 
+DEFAULT_COST = "sqeuclidean"
+"""The squared distance, the cost of a problem that names none."""
+
 
 class Potentials(NamedTuple, Generic[A]):
     """Dual potentials: `P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps)`."""
@@ -70,13 +73,13 @@ class Problem(WeaklyReferable, Generic[A]):
     b: A | None = None
     tol: float | None = None
     init: Potentials[A] | str | None = None
-    cost: str | Cost | A = "sqeuclidean"
+    cost: str | Cost | A = DEFAULT_COST
     chain: Hashable = None
     rho: float | tuple[float | None, float | None] | Any = None
 
     def __repr__(self) -> str:
         sides = {"x": self.x, "y": self.y, "a": self.a, "b": self.b}
-        cost = None if isinstance(self.cost, str) and self.cost == "sqeuclidean" else self.cost
+        cost = None if isinstance(self.cost, str) and self.cost == DEFAULT_COST else self.cost
         others = {"init": self.init, "cost": cost, "chain": self.chain, "rho": self.rho}
         return call("Problem", **sides, eps=self.eps, tol=self.tol, **others)
 

@@ -237,7 +237,7 @@ class Result(Generic[A]):
 
     ticket: int
     problem: Problem[A]
-    validate: Callable[[Problem[A]], Instance[A]]
+    validate: Callable[..., Instance[A]]
     emitted: Potentials[A] | None
     residual: Residual
     status: Status
@@ -298,12 +298,46 @@ class Result(Generic[A]):
         """Where each point goes on average: (n, d) images of x for "row", (m, d) images of y for "col"."""
         return self.couplings.barycentric_map(side)[0]
 
+    def map(self, points: A, side: str = "row") -> A:
+        """Where the entropic map moves other points than those of the problem, (k, d) to (k, d).
+
+        Args:
+            points: Points in the space of x for side "row", of y for "col".
+            side: "row" or "col".
+        """
+        warn_of_plans([self])
+        instance, potentials = self.place(points, side)
+        return self.backend.couple([instance], [potentials]).barycentric_map(side)[0]
+
+    def place(self, points: A, side: str = "row") -> tuple[Instance[A], Potentials[A]]:
+        """The problem with other points on one side, and potentials of which those of the other side are this result's.
+
+        Conditional distributions do not depend on the potential of their own point, so the new points have zeros.
+        """
+        f, g = self.potentials
+        if self.instance.is_dense:
+            raise ProblemError("a dense cost says nothing of other points; solve a problem with points x and y")
+        if side not in ("row", "col"):
+            raise ProblemError(f'side must be "row" or "col", got {side!r}')
+        changes = {"x": points, "a": None} if side == "row" else {"y": points, "b": None}
+        problem = replace(self.problem, **changes, eps=self.eps, init=None)
+        instance = self.validate(problem, finite=False)
+        own: Any = instance.x if side == "row" else instance.y
+        zeros = 0 * own[:, 0]
+        return instance, Potentials(zeros, g) if side == "row" else Potentials(f, zeros)
+
     def top_match(self, side: str = "row") -> A:
         """The point of the other side to which each point sends most mass."""
         return self.couplings.top_match(side)[0]
 
-    def sample(self, count: int, *, seed: int) -> tuple[A, A]:
-        """Index pairs (i, j), each of shape (count,), drawn from the plan; the ticket is part of the seed."""
+    def sample(self, count: int, *, seed: Any = None) -> tuple[A, A]:
+        """Index pairs (i, j), each of shape (count,), drawn from the plan.
+
+        Args:
+            count: Number of pairs.
+            seed: A non-negative integer (the ticket is part of the seed), or a generator of torch or NumPy. None: other
+                pairs at every call.
+        """
         return self.couplings.sample(count, [(seed, self.ticket)])[0]
 
     def transport_cost(self) -> TransportCost:

@@ -39,7 +39,7 @@ def single_thread() -> Iterator[None]:
 
 @cache
 def _libraries() -> Any:
-    """The BLAS libraries of this process. The search takes a millisecond, so it is done once; NumPy's is loaded."""
+    """The BLAS libraries that this process has loaded, NumPy's among them. The search takes a millisecond: cached."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")

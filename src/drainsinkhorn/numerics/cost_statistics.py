@@ -244,7 +244,7 @@ def _moments(x: Any, y: Any, of: str) -> Any:
 
 
 def _mean_square_product(sides: tuple[_Cloud, _Cloud]) -> Any:
-    """`E (u'v)^2 = tr(S T)` over all pairs, (W,): from the second moments or from all products, whichever is less."""
+    """`E (u'v)^2 = tr(S T)` over all pairs, (W,): from the second moments or from all products, what is cheaper."""
     n, m = (side.count for side in sides)
     dim = sides[0].first.shape[1]
     if n * m < (n + m) * dim:
@@ -288,7 +288,7 @@ def _distances(form: Distances, x: Any, y: Any) -> Any:
 def _distances_by_products(form: Distances, x: Any, y: Any) -> tuple[Any, Any]:
     """Squared distances, or distances, by one product of matrices, (W, n, m), and their errors, (W,).
 
-    The error of squared distances is a bound; that of distances is the error of one whose square is the mean square.
+    The error of squared distances is a bound; that of distances holds at their root mean square.
     """
     xp = _namespace(x)
     x, y = _wide(x), _wide(y)

@@ -275,16 +275,14 @@ def _adapt(kind: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _foreign_base(kind: type) -> str:
-    """Return the qualified name of a base class of `kind` that is a key of `Adapters.foreign`; "" if there is none.
-
-    Classes are found by name, so that no other library is imported for this.
-    """
+    """Return the name by which `Adapters.foreign` knows a base class of `kind`; "" if it knows none."""
+    # Classes are compared by name, so that no other library is imported.
     names = [f"{base.__module__}.{base.__name__}" for base in kind.__mro__]
     return next((name for name in names if name in Adapters.foreign), "")
 
 
 def resolve_cost(cost: Cost) -> Cost:
-    """The same cost with a PointCost as its kind; ProblemError for a name that is none in COSTS."""
+    """The same cost with a PointCost as its kind; ProblemError for a name that is not in COSTS."""
     kind = cost.kind
     if isinstance(kind, str) and kind in COSTS:
         return _by_name(kind, cost.scale)
@@ -356,6 +354,8 @@ def is_squares(cost: Cost) -> bool:
 
 def require_form(instance: Instance[Any], backend: str, forms: Collection[str]) -> None:
     """Raise ProblemError unless the cost has one of the forms that a backend has kernels for."""
+    if instance.matrix is None and type(instance.cost.kind) is DistanceCost and "distances" in forms:
+        return
     if instance.is_dense:
         if "matrix" not in forms:
             raise ProblemError(

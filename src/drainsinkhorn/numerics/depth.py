@@ -76,10 +76,10 @@ def _spread_of_costs(instance: Instance[Any]) -> float:
     """Half the standard deviation of the costs, from a sample of the points of both sides."""
     rows, cols = (_sample(size) for size in instance.shape)
     if instance.is_dense:
-        some = replace(instance, matrix=to_numpy(instance.matrix)[np.ix_(rows, cols)])
+        subproblem = replace(instance, matrix=to_numpy(instance.matrix)[np.ix_(rows, cols)])
     else:
-        some = replace(instance, x=to_numpy(instance.x)[rows], y=to_numpy(instance.y)[cols])
-    return float(cost_matrix(some)[0].std()) / 2
+        subproblem = replace(instance, x=to_numpy(instance.x)[rows], y=to_numpy(instance.y)[cols])
+    return float(cost_matrix(subproblem)[0].std()) / 2
 
 
 def _sample(count: int) -> Any:

@@ -18,7 +18,7 @@ def residual(
     Args:
         weights: Weights a of the side, (n,).
         log_ratios: Log marginal ratios `log rho` of the side, (n,), see `numerics.update.log_ratios`.
-        add: Sums one value for each point of the side; of lanes end to end, the points of each lane.
+        add: Sums values over the points of the side; for concatenated lanes, over the points of each lane.
         expm1: `exp(L) - 1` of the array library that the arguments belong to.
     """
     return add(weights * abs(expm1(log_ratios)))

@@ -83,7 +83,7 @@ def exponent_rounding(cost_rounding: float, eps: float, scaled_cost: Matrix, log
 
 
 def streamed_rounding(scaled_rounding: float, largest: float, points: int) -> float:
-    """The same where costs are computed anew in every leg: `scaled_rounding + u (8 max|C / eps| + n + m)`.
+    """`exponent_rounding` where costs are computed anew in every leg: `scaled_rounding + u (8 max|C / eps| + n + m)`.
 
     Coordinates are centred and scaled first, which is part of the factor 8, as are logarithms of weights.
 
@@ -168,11 +168,11 @@ def unsampled(xp: Any, weights: Any, potentials: Any, places: Any) -> Any:
 
 
 class CostBound(NamedTuple):
-    """How costs between points follow from distances, and how far rounding can carry them.
+    """Factors that turn distances into costs, and bounds on the rounding errors of these costs.
 
     Attributes:
-        factor: What a squared distance is multiplied with; a distance for the euclidean cost.
-        relative: Error of a cost over the cost.
+        factor: Factor of squared distances; of distances for the euclidean cost.
+        relative: Relative error of every cost.
         constant: Absolute error of every cost.
         largest: A bound on costs.
     """

@@ -97,16 +97,16 @@ def draw_clouds(
         ("y", canvas.y, instance.b, TARGET, "^"),
     )
     for name, places, weights, colour, marker in sides:
-        some = thin(len(places), POINTS, rng)
-        weights = to_numpy(weights)[some]
-        base = np.clip(4000 / len(some), 3, 26) * (0.7 if faint else 1)
+        drawn = thin(len(places), POINTS, rng)
+        weights = to_numpy(weights)[drawn]
+        base = np.clip(4000 / len(drawn), 3, 26) * (0.7 if faint else 1)
         areas = base * np.clip(weights / max(float(weights.mean()), np.finfo(float).tiny), 0.1, 8)
         ax.scatter(
-            *places[some].T, s=areas, c=colour, marker=marker, linewidths=0, alpha=0.35 if faint else 0.9,
+            *places[drawn].T, s=areas, c=colour, marker=marker, linewidths=0, alpha=0.35 if faint else 0.9,
             zorder=1 if faint else 3, label=f"{name}: {len(places):,} points",
         )  # fmt: skip
-        if len(some) < len(places):
-            left_out.append(f"{len(some):,} of {len(places):,} points of {name}")
+        if len(drawn) < len(places):
+            left_out.append(f"{len(drawn):,} of {len(places):,} points of {name}")
     legend_above(ax)
     if ax.name != "3d" and canvas.basis is not None:
         ax.set_aspect("equal", adjustable="datalim")

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.result import MAX_PAIRS, Result, warn_of_constant_costs, warn_of_plans
@@ -53,11 +55,15 @@ def top_match(results: Results, side: str = "row") -> Any:
     return _one_or_many(results, lambda plans, _: plans.top_match(side))
 
 
-def sample(results: Results, count: int, *, seed: int) -> Any:
+def sample(results: Results, count: int, *, seed: Any = None) -> Any:
     """Index pairs (i, j), each (count,), drawn independently from each plan.
 
-    The draw depends on the seed and on the result's ticket alone, not on its neighbours, and is the same on every
-    device up to rounding.
+    Args:
+        results: One Result or many.
+        count: Number of pairs of each plan.
+        seed: A non-negative integer: the draw depends on it and on the result's ticket alone, not on its neighbours,
+            and is the same on every device up to rounding. Or a generator of torch or NumPy, from which a seed is drawn
+            for each result. None: other pairs at every call.
     """
     many = _many(results)
     seeds = [(seed, result.ticket) for result in many]
@@ -65,16 +71,62 @@ def sample(results: Results, count: int, *, seed: int) -> Any:
     return drawn[0] if isinstance(results, Result) else drawn
 
 
-def partners(results: Results, rows: Any, *, seed: int) -> Any:
-    """For given points of x, (k,) places, a point of y each, drawn independently from their conditional distributions.
+def partners(results: Results, rows: Any, *, seed: Any = None) -> Any:
+    """For given points, a point of y each, (k,), drawn independently from their conditional distributions.
 
-    For many results a list of places, or an array with an axis in front.
+    Args:
+        results: One Result or many.
+        rows: Indices of points of x, (k,); or other points in the space of x, (k, d), as semidiscrete pairing needs.
+            For many results a list of these, or an array with an axis in front.
+        seed: As for `sample`.
+
+    Examples:
+        >>> import numpy as np
+        >>> import drainsinkhorn as ds
+        >>> noise, data = (np.random.default_rng(k).normal(size=(200, 2)) for k in (0, 1))
+        >>> result = ds.solve(noise, data, eps=0.1)[0]
+        >>> fresh = np.random.default_rng(2).normal(size=(5, 2))  # noise that the problem did not have
+        >>> partners(result, fresh, seed=0).shape
+        (5,)
     """
     many = _many(results)
     each = [rows] if isinstance(results, Result) else _for_each("rows", rows, len(many))
     seeds = [(seed, result.ticket) for result in many]
-    drawn = _together(many, lambda plans, at: plans.partners([each[i] for i in at], [seeds[i] for i in at]))
+    if any(np.ndim(own) == 2 for own in each):
+        # A list of lists of numbers is a cloud too.
+        clouds = [own if is_array(own) else np.asarray(own) for own in each]
+        places = [np.arange(len(cloud)) for cloud in clouds]
+        drawn = _at(many, clouds, "row", lambda plans, at: plans.partners(_take(places, at), _take(seeds, at)))
+    else:
+        drawn = _together(many, lambda plans, at: plans.partners(_take(each, at), _take(seeds, at)))
     return drawn[0] if isinstance(results, Result) else drawn
+
+
+def map_points(results: Results, points: Any, side: str = "row") -> Any:
+    """Where the entropic map of each plan moves other points than those of the problem, (k, d) to (k, d).
+
+    The entropic map is the conditional mean of the plan, extended to the whole space by the potentials of the other
+    side. `Result.map` is the same for one result.
+
+    Args:
+        results: One Result or many.
+        points: Points in the space of x for side "row", of y for "col"; for many results a list of clouds, or an array
+            with an axis in front.
+        side: "row" or "col".
+
+    Examples:
+        >>> import numpy as np
+        >>> import drainsinkhorn as ds
+        >>> x = np.random.default_rng(0).normal(size=(100, 2))
+        >>> result = ds.solve(x, x + 3, eps=0.1)[0]
+        >>> bool(np.allclose(map_points(result, x), result.barycentric_map()))
+        True
+    """
+    if isinstance(results, Result):
+        return results.map(points, side)
+    many = _many(results)
+    each = _for_each("points", points, len(many))
+    return _at(many, each, side, lambda plans, _: plans.barycentric_map(side))
 
 
 def transport_cost(results: Results) -> TransportCost | list[TransportCost]:
@@ -165,6 +217,30 @@ def _together(results: list[Result[Any]], verb: Callable[[Couplings[Any], list[i
         for place, value in zip(places, verb(plans, places), strict=True):
             values[place] = value
     return values
+
+
+def _at(
+    results: list[Result[Any]],
+    clouds: Sequence[Any],
+    side: str,
+    verb: Callable[[Couplings[Any], list[int]], Sequence[Any]],
+) -> list[Any]:
+    """Call `verb(plans, places)` as `_together` does, for plans with other points on one side (`Result.place`)."""
+    warn_of_plans(results)
+    groups: dict[Any, list[int]] = {}
+    for place, result in enumerate(results):
+        groups.setdefault(result.backend, []).append(place)
+    values: list[Any] = [None] * len(results)
+    for backend, places in groups.items():
+        placed = [results[place].place(clouds[place], side) for place in places]
+        plans = backend.couple([instance for instance, _ in placed], [potentials for _, potentials in placed])
+        for place, value in zip(places, verb(plans, places), strict=True):
+            values[place] = value
+    return values
+
+
+def _take(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    return [values[place] for place in places]
 
 
 def _for_each(name: str, values: Any, count: int) -> Sequence[Any]:

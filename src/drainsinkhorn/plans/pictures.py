@@ -76,12 +76,7 @@ def matches(
         if weighted > 2 * lines:
             for ends, colour, marker in ((canvas.x[rows], SOURCE, "o"), (canvas.y[cols], TARGET, "^")):
                 ax.scatter(*ends.T, s=9, c=colour, marker=marker, linewidths=0, zorder=3)
-        if kind == "sample":
-            title = f"{lines:,} pairs drawn from the plan"
-        elif len(rows) < weighted:
-            title = f"Top matches of {len(rows):,} of {weighted:,} points of x"
-        else:
-            title = "Top match of each point of x"
+        title = f"{lines:,} pairs drawn from the plan" if kind == "sample" else _title_of_matches(len(rows), weighted)
         label(ax, title + _status(result), *canvas.names, note=left_out, above=True)
     return ax
 
@@ -190,11 +185,20 @@ def plan(result: Result[Any], *, pixels: int = 256, order: Any = "given", ax: An
         large = max(n, m) > pixels
         size = f" (about {n / len(blocks):.3g} x {m / len(blocks[0]):.3g} points)"
         ax.figure.colorbar(image, ax=ax, label=f"mass of a block{size}" if large else "mass of an entry")
-        given = order if isinstance(order, str) else "yours"
-        place = {"given": "index", "principal": "rank along the principal axis"}.get(given, "rank in the order given")
+        order_name = order if isinstance(order, str) else "yours"
+        place = {"given": "index", "principal": "rank along the principal axis"}.get(
+            order_name, "rank in the order given"
+        )
         title = f"Plan between {n:,} and {m:,} points"
         label(ax, title + _status(result), f"point of y ({place})", f"point of x ({place})")
     return ax
+
+
+def _title_of_matches(count: int, weighted: int) -> str:
+    """Return the title of a plot that shows the top matches of `count` of the `weighted` points of x."""
+    if count < weighted:
+        return f"Top matches of {count:,} of {weighted:,} points of x"
+    return "Top match of each point of x"
 
 
 def _status(result: Result[Any]) -> str:
@@ -210,9 +214,9 @@ def _some_rows(result: Result[Any], rows: Array) -> Array:
     instance, potentials = result.instance, result.potentials
     fewer = {"x": instance.x, "matrix": instance.matrix}
     fewer = {name: None if array is None else array[rows] for name, array in fewer.items()}
-    part = replace(instance, **fewer, a=to_numpy(instance.a)[rows], init="zero", chain=None, uniform=False)
-    plans = result.backend.couple([part], [Potentials(potentials.f[rows], potentials.g)])
-    (entries,) = plans.plan(len(rows) * part.shape[1])
+    subproblem = replace(instance, **fewer, a=to_numpy(instance.a)[rows], init="zero", chain=None, uniform=False)
+    plans = result.backend.couple([subproblem], [Potentials(potentials.f[rows], potentials.g)])
+    (entries,) = plans.plan(len(rows) * subproblem.shape[1])
     return to_numpy(entries).astype(np.float64)
 
 
@@ -270,11 +274,11 @@ def _medians(starts: Array, moves: Array, lengths: Array, cell: float) -> tuple[
     where = np.unique(np.floor(starts / cell), axis=0, return_inverse=True)[1].ravel()
     order = np.argsort(where, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(where[order])) + 1)
-    kept = [part for part in parts if len(part) >= 4]
-    if not kept:
+    squares = [part for part in parts if len(part) >= 4]
+    if not squares:
         raise OptionsError(f"no square with side {cell:g} holds four points of x; pass a larger cell")
-    medians = [np.array([np.median(values[part], axis=0) for part in kept]) for values in (moves, lengths)]
-    return np.array([starts[part].mean(0) for part in kept]), medians[0], medians[1]
+    medians = [np.array([np.median(values[part], axis=0) for part in squares]) for values in (moves, lengths)]
+    return np.array([starts[part].mean(0) for part in squares]), medians[0], medians[1]
 
 
 def _draw_arrows(ax: Any, starts: Array, moves: Array, lengths: Array, *, bar: bool) -> None:
@@ -331,8 +335,8 @@ def _block_masses(result: Result[Any], rows: Array, cols: Array) -> Array:
     blocks, step = np.zeros((int(rows.max()) + 1, count)), max(1, ENTRIES // (len(rows) + len(cols)))
     couplings = result.couplings
     for first in range(0, count, step):
-        some = np.arange(first, min(first + step, count))
-        indicator = (cols[:, None] == some).astype(np.float64)
+        block_columns = np.arange(first, min(first + step, count))
+        indicator = (cols[:, None] == block_columns).astype(np.float64)
         (sums,) = couplings.apply([to_caller(indicator, instance.like)])
-        np.add.at(blocks, (rows[:, None], some[None, :]), to_numpy(sums).astype(np.float64))
+        np.add.at(blocks, (rows[:, None], block_columns[None, :]), to_numpy(sums).astype(np.float64))
     return blocks

@@ -94,8 +94,8 @@ def plot_ledger(ledger: Ledger, path: str | None = None) -> Any:
     """
     with style():
         figure = new_figure(10, 4)
-        left, right = figure.subplots(1, 2)
-        _draw_survival(left, ledger.survival, len(ledger.depths))
+        curve, right = figure.subplots(1, 2)
+        _draw_survival(curve, ledger.survival, len(ledger.depths))
         _draw_widths(right, ledger)
     return save(figure, path)
 
@@ -110,8 +110,8 @@ def plot_explanation(ledger: Mapping[str, Any], said: Mapping[str, Any], path: s
     """
     with style():
         figure = new_figure(14, 4.2)
-        left, times, slots = figure.subplots(1, 3)
-        _draw_survival(left, ledger["survival"], max(ledger["survival"], default=0))
+        curve, times, slots = figure.subplots(1, 3)
+        _draw_survival(curve, ledger["survival"], max(ledger["survival"], default=0))
         seconds = sorted(ledger["seconds"].items(), key=lambda item: item[1])
         times.barh([verb for verb, _ in seconds], [value for _, value in seconds], color=NEEDED)
         label(times, "Where the time went", "seconds")

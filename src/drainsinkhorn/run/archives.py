@@ -79,7 +79,7 @@ def unpack_arrays(body: bytes, source: str, require_room: Callable[[int], None])
 
     Args:
         body: The archive.
-        source: What messages call it.
+        source: Its name in messages.
         require_room: Called with the bytes that the arrays take together, before any is unpacked; raises if they are
             too many.
     """

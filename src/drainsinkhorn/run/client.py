@@ -12,9 +12,9 @@ from drainsinkhorn.core.events import Observer, ignore
 from drainsinkhorn.core.options import Options, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.errors import DeadlineError
-from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.run.feed import Answer, Feed
+from drainsinkhorn.run.pairs import make_problem
 from drainsinkhorn.run.solve import DEFAULTS
 from drainsinkhorn.run.stream import stream
 
@@ -38,7 +38,7 @@ class Client:
         >>> async def main():
         ...     points = np.random.default_rng(0).normal(size=(3, 20, 2))
         ...     async with Client(tol=1e-3) as client:
-        ...         return await asyncio.gather(*(client.solve(Problem(x=x, y=x + 1, eps=1.0)) for x in points))
+        ...         return await asyncio.gather(*(client.solve(x, x + 1, eps=1.0) for x in points))
         >>> [result.status.name for result in asyncio.run(main())]
         ['CONVERGED', 'CONVERGED', 'CONVERGED']
     """
@@ -64,17 +64,36 @@ class Client:
         self._thread = threading.Thread(target=self._drain, args=(run,), name="drainsinkhorn-client", daemon=True)
         self._thread.start()
 
-    def submit(self, problem: Problem[Any], *, deadline: float | None = None, timeout: float | None = None) -> Answer:
-        """Hand in a problem from any thread and return its future; waits while the feed is full. See `Feed.push`."""
-        return self._feed.push(problem, deadline=deadline, timeout=timeout)
-
-    async def solve(self, problem: Problem[Any], *, deadline: float | None = None) -> Result[Any]:
-        """Solve a problem; many may be awaited at once. If the task is cancelled, the lane leaves at the next audit.
+    def submit(
+        self,
+        problem: Any,
+        y: Any = None,
+        *,
+        deadline: float | None = None,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> Answer:
+        """Hand in one problem from any thread and return its future; waits while the feed is full. See `Feed.push`.
 
         Args:
-            problem: The problem.
-            deadline: Seconds from now, time in the queue included; then DeadlineError is raised. None: no deadline.
+            problem: A Problem, or source points (n, d).
+            y: Target points (m, d), if source points are passed.
+            deadline: Seconds from now; None: no deadline.
+            timeout: Seconds to wait for room; None: no limit.
+            **fields: Other fields of the Problem, such as eps, a, b and cost, if points are passed.
         """
+        return self._feed.push(make_problem(problem, y, **fields), deadline=deadline, timeout=timeout)
+
+    async def solve(self, problem: Any, y: Any = None, *, deadline: float | None = None, **fields: Any) -> Result[Any]:
+        """Solve one problem; many may be awaited at once. If the task is cancelled, the lane leaves at the next audit.
+
+        Args:
+            problem: A Problem, or source points (n, d).
+            y: Target points (m, d), if source points are passed.
+            deadline: Seconds from now, time in the queue included; then DeadlineError is raised. None: no deadline.
+            **fields: Other fields of the Problem, such as eps, a, b and cost, if points are passed.
+        """
+        problem = make_problem(problem, y, **fields)
         loop = asyncio.get_running_loop()
         room, until = self._room(loop), None if deadline is None else loop.time() + deadline
         try:

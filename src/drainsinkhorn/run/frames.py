@@ -76,7 +76,7 @@ def _row(result: Result[Any]) -> tuple[Any, ...]:
 
 
 def _number(value: Any) -> float:
-    """The value as a number; NaN for an eps that is none, which makes the problem INVALID."""
+    """The value as a number; NaN for an eps that is not a number, whose problem is INVALID."""
     try:
         return float(value)
     except (TypeError, ValueError):

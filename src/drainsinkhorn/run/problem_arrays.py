@@ -10,6 +10,7 @@ import numpy as np
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.eps import Eps
 from drainsinkhorn.model.errors import FileError
+from drainsinkhorn.model.keywords import ADVICE
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.eps_text import eps_from_array
 from drainsinkhorn.run.stack import problems
@@ -38,15 +39,14 @@ def problems_from_arrays(arrays: Arrays, source: str, eps: Eps = None, rho: Any 
     Args:
         arrays: See `Arrays`.
         source: Where the arrays come from, for messages.
-        eps: The eps of problems whose arrays have none; None: the arrays must have it.
+        eps: The eps of problems, if it is not that of the arrays. None: that of the arrays, or `relative(0.05)`.
         rho: The price of soft marginals of problems whose arrays have none, see `Problem`.
     """
     unknown = sorted(set(arrays) - set(KEYS))
     if unknown:
-        raise FileError(f"{source} has an unknown key {unknown[0]!r}; known keys are {', '.join(KEYS)}")
-    if eps is None and "eps" not in arrays:
-        raise FileError(f"{source} has no eps, the entropic strength: one number or one per problem")
-    strengths = eps_from_array(arrays["eps"]) if eps is None else eps
+        advice = f"; {ADVICE[unknown[0]]}" if unknown[0] in ADVICE else ""
+        raise FileError(f"{source} has an unknown key {unknown[0]!r}; known keys are {', '.join(KEYS)}{advice}")
+    strengths = eps_from_array(arrays["eps"]) if eps is None and "eps" in arrays else eps
     rows, cols = _sizes(arrays, "x_sizes"), _sizes(arrays, "y_sizes")
     start = ("f" in arrays) + ("g" in arrays)
     if start == 1:

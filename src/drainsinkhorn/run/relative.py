@@ -100,13 +100,13 @@ def stack_eps(column: Any, count: int | None, x: Any, y: Any, cost: Cost, width:
     each = [column] * width if count is None else list(column)
     statistics: dict[str, list[float]] = {}
     clouds = [points if points.ndim == 3 else points[None] for points in (x, y)]
-    found: list[float] = []
+    numbers: list[float] = []
     for place, eps in enumerate(each):
         relative = as_relative(eps)
         if relative is None:
             if not isinstance(eps, (float, np.floating)) and not (type(eps) is int and eps < 2**53):
                 return None
-            found.append(float(eps))
+            numbers.append(float(eps))
             continue
         if relative.of not in statistics:
             try:
@@ -115,8 +115,8 @@ def stack_eps(column: Any, count: int | None, x: Any, y: Any, cost: Cost, width:
             except MemoryError:
                 return None
         values = statistics[relative.of]
-        found.append(relative.share * values[place if len(values) > 1 else 0])
-    return found if all(0 < eps < math.inf for eps in found) else None
+        numbers.append(relative.share * values[place if len(values) > 1 else 0])
+    return numbers if all(0 < eps < math.inf for eps in numbers) else None
 
 
 def find_together(problems: Iterable[tuple[int, Any]]) -> dict[int, float]:
@@ -132,15 +132,15 @@ def find_together(problems: Iterable[tuple[int, Any]]) -> dict[int, float]:
         key = _group(problem)
         if key is not None:
             groups.setdefault(key, []).append((ticket, problem))
-    found: dict[int, float] = {}
+    eps_of: dict[int, float] = {}
     for (of, cost, *_), members in groups.items():
         if len(members) > 1:
-            found |= _find_group(of, cost, members)
-    return {ticket: eps for ticket, eps in found.items() if 0 < eps < math.inf}
+            eps_of |= _find_group(of, cost, members)
+    return {ticket: eps for ticket, eps in eps_of.items() if 0 < eps < math.inf}
 
 
 def _find_group(of: str, given: Any, members: list[tuple[int, Problem[Any]]]) -> dict[int, float]:
-    """The eps of problems of equal shapes and costs by ticket; each pair of clouds is looked at once."""
+    """The eps of problems of equal shapes and costs by ticket; each pair of clouds is read once."""
     places: dict[tuple[int, int], int] = {}
     clouds: list[tuple[Any, Any]] = []
     for _, problem in members:
@@ -175,7 +175,7 @@ def _stack(clouds: Sequence[Any]) -> Any:
 
 
 def _group(problem: Any) -> tuple[Any, ...] | None:
-    """A key that is equal for problems to be computed together; None for one that must be looked at alone."""
+    """A key that is equal for problems to be computed together; None for one that must be computed alone."""
     if type(problem) is not Problem or type(problem.eps) is float:
         return None
     eps, cost = as_relative(problem.eps), problem.cost

@@ -41,8 +41,8 @@ def resolve_eps(
     if searched:
         solve_trials = partial(solve, backend=backend, options=trial_options(options))
         answers = find_sharpness([problems[place] for place in searched], solve_trials)
-        found = zip(searched, answers, strict=True)
-        known |= {place: answer.eps for place, answer in found if isinstance(answer, Problem)}
+        answered = zip(searched, answers, strict=True)
+        known |= {place: answer.eps for place, answer in answered if isinstance(answer, Problem)}
     for place, problem in enumerate(problems):
         if is_descriptor(problem.eps) and place not in known and place not in searched:
             try:

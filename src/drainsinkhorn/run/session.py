@@ -50,6 +50,7 @@ class Session:
         options: The options of the run.
         observe: The caller's observer.
         journal: Path of the journal; None: none is kept.
+        progress: Show a bar from the first problem to `close`.
 
     Attributes:
         backend: The backend, with the acceleration of the run.
@@ -73,8 +74,17 @@ class Session:
         options: Options,
         observe: Observer,
         journal: str | os.PathLike[str] | None,
+        *,
+        progress: bool = False,
     ) -> None:
         self.options, self.count = options, count
+        self._bar: Any = None
+        if progress:
+            # rich is imported only if a bar is wanted.
+            from drainsinkhorn.run.progress import make_bar
+
+            self._bar = make_bar(count, options.max_depth)
+            observe = self._bar if observe is ignore else fan_out(self._bar, observe)
         self.ledger = Ledger()
         self.feed = source.claim() if isinstance(source, Tap) else None
         # The caller's floating-point settings, for the caller's own code. A run ignores floating-point errors and
@@ -154,7 +164,9 @@ class Session:
         hints, feed = self.backend.hints(instance), self.feed
         # The number of problems in a line of chains is unknown, because successors come as predecessors leave.
         count = self.count if instance.chain is None else None
-        plan = self.options.plan(count, hints.width)
+        # A stream returns its first results before it has read much further.
+        width = hints.width if self.count is not None else min(hints.width, self.options.lookahead)
+        plan = self.options.plan(count, width)
         # Callers of a feed wait for each result, so audits must not be rare.
         every = plan.mode.spacing(plan.audit, hints, polled=feed is not None)
         chosen = Chosen("mode", plan.mode.name, plan.reason)
@@ -162,7 +174,8 @@ class Session:
             self.observe(chosen)
         # The tol of an instance contains the margin, so backends compare rounding errors with the limit that decides.
         expired = () if feed is None else feed.expired
-        return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired)
+        pairs = hints.pairs if self.options.width is None and plan.mode.width is None else math.inf
+        return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired, pairs=pairs)
 
     @property
     def has_journal(self) -> bool:
@@ -228,7 +241,9 @@ class Session:
             _warn_of_counts(counts, solution)
 
     def close(self) -> None:
-        """Close the journal."""
+        """Close the journal, and remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
         if self._journal is not None:
             self._journal.close()
 

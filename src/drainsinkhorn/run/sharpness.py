@@ -147,10 +147,10 @@ class _Search:
 
     def give_up(self) -> ProblemError:
         """Return the error of a search that ended without an answer."""
-        seen = f"the sharpest plan that converged has {self._sharpest:.3g}"
-        seen = seen if self._sharpest < math.inf else "no plan converged"
+        sharpest = f"the sharpest plan that converged has {self._sharpest:.3g}"
+        sharpest = sharpest if self._sharpest < math.inf else "no plan converged"
         return ProblemError(
-            f"no eps was found for {self._wanted}, the normalised entropy of the plan: {seen}; raise the target or "
+            f"no eps was found for {self._wanted}, the normalised entropy of the plan: {sharpest}; raise the target or "
             "max_depth, or pass a number as eps"
         )
 
@@ -173,9 +173,9 @@ class _Search:
         low, high = self._low, self._high
         if low is not None and high is not None:
             # Illinois' variant of the false position, at some distance from both ends.
-            part = low.height / (low.height - high.height)
-            part = min(max(part, SMALLEST_STEP), 1 - SMALLEST_STEP)
-            return low.place + part * (high.place - low.place)
+            fraction = low.height / (low.height - high.height)
+            fraction = min(max(fraction, SMALLEST_STEP), 1 - SMALLEST_STEP)
+            return low.place + fraction * (high.place - low.place)
         if high is not None:
             step = self._grow(high.height)
             # A trial below did not converge: go half way.

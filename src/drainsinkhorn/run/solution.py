@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Generic, overload
 
 from drainsinkhorn.core.ledger import Ledger
@@ -14,6 +16,7 @@ from drainsinkhorn.model.result import Outcome, Outcomes, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import stack
 from drainsinkhorn.run.frames import to_frame
+from drainsinkhorn.run.saved import load_results, save_results
 
 SHOWN = 10
 """Rows of the table that a notebook shows."""
@@ -42,6 +45,12 @@ class Solution(Sequence[Result[A]], Generic[A]):
         self._rows = [0] * len(outcomes)
         for row, ticket in enumerate(outcomes.tickets):
             self._rows[ticket] = row
+
+    @classmethod
+    def from_results(cls, results: Iterable[Result[A]], ledger: Ledger) -> Solution[A]:
+        """Return the solution that consists of these results, whose tickets are 0, 1, 2, ..., in any order."""
+        by_ticket = {result.ticket: result for result in results}
+        return cls(Outcomes.from_rows(map(_outcome_of, by_ticket.values())), lambda row: by_ticket[row.ticket], ledger)
 
     @overload
     def __getitem__(self, index: int) -> Result[A]: ...
@@ -114,6 +123,37 @@ class Solution(Sequence[Result[A]], Generic[A]):
         """A pandas DataFrame with one row for each problem, in the order of submission; see `to_frame`."""
         return to_frame(self)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all results, their problems and the account of the run to an .npz file.
+
+        `load` reads it, and `drain explain` prints it. Arrays of torch and JAX become NumPy arrays. Starts and chains
+        are not written, since they change only how a result was reached. A problem with a cost of your own raises
+        FileError.
+
+        Examples:
+            >>> import tempfile
+            >>> import numpy as np
+            >>> import drainsinkhorn as ds
+            >>> x = np.random.default_rng(0).normal(size=(3, 20, 2))
+            >>> solution = ds.solve(x, x + 1, eps=0.5)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     solution.save(f"{folder}/solution.npz")
+            ...     again = ds.Solution.load(f"{folder}/solution.npz")
+            >>> bool((again[1].barycentric_map() == solution[1].barycentric_map()).all())
+            True
+        """
+        save_results(Path(path), self, self.ledger)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, read_limit: int | None = None) -> Solution[Any]:
+        """Return the solution that `save` wrote, with NumPy arrays. Nothing pickled is read.
+
+        Args:
+            path: The file.
+            read_limit: Bytes that its arrays may take. None: half of the available memory.
+        """
+        return cls.from_results(*load_results(Path(path), read_limit))
+
     def plot(self, path: str | None = None) -> Any:
         """Draw survival curve, width trace and removed area; returns the figure, saved to `path` if given."""
         from drainsinkhorn.plans.plots import plot_ledger
@@ -141,6 +181,12 @@ class Solution(Sequence[Result[A]], Generic[A]):
         foot += f"{ledger.slots:,} slots executed, {ledger.removed_slots:,} removed"
         caption = f"{count_of(len(self), 'problem')}: {status_counts(self.statuses) or 'none'}"
         return html_table(caption, ("problem", "status", "n", "m", "depth", "row", "col", ""), rows, foot)
+
+
+def _outcome_of(result: Result[Any]) -> Outcome:
+    """Return the outcome from which a result was made."""
+    values: dict[str, Any] = {name: getattr(result, name) for name in Outcome._fields if name != "potentials"}
+    return Outcome(potentials=result.emitted, **values)
 
 
 def _restore(outcomes: Outcomes, results: list[Result[A]], ledger: Ledger) -> Solution[A]:

@@ -26,12 +26,15 @@ from drainsinkhorn.numerics.depth import predicted_depth
 from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run import rescue
 from drainsinkhorn.run.extend import start_from_predecessor
+from drainsinkhorn.run.feed import Tap
+from drainsinkhorn.run.lists import validate_list
+from drainsinkhorn.run.pairs import as_problems
 from drainsinkhorn.run.queue import Ended, Policy, Queue
 from drainsinkhorn.run.reading import Reader
 from drainsinkhorn.run.recheck import Recheck
 from drainsinkhorn.run.session import RESCUABLE, Session
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.stack import as_problems, check_arguments, validate_stack
+from drainsinkhorn.run.stack import check_arguments, validate_stack
 from drainsinkhorn.run.validate import finite_on_device, make_instance
 
 DEFAULTS = Options()
@@ -56,12 +59,13 @@ def solve(
     options: Options = DEFAULTS,
     observe: Observer = ignore,
     journal: str | os.PathLike[str] | None = None,
+    progress: bool = False,
     **settings: Unpack[Settings],
 ) -> Solution[Any]:
     """Solve many entropic optimal transport problems, each to a verified accuracy.
 
     Args:
-        x: Problems, or points: see `problems` for what stacked, shared and ragged inputs look like.
+        x: Problems, pairs (x, y) of clouds, or points: see `problems` for stacked, shared and ragged inputs.
         y: Target points, if x holds source points.
         eps: A number in units of the cost, `relative`, `sharpness`, or a list of them. None: `relative(0.05)`.
         a: Source weights; None: uniform.
@@ -77,6 +81,7 @@ def solve(
         observe: Called with every event of the run; of a rescue, only with its start and its finished problems. If it
             raises, it is not called again; the run continues, and an ObserverWarning names the exception at the end.
         journal: Path of a file in which finished problems are recorded, so that a killed run can be resumed.
+        progress: Show a bar on stderr, if it is a terminal or a notebook.
         **settings: Fields of Options, such as mode, width, max_depth, audit, certify, accelerate, rescue and recheck.
 
     Returns:
@@ -102,13 +107,15 @@ def solve(
     options = options.with_settings(None if has_many_tols else tol, settings, start)
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if has_many_tols else None, "chain": chain}
     columns["rho"] = rho
+    if isinstance(x, Tap):
+        raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
     waiting = as_problems(x, y, cost=cost, batch=batch, **columns)
     waiting = waiting if isinstance(waiting, list) else list(waiting)
     from_arrays = y is not None or x is None
     if from_arrays and waiting:
         check_arguments(eps=None, tol=None, cost=waiting[0].cost, init=options.init, x=None, y=None, a=None, b=None)
     same_shape = from_arrays and batch is None and not any(isinstance(side, (list, tuple)) for side in (x, y, cost))
-    session = Session(waiting, len(waiting), backend, options, observe, journal)
+    session = Session(waiting, len(waiting), backend, options, observe, journal, progress=progress)
     run, outcomes = LocalRun(session, waiting, same_shape=same_shape), Outcomes()
     with np.errstate(all="ignore"):
         try:
@@ -156,7 +163,9 @@ class LocalRun:
         self._unclaimed, self._refuted = list[Retired](), set[int]()
         self._reader = Reader(session, solve)
         self._validation = options.tol, options.audit.margin, options.init
-        self._ready = None if session.has_journal else validate_stack(problems, *self._validation)
+        stacked = None if session.has_journal else validate_stack(problems, *self._validation)
+        self._is_stack = stacked is not None
+        self._ready = stacked if stacked or session.has_journal else validate_list(problems, *self._validation)
         if self._ready and isinstance(problems, list):
             session.take_all(problems)
         # Arrays on a device are checked together; if one holds NaN or inf, each is checked when its problem is read.
@@ -175,7 +184,7 @@ class LocalRun:
         self._queue = Queue(self, self._policy)
         try:
             if self._ready:
-                self._queue.enter(self._ready)
+                self._queue.enter(self._ready, alike=self._is_stack)
             if session.count is not None:
                 self._queue.fill()
                 yield from self._yield_without_run()

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,6 @@ from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.products import takes_gaussians
 from drainsinkhorn.numerics.weights import uniform
 from drainsinkhorn.run.batches import split_by_batch
-from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.marginals import parse_marginals, price_column
 from drainsinkhorn.run.relative import stack_eps
 
@@ -249,7 +248,8 @@ def build_instances(
         problems: Problems that differ in their points, eps and chain.
         strengths: The eps of each problem.
         tol: The residual at which a lane may leave.
-        a: Source weights of each problem in float64, of mass 1 unless a marginal is soft.
+        a: Source weights in float64, of mass 1 unless a marginal is soft: a vector that all problems share, or a list
+            with one for each.
         b: Target weights.
         cost: Known cost between points, or a matrix.
         init: Start in normal form. With a soft marginal "auto" is zero.
@@ -263,14 +263,15 @@ def build_instances(
     is_uniform = problems[0].a is None and problems[0].b is None
     # Positive weights may become zero when they are normalised.
     positive = is_uniform or bool(np.count_nonzero(a) == len(a) and np.count_nonzero(b) == len(b))
+    weights_a, weights_b = (side if isinstance(side, list) else itertools.repeat(side) for side in (a, b))
     matrix = None if isinstance(cost, Cost) else as_array(cost)
     kind = cost if matrix is None else DENSE
     return [
         Instance(
             eps=eps,
             tol=tol,
-            a=a,
-            b=b,
+            a=own_a,
+            b=own_b,
             cost=kind,
             x=problem.x if type(problem.x) is np.ndarray else as_array(problem.x),
             y=problem.y if type(problem.y) is np.ndarray else as_array(problem.y),
@@ -282,7 +283,8 @@ def build_instances(
             uniform=is_uniform,
             positive=positive,
         )
-        for problem, eps in zip(problems, strengths, strict=True)
+        # Shared weights are repeated without end.
+        for problem, eps, own_a, own_b in zip(problems, strengths, weights_a, weights_b, strict=False)
     ]
 
 
@@ -403,23 +405,3 @@ def _column_of_lists(name: str, value: Any, ndim: int) -> Column:
     except ValueError:
         return value, len(value)
     return _column(name, array, ndim) if array.dtype.kind in "fiub" and array.size else (value, len(value))
-
-
-def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", batch: Any = None, **columns: Any) -> Iterable[Problem[Any]]:
-    """Return the caller's problems, or make problems from the caller's arrays."""
-    resolved = as_cost(cost)
-    if not isinstance(resolved, Cost) or y is not None:
-        return problems(x, y, cost=cost, batch=batch, **columns)
-    if isinstance(x, Problem):
-        x = [x]
-    if isinstance(x, Tap) and columns:
-        raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
-    first = next(iter(x), None) if isinstance(x, (list, tuple)) else None
-    if is_array(x) or is_array(first) or not isinstance(x, Iterable) or isinstance(x, (str, bytes, dict)):
-        raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
-    if batch is not None:
-        raise ProblemError("batch names the problem of each point of arrays x and y; problems passed as such have none")
-    extra = [name for name, value in columns.items() if value is not None] + ["cost"] * (resolved != Cost())
-    if extra:
-        raise ProblemError(f"{extra[0]} belongs to each Problem when problems are passed: Problem({extra[0]}=...)")
-    return x

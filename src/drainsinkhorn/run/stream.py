@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Unpack
 
 import numpy as np
@@ -13,22 +13,28 @@ from drainsinkhorn.core.events import Observer, ignore
 from drainsinkhorn.core.options import Options, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.errors import FeedClosed, OutOfMemory
-from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Outcomes, Result
+from drainsinkhorn.run.pairs import as_problems
 from drainsinkhorn.run.session import Session
 from drainsinkhorn.run.solve import DEFAULTS, LocalRun
-from drainsinkhorn.run.stack import as_problems
 
 
 def stream(
-    problems: Iterable[Problem[Any]],
+    problems: Any,
+    y: Any = None,
     *,
+    eps: Any = None,
+    a: Any = None,
+    b: Any = None,
+    cost: Any = "sqeuclidean",
+    rho: Any = None,
     tol: float | None = None,
     init: str = "auto",
     backend: str | Backend[Any] = "auto",
     options: Options = DEFAULTS,
     observe: Observer = ignore,
     journal: str | os.PathLike[str] | None = None,
+    progress: bool = False,
     **settings: Unpack[Settings],
 ) -> Stream:
     """Solve problems as they come and yield results as they end, in any order; `result.ticket` identifies the problem.
@@ -38,24 +44,33 @@ def stream(
     its result.
 
     Args:
-        problems: Any iterable of Problem; it may be endless. A Feed can be pushed to while the stream runs.
+        problems: Any iterable of Problem, or of pairs (x, y) of clouds; it may be endless. A Feed can be pushed to
+            while the stream runs. Or points x, as for `solve`.
+        y: Target points, if source points are passed.
+        eps: The eps of pairs and points: a number, `relative` or `sharpness`. None: `relative(0.05)`.
+        a: Source weights, if points are passed.
+        b: Target weights, if points are passed.
+        cost: The cost of pairs and points.
+        rho: The price of soft marginals of pairs and points, see `Problem`. None: both marginals are hard.
         tol: Bound on the larger L1 marginal residual, for problems that have none of their own.
         init: Where problems without a start of their own start: "auto", "gaussian" or "zero".
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
         observe: Called with every event of the run.
         journal: Path of a file in which finished problems are recorded, so that a killed run can be resumed.
+        progress: Show a bar on stderr, if it is a terminal or a notebook.
         **settings: Fields of Options.
 
     Examples:
         >>> import numpy as np
         >>> clouds = (np.random.default_rng(i).normal(size=(8 + i, 2)) for i in range(5))
-        >>> sorted(result.ticket for result in stream(Problem(x=c, y=c + 1, eps=1.0) for c in clouds))
+        >>> sorted(result.ticket for result in stream(((c, c + 1) for c in clouds), eps=1.0))
         [0, 1, 2, 3, 4]
     """
     options = options.with_settings(tol, settings, init)
-    waiting = as_problems(problems, None)
-    return Stream(LocalRun(Session(waiting, None, backend, options, observe, journal), waiting))
+    waiting = as_problems(problems, y, cost=cost, eps=eps, a=a, b=b, rho=rho)
+    session = Session(waiting, None, backend, options, observe, journal, progress=progress)
+    return Stream(LocalRun(session, waiting))
 
 
 class Stream(Iterator[Result[Any]]):

@@ -129,11 +129,13 @@ def dump_json(value: object) -> bytes:
 
 
 def _numbers(row: ProblemRow, tol: float) -> dict[str, Any]:
-    """Return what both formats say of a problem, except arrays."""
+    """Return the numbers and texts of a problem that both formats hold; arrays are added later."""
     result, problem = row.result, row.problem
     flags = (False, False, False) if result is None else (result.rescued, result.widened, result.streamed)
     depth = 0 if result is None else result.depth
-    aims = _as_float(problem.eps), tol if problem.tol is None else _as_float(problem.tol)
+    # The number that was found, if the problem states none.
+    eps = _as_float(problem.eps) if result is None or math.isnan(result.eps) else result.eps
+    aims = eps, tol if problem.tol is None else _as_float(problem.tol)
     values = (row.ticket, row.status.name, row.message, depth, *map(float, row.residual), *flags, *aims)
     return dict(zip(COLUMNS, values, strict=True))
 
@@ -161,8 +163,8 @@ def _encode_npz(rows: Sequence[ProblemRow], tol: float, quantities: Mapping[str,
     columns: dict[str, list[Any]] = {**potentials, **{name: quantities[name] for name in ARRAYS if name in quantities}}
     for name, values in columns.items():
         arrays |= join(name, values)
-    for place, part in enumerate(TransportCost._fields if "cost" in quantities else ()):
-        arrays[part] = [math.nan if costs is None else costs[place] for costs in quantities["cost"]]
+    for place, field in enumerate(TransportCost._fields if "cost" in quantities else ()):
+        arrays[field] = [math.nan if costs is None else costs[place] for costs in quantities["cost"]]
     body = io.BytesIO()
     np.savez(body, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})
     return body.getvalue()

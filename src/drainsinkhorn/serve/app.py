@@ -103,15 +103,15 @@ class RequestOptions:
 
 
 class ChunkedResponse(Response):
-    """An answer that is sent in parts, so that a client that takes none is noticed."""
+    """An answer that is sent in parts, so that a client that does not read is detected."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the head, and the body in parts."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         body = memoryview(self.body)
         for start in range(0, max(1, len(body)), PART):
-            part = bytes(body[start : start + PART])
-            await send({"type": "http.response.body", "body": part, "more_body": start + PART < len(body)})
+            chunk = bytes(body[start : start + PART])
+            await send({"type": "http.response.body", "body": chunk, "more_body": start + PART < len(body)})
 
 
 class Accounting:
@@ -206,13 +206,13 @@ def authorize(state: ServiceState, request: Request) -> None:
 
 def read_options(request: Request, limits: ServerLimits) -> RequestOptions:
     """Return what the head of a request asks for; raises Refusal for what is unknown or invalid."""
-    given: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for name, text in request.query_params.multi_items():
-        if name not in ("deadline", "tol", "want") or name in given:
-            problem = "is given twice" if name in given else "is unknown"
+        if name not in ("deadline", "tol", "want") or name in parameters:
+            problem = "is given twice" if name in parameters else "is unknown"
             raise Refusal(400, f"the parameter {name[:40]!r} {problem}", "known are deadline, tol and want")
-        given[name] = text
-    wants = tuple(dict.fromkeys(filter(None, given.get("want", "").split(","))))
+        parameters[name] = text
+    wants = tuple(dict.fromkeys(filter(None, parameters.get("want", "").split(","))))
     for name in wants:
         if name not in WANTS:
             raise Refusal(400, f"want has an unknown name {name[:40]!r}", f"known are {', '.join(WANTS)}")
@@ -222,10 +222,10 @@ def read_options(request: Request, limits: ServerLimits) -> RequestOptions:
     accept = request.headers.get("accept", "*/*").lower()
     named = list({form for name, form in FORMATS.items() if name in accept})
     return RequestOptions(
-        deadline=positive("deadline", given["deadline"], limits.max_deadline)
-        if "deadline" in given
+        deadline=positive("deadline", parameters["deadline"], limits.max_deadline)
+        if "deadline" in parameters
         else limits.deadline,
-        tol=positive("tol", given["tol"]) if "tol" in given else None,
+        tol=positive("tol", parameters["tol"]) if "tol" in parameters else None,
         wants=wants,
         content=FORMATS[content],
         accept=named[0] if len(named) == 1 else FORMATS[content] if "*/*" in accept else JSON,
@@ -319,7 +319,7 @@ class SolveRoute:
 
     async def _respond(self, parsed: ParsedBody, pending: PendingProblems, options: RequestOptions) -> Response:
         tol = self._state.engine.tol
-        ended = zip(parsed.problems, pending.ended(), strict=True)
+        ended = zip(parsed.problems, pending.outcomes(), strict=True)
         rows = [make_row(place, problem, each) for place, (problem, each) in enumerate(ended)]
         if not parsed.is_batch and rows[0].status in (Status.INVALID, Status.EXPIRED):
             raise self._failure(rows[0], tol)

@@ -20,6 +20,7 @@ import numpy as np
 
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import TransportCost
+from drainsinkhorn.model.eps import DEFAULT_EPS, RelativeEps, SharpnessEps
 from drainsinkhorn.model.errors import DrainError, FileError, OptionsError, ProblemError
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
@@ -27,6 +28,7 @@ from drainsinkhorn.model.status import Status
 from drainsinkhorn.model.text import escape
 from drainsinkhorn.numerics.arrays import is_array, to_numpy
 from drainsinkhorn.run.archives import unpack_arrays
+from drainsinkhorn.run.eps_text import format_eps
 from drainsinkhorn.run.marginals import prices_to_array
 from drainsinkhorn.run.problem_arrays import is_batch
 from drainsinkhorn.serve.answers import ARRAYS
@@ -70,6 +72,7 @@ class RemoteResult:
         rescued: True if a second run, alone in float64, gave the result.
         widened: True if potentials have a wider dtype than the points.
         streamed: True if memory ran out, so that costs were computed anew in every cycle.
+        eps: Strength of the entropic term: the number that was found if a share or a sharpness was asked for.
         tol: The tol that was asked for.
         cost: `Result.transport_cost`, if it was wanted.
         map: `Result.barycentric_map`, if it was wanted.
@@ -87,6 +90,7 @@ class RemoteResult:
     rescued: bool
     widened: bool
     streamed: bool
+    eps: float
     tol: float
     cost: TransportCost | None = None
     map: Array | None = None
@@ -143,7 +147,7 @@ class Remote:
         x: Any = None,
         y: Any = None,
         *,
-        eps: Any,
+        eps: Any = None,
         a: Any = None,
         b: Any = None,
         init: tuple[Any, Any] | None = None,
@@ -156,9 +160,10 @@ class Remote:
         """Solve problems on the service, and return one result for each; raises ProblemError if none can be solved.
 
         Args:
-            x: Source points as NumPy arrays or what they can be made of: stacked, shared, or a list of unequal clouds.
+            x: Source points, arrays or objects that NumPy can convert: stacked, shared, or a list of unequal clouds.
             y: Target points.
-            eps: Strength of the entropic term: a number or one per problem.
+            eps: Strength of the entropic term: a number or one per problem, or `relative` or `sharpness` for all
+                problems. None: `relative(0.05)`.
             a: Source weights; None: uniform.
             b: Target weights; None: uniform.
             init: Potentials (f, g) to start from; None: the start of the service.
@@ -172,8 +177,8 @@ class Remote:
         arrays = encode_problems(x, y, eps=eps, a=a, b=b, init=init, cost=cost, tol=tol, rho=rho)
         body = io.BytesIO()
         np.savez(body, allow_pickle=False, **arrays)
-        given = {"deadline": None if deadline is None else repr(float(deadline)), "want": ",".join(want) or None}
-        query = urlencode({name: text for name, text in given.items() if text is not None})
+        parameters = {"deadline": None if deadline is None else repr(float(deadline)), "want": ",".join(want) or None}
+        query = urlencode({name: text for name, text in parameters.items() if text is not None})
         headers = {"Content-Type": NPZ, "Accept": NPZ}
         status, answer = self._send("POST", f"/solve?{query}", body.getvalue(), headers)
         if status != 200:
@@ -256,10 +261,12 @@ def encode_problems(
 ) -> dict[str, Any]:
     """Return problems as arrays by the keys of files of problems; there is always an axis of problems.
 
-    With it, problems that are invalid or late have results that say so, and do not fail the request.
+    With this axis, problems that are invalid or late have results that say so, and do not fail the request.
     """
     f, g = (None, None) if init is None else init
-    given = {"x": x, "y": y, "a": a, "b": b, "f": f, "g": g, "eps": eps, "tol": tol}
+    if isinstance(eps, (RelativeEps, SharpnessEps)):
+        eps = np.array(format_eps(eps))
+    columns = {"x": x, "y": y, "a": a, "b": b, "f": f, "g": g, "eps": eps, "tol": tol}
     arrays: dict[str, Any] = {"format": np.array(1)}
     if rho is not None:
         arrays["rho"] = prices_to_array(rho)
@@ -269,9 +276,9 @@ def encode_problems(
             raise ProblemError("a service takes costs by name, or as matrices; compute the matrix of this cost")
         arrays |= {"cost": np.array(kind.kind), "scale": np.array(float(kind.scale))}
     else:
-        given["cost"] = cost
+        columns["cost"] = cost
     ragged: dict[str, list[Array]] = {}
-    for name, value in given.items():
+    for name, value in columns.items():
         if value is not None:
             plain = _as_array(name, value)
             if isinstance(plain, list):
@@ -280,7 +287,7 @@ def encode_problems(
                 arrays[name] = plain
     _join(arrays, ragged)
     if not is_batch(arrays):
-        arrays["eps"] = np.atleast_1d(arrays["eps"])
+        arrays["eps"] = np.atleast_1d(arrays.get("eps", format_eps(DEFAULT_EPS)))
     return arrays
 
 
@@ -298,7 +305,7 @@ def _as_array(name: str, value: Any) -> Array | list[Array]:
 
 
 def _join(arrays: dict[str, Any], ragged: dict[str, list[Array]]) -> None:
-    """Add arrays of unequal sizes, joined, with their sizes."""
+    """Add each list of arrays of unequal sizes as one joined array, and their sizes."""
     if "cost" in ragged:
         for axis, name in enumerate(("x_sizes", "y_sizes")):
             arrays[name] = np.array([matrix.shape[axis] for matrix in ragged["cost"]])
@@ -333,7 +340,7 @@ def _read_json(answer: bytes) -> dict[str, Any]:
 
 
 def _decode(answer: bytes) -> list[RemoteResult]:
-    """Return the results of an answer as npz."""
+    """Return the results that an npz answer holds."""
     try:
         arrays = unpack_arrays(answer, "the answer of the service", lambda size: None)
         return _results(arrays)
@@ -364,6 +371,7 @@ def _results(arrays: dict[str, Array]) -> list[RemoteResult]:
                 rescued=bool(arrays["rescued"][place]),
                 widened=bool(arrays["widened"][place]),
                 streamed=bool(arrays["streamed"][place]),
+                eps=float(arrays["eps"][place]),
                 tol=float(arrays["tol"][place]),
                 cost=None if costs is None else TransportCost(*costs),
                 **{name: split[name][place] for name in ARRAYS},

@@ -21,7 +21,7 @@ from drainsinkhorn.run.client import Client
 from drainsinkhorn.run.feed import Answer, Feed
 from drainsinkhorn.run.solve import DEFAULTS
 from drainsinkhorn.run.stream import Stream, stream
-from drainsinkhorn.serve.limits import Refusal, ServerLimits, overloaded
+from drainsinkhorn.serve.limits import Refusal, ServerLimits, overload_refusal
 
 _log = logging.getLogger("drainsinkhorn")
 PROBLEMS = 100_000
@@ -102,9 +102,9 @@ class PendingProblems:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.done.set)
 
-    def ended(self) -> list[Ended | None]:
+    def outcomes(self) -> list[Ended | None]:
         """Return how each problem ended: a result, an exception, or None if it has not ended."""
-        return [_ended(answer) if answer.done() else None for answer in self.answers]
+        return [_outcome_of(answer) if answer.done() else None for answer in self.answers]
 
 
 class Engine:
@@ -134,8 +134,8 @@ class Engine:
     def backend(self) -> str:
         """The name of the backend."""
         choices = self._current.stream.ledger.choices
-        asked = self._how.get("backend", "auto")
-        return next((each.picked for each in choices if each.what == "backend"), getattr(asked, "name", asked))
+        setting = self._how.get("backend", "auto")
+        return next((each.picked for each in choices if each.what == "backend"), getattr(setting, "name", setting))
 
     @property
     def tol(self) -> float:
@@ -171,7 +171,9 @@ class Engine:
             deadline: Seconds from now.
         """
         if self._unfinished + len(problems) > self._limits.capacity:
-            raise overloaded(f"{self._unfinished:,} problems wait or run, and the limit is {self._limits.capacity:,}")
+            raise overload_refusal(
+                f"{self._unfinished:,} problems wait or run, and the limit is {self._limits.capacity:,}"
+            )
         if self._current.pushed > PROBLEMS:
             self._replace_current()
         pending = PendingProblems(len(problems))
@@ -180,7 +182,7 @@ class Engine:
                 pending.answers.append(self._push(problem, max(1e-9, deadline)))
         except (FeedFull, FeedClosed, Refusal) as error:
             self.give_up(pending)
-            raise error if isinstance(error, Refusal) else overloaded(str(error)) from None
+            raise error if isinstance(error, Refusal) else overload_refusal(str(error)) from None
         finally:
             with self._lock:
                 self._unfinished += len(pending.answers)
@@ -230,7 +232,7 @@ class Engine:
     def _note_end(self, answer: Future[Result[Any]], pending: PendingProblems) -> None:
         with self._lock:
             self._unfinished -= 1
-        ended = _ended(answer)
+        ended = _outcome_of(answer)
         if isinstance(ended, DeadlineError) and pending.abandoned:
             ended = CancelledError()
         elif isinstance(ended, CancelledError) and not pending.abandoned:
@@ -258,7 +260,7 @@ class Engine:
         threading.Thread(target=wait, name="drainsinkhorn-serve-warm-up", daemon=True).start()
 
 
-def _ended(answer: Future[Result[Any]]) -> Ended:
+def _outcome_of(answer: Future[Result[Any]]) -> Ended:
     """Return how the problem of a finished future ended."""
     if answer.cancelled():
         return CancelledError()

@@ -96,7 +96,7 @@ class Refusal(Exception):
         self.results = results
 
 
-def overloaded(error: str) -> Refusal:
+def overload_refusal(error: str) -> Refusal:
     """Return the refusal of a request for which there is no room now."""
     return Refusal(429, error, "send the request again later; Retry-After is in seconds", headers={"Retry-After": "1"})
 
@@ -139,6 +139,6 @@ class MemoryShare:
                 "send fewer or smaller problems in one request",
             )
         if size > self.size and self.memory.used + size - self.size > self.memory.limit:
-            raise overloaded(f"requests hold {self.memory.used:,} bytes, and the limit is {self.memory.limit:,}")
+            raise overload_refusal(f"requests hold {self.memory.used:,} bytes, and the limit is {self.memory.limit:,}")
         self.memory.used += size - self.size
         self.size = size

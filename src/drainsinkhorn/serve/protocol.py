@@ -53,24 +53,24 @@ class Connection(H11Protocol):
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all times."""
+        """Stop all time limits."""
         self._head_timer = _stop(self._head_timer)
         self._write_timer = _stop(self._write_timer)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the time in which the client must take what was written."""
+        """Start the time limit within which the client must read what was written."""
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(self.limits.write_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop that time."""
+        """Stop the time limit that `pause_writing` started."""
         super().resume_writing()
         self._write_timer = _stop(self._write_timer)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Answer bytes that are no HTTP request."""
         self.transport.write(_raw_error(400, "this is not a valid HTTP request", "send HTTP/1.1"))
         self.transport.close()
 

@@ -60,7 +60,7 @@ def problem(seed: int, index: int, scope: Scope) -> Problem[Any]:
 
 @dataclass
 class _Draw:
-    """One problem in the making.
+    """Generates one problem.
 
     Attributes:
         rng: Draws what differs within a chain: eps, weights, tol, start.

@@ -21,7 +21,7 @@ class Script:
 
     Attributes:
         depth: The screen passes from this depth on.
-        rejects: Verify says no for this many cycles after that.
+        rejects: Verify rejects the lane for this many cycles after that.
         nan_at: From this depth on every number is NaN.
         shape: Its signature.
         start: Residual at depth 0, which then falls by a constant factor per cycle; None: the residual is constant

@@ -71,7 +71,7 @@ class Transfer:
         return ((self._plan.T @ (rows.T / self.root_a).T).T / self.root_b).T
 
     def spectrum(self, modes: int | None = None) -> tuple[Vector, Matrix]:
-        """The slowest modes past the gauge: eigenvalues, descending, and eigenvectors (n, count).
+        """The slowest modes without that of the gauge: eigenvalues, descending, and eigenvectors (n, count).
 
         Args:
             modes: How many; None: all of them up to `DENSE` points, else `MODES_KEPT`.
@@ -180,8 +180,8 @@ def modal_response(problem: Problem[Any], optimum: Potentials[Any] | None = None
     It holds to first order: for a start near the solution, or for the last part of a run. Plain Sinkhorn only.
 
     Args:
-        problem: The problem, with the start that is asked about.
-        optimum: Its potentials, solved much more tightly than any tol asked about; None: solved here to 1e-10.
+        problem: The problem, with the start that is analysed.
+        optimum: Its potentials, solved to a residual far below those of interest; None: solved here to 1e-10.
         modes: Slowest modes to compute; None: all of them up to 1,500 points on the smaller side, else 64.
 
     Examples:

@@ -151,7 +151,7 @@ class _Trials:
         self._depth = 4 * OFTEN
 
     def repeat(self, seconds: float) -> None:
-        """Take turns until the time is over; a run is as long as the time allows."""
+        """Run the trials in turns until the time is over; the time decides how many cycles a run has."""
         start = time.perf_counter()
         self._round()
         once = (time.perf_counter() - start) / self._depth
@@ -193,7 +193,7 @@ class _Trials:
         return typical(trial.seconds.get(verb, 0.0) for trial in self._trials[kind, width])
 
     def curves(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-        """Seconds at each width: of a cycle, `c(A)`; of a call beside its cycles; added to a cycle by lockstep."""
+        """Seconds at each width: per cycle, `c(A)`; per call without its cycles; and what lockstep adds to a cycle."""
         calls, cycle, call, lockstep = self._depth // OFTEN, list[float](), list[float](), list[float]()
         for width in self._widths:
             short, long, step = (self._median(kind, width, "advance") for kind in ("short", "long", "step"))
@@ -232,7 +232,7 @@ def _nonnegative(rows: Any, seconds: Any) -> list[float]:
 
 
 def _fit(lanes: Sequence[int], seconds: Sequence[float]) -> Price:
-    """The line through measured costs; no price is negative."""
+    """Fit the cost of a call and that of each lane to measured costs, both without a negative value."""
     if len(set(lanes)) < 2:
         return Price(0.0, statistics.fmean(seconds) / lanes[0])
     call, lane = _nonnegative(np.array([(1.0, count) for count in lanes]), np.array(seconds))
@@ -275,7 +275,7 @@ def _pack_prices(backend: Backend[Any], lanes: Sequence[Instance[Any]], seconds:
 def _with_later_starts(
     backend: Backend[Any], problems: Sequence[Problem[Any]], lanes: Sequence[Instance[Any]]
 ) -> list[Problem[Any]]:
-    """The problems, started from potentials some cycles on: first cycles are dearer and are priced apart."""
+    """The problems, started from potentials after SETTLED cycles: first cycles cost more and are timed apart."""
     pack = backend.pack(lanes)
     pack.advance(SETTLED, [-math.inf] * len(lanes))
     emitted = pack.emit(range(len(lanes)))
@@ -289,7 +289,7 @@ def _openings(
     later: Sequence[float],
     seconds: float,
 ) -> tuple[Price, Price]:
-    """What opening a pack costs, and what its first cycles cost more than as many `later` ones."""
+    """The cost of opening a pack, and by how much its first cycles cost more than as many `later` cycles."""
     opening: dict[int, list[float]] = {width: [] for width in widths}
     first: dict[int, list[float]] = {width: [] for width in widths}
     until = time.perf_counter() + 0.1 * seconds

@@ -82,9 +82,9 @@ def replay(
         mode: The mode.
         width: Largest width of a pack.
         audit: The audit times.
-        meter: Told every call of a pack. None: audits at which no lane could leave are left out, so that the time of a
-            replay depends on the number of problems and not on their depths; the ledger does not count such audits.
-        observe: Told every event.
+        meter: Receives every call of a pack. None: audits at which no lane could leave are left out, so that the time
+            of a replay depends on the number of problems and not on their depths; the ledger does not count these.
+        observe: Receives every event.
     """
     ledger, opened = Ledger(), list[_ReplayPack]()
     limit = 2 * max(depths, default=1) + 2 * audit.following(0)

@@ -4,7 +4,8 @@ With depths l_1 .. l_W in one window and the survival curve `A_k = #{t : l_t >= 
 
     S_compact = sum_k A_k = sum_t l_t        S_static = W max_t l_t        R = S_static - S_compact >= 0
 
-`E[R] > 0` if and only if `Pr(0 < A_k < W) > 0` for some k: only the joint law of the depths inside a window counts.
+`E[R] > 0` if and only if `Pr(0 < A_k < W) > 0` for some k: only the joint distribution of the depths in a
+window counts.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Estimate:
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the mean is clear of zero by `Z` standard errors, else 0."""
+        """1 or -1 if the mean is more than `Z` standard errors from zero, else 0."""
         return 0 if abs(self.mean) <= Z * self.error else int(math.copysign(1, self.mean))
 
 
@@ -115,7 +116,7 @@ class Opportunity:
 
     @property
     def verdict(self) -> str:
-        """One of "pays", "does not pay" and "undecided", where the windows seen do not tell."""
+        """One of "pays", "does not pay" and "undecided", if the windows are too few to decide."""
         return {1: "pays", -1: "does not pay", 0: "undecided"}[self.net.sign]
 
 

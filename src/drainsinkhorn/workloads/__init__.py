@@ -26,7 +26,7 @@ def load(name: str) -> tuple[Workload, str]:
 
 
 def _with_advice(workload: Workload) -> Workload:
-    """The workload, whose ImportError says what to install."""
+    """Return the workload with its ImportError replaced by a BackendUnavailable that says what to install."""
 
     def problems(seed: int) -> list[Problem[Any]]:
         try:

@@ -30,7 +30,7 @@ def problems(seed: int) -> list[Problem[Any]]:
 
 
 def draw(ax: Any, results: Sequence[Result[Any]]) -> None:
-    """Draw an image of some pairs of classes on its way to its barycentric image, and its top match below."""
+    """Draw an image of some pairs of classes, steps from it to its barycentric image, and its top match below."""
     shown = results[:: max(1, len(results) // COLUMNS)][:COLUMNS]
     names = ["image of x", "", "half-way", "", "its mean under\nthe plan", "its top match\nin y"]
     columns: list[Any] = []

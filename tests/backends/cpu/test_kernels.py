@@ -16,7 +16,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends.cpu import (
     CpuBackend,
     leg_kernels,
-    loading,
+    loading_kernels,
     plan_kernels,
     scores,
     soft_kernels,
@@ -31,12 +31,13 @@ from drainsinkhorn.numerics.costs import cost_matrix
 from drainsinkhorn.numerics.residual import residual
 from drainsinkhorn.numerics.rounding import soft_bound
 from drainsinkhorn.numerics.soft import log_deviations, log_total, soft_exponents, soft_residual, translation
-from drainsinkhorn.numerics.starts import start
+from drainsinkhorn.numerics.starts import WORTH, start, worthwhile
 from drainsinkhorn.numerics.transforms import conditionals
 from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment, log_ratios, update
 from drainsinkhorn.run.validate import validate
+from tests.gaussian import gaussian_starts
 
-MODULES = (leg_kernels, loading, plan_kernels, scores, soft_kernels, streaming_kernels, k)
+MODULES = (leg_kernels, loading_kernels, plan_kernels, scores, soft_kernels, streaming_kernels, k)
 NAMES = re.compile(r"`numerics\.(\w+)\.(\w+)`")
 STRIDE = Stride(1.25, 0.4)
 N, M = 37, 29
@@ -427,10 +428,18 @@ def _(e: Example) -> None:
 @compares("quadratic")
 def _(e: Example) -> None:
     x, y = (np.ascontiguousarray(points)[None] for points in e.instance.points)
-    eps = np.array([e.instance.eps])
-    (found,) = loading.gaussian_starts(x, y, e.a[None], e.b[None], eps)
+    (found,) = gaussian_starts(x, y, e.a[None], e.b[None], np.array([e.instance.eps]))
     _, truth = start(replace(e.instance, init="gaussian"))
     assert np.allclose(e.instance.eps * found, truth, rtol=1e-11, atol=1e-12)
+
+
+@compares("spread_of")
+def _(e: Example) -> None:
+    spread = loading_kernels.spread_of(e.g, e.b)
+    assert np.isclose(spread, e.b @ (e.g - e.b @ e.g) ** 2, rtol=1e-12)
+    for scale in (1 - 1e-6, 1 + 1e-6):
+        values = scale * WORTH / spread**0.5 * e.g
+        assert worthwhile(values[None], e.b[None])[0] == (loading_kernels.spread_of(values, e.b) >= WORTH**2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -128,10 +128,10 @@ def other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(probe.ctypes.util, "find_library", lambda name: f"lib{name}.so")
-    probe.tried.cache_clear()
+    probe.try_reduction.cache_clear()
     probe.has_driver.cache_clear()
     yield put
-    probe.tried.cache_clear()
+    probe.try_reduction.cache_clear()
     probe.has_driver.cache_clear()
 
 
@@ -148,7 +148,7 @@ def test_an_import_that_fails_or_dies_is_told(other_process: Any) -> None:
     other_process(FAKE["raises"], "pass")
     with pytest.raises(ds.BackendUnavailable, match=r"failed while it was imported; it said: .*Cuda error"):
         probe.require("cpu")
-    probe.tried.cache_clear()
+    probe.try_reduction.cache_clear()
     other_process(FAKE["aborts"], "pass")
     with pytest.raises(ds.BackendUnavailable, match="SIGABRT while it was imported"):
         probe.require("cpu")
@@ -176,7 +176,7 @@ def test_the_first_compilation_is_announced(caplog: pytest.LogCaptureFixture, mo
             threading.Event().wait(2.3)
             return x[:, :1]
 
-    monkeypatch.setattr(reduction, "_genred", lambda: Slow)
+    monkeypatch.setattr(reduction, "_import_genred", lambda: Slow)
     with caplog.at_level(logging.WARNING, logger="drainsinkhorn"):
         reduction._reducer("Slow(x, y)", 3, 1, True, "cpu", torch.float32)
     assert "PyKeOps compiles Slow(x, y)" in caplog.text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.triton import TritonBackend, compile_kernels, launching, tiles
+from drainsinkhorn.backends.triton import TritonBackend, compile_kernels, launcher, launching, tiles
 from drainsinkhorn.backends.triton import pack as module
 from drainsinkhorn.backends.triton.buffers import Buffers, aligned
 from drainsinkhorn.backends.triton.layout import clouds, together
@@ -74,6 +74,40 @@ def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(launching, "driver", SimpleNamespace(active=active))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert [launching.stream_of(torch.device(name)) for name in ("cuda", "cuda:1", "cpu")] == [103, 101, 0]
+
+
+def test_kernels_are_compiled_and_launched_for_the_device_of_their_arguments(
+    forms: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current, seen = [0], list[tuple[str, int]]()
+
+    class Device:
+        def __init__(self, device: Any) -> None:
+            self.index = device.index
+
+        def __enter__(self) -> None:
+            self.before, current[0] = current[0], self.index
+
+        def __exit__(self, *_: object) -> None:
+            current[0] = self.before
+
+    class Watched(Kernel):
+        def warmup(self, *args: Any, **settings: Any) -> Any:
+            seen.append(("compiled", current[0]))
+            return super().warmup(*args, **settings)
+
+        def run(self, *args: Any) -> None:
+            seen.append(("launched", current[0]))
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(launching, "stream_of", lambda device: 7)
+    monkeypatch.setattr(launcher, "stream_of", lambda device: 7)
+    place = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.float32, data_ptr=lambda: 64)
+    launching.launch(kernel := Watched(), (7,), place, 3, BLOCK=64)
+    ready = launching.prepared(kernel, (7,), place, 5, BLOCK=64)
+    launcher.Launcher(None, None, None, torch.device("cuda:1"), momentum=True).run(ready)  # type: ignore[arg-type]
+    assert seen == [("compiled", 1), ("launched", 1), ("launched", 1)]
+    assert current == [0]
 
 
 def test_numbers_arrive_as_they_were_sent() -> None:

@@ -17,7 +17,7 @@ class CouplingDataset(torch.utils.data.IterableDataset[Pairs]):
     """Coupled training batches, epoch after epoch: iterate over it, or over a DataLoader with `batch_size=None`.
 
     Every epoch reads the source anew and has draws of its own. A run is repeatable under `torch.manual_seed`: a
-    DataLoader as source shuffles as it does alone, and noise is drawn in the thread of the caller.
+    DataLoader as source shuffles as it would by itself, and noise is drawn in the thread of the caller.
 
     Workers of an outer DataLoader share the minibatches: worker k of w takes every w-th, from the k-th on. All of them
     read the source with the same state of torch's generator, and their draws depend on the seed that the outer

@@ -1,4 +1,4 @@
-"""Minibatches of all ranks of a torch.distributed group, joined to one, and the part of its pairs that is a rank's."""
+"""Joins the minibatches of all ranks of a torch.distributed group, and selects each rank's share of the pairs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Gathered(NamedTuple):
             are no entries if some rank has no minibatch.
         first: Number of sources of the ranks before this one.
         last: That number plus the number of this rank's sources.
-        remarks: What each rank added for all to see.
+        remarks: The text that each rank sent to all.
     """
 
     batch: tuple[Any, ...]
@@ -43,7 +43,7 @@ class _Notice(NamedTuple):
     Attributes:
         kinds: Shape and dtype of each entry of its minibatch, None for one that is missing; empty without a minibatch.
         trouble: The error that kept it from reading a minibatch; empty if there was none.
-        remark: What it adds for all to see.
+        remark: A text that it sends to all ranks.
     """
 
     kinds: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]
@@ -99,9 +99,9 @@ def gather_entries(
         batch: Tensors of this rank, the first of them its sources; None for one that is missing; empty if the rank has
             no minibatch.
         ranks: The ranks that exchange their entries.
-        name: What errors call the minibatch.
-        remark: What all ranks are to see.
-        error: Why this rank has no minibatch, if that is an error: it is raised once the other ranks know.
+        name: Name of the minibatch in error messages.
+        remark: A text that is sent to all ranks.
+        error: The exception that kept this rank from reading a minibatch, or None; raised after all ranks know it.
     """
     kinds = tuple(None if entry is None else (tuple(entry.shape), entry.dtype) for entry in batch)
     trouble = "" if error is None else f"{type(error).__name__}: {error}"
@@ -123,18 +123,18 @@ def gather_entries(
 
 def _refuse_shapes(notice: _Notice, first: _Notice, name: str) -> None:
     """Raise ProblemError if entries of a rank cannot be joined to those of rank 0, or labels do not fit points."""
-    found = ", ".join("nothing" if kind is None else f"{kind[1]} of shape {kind[0]}" for kind in notice.kinds)
+    shapes = ", ".join("nothing" if kind is None else f"{kind[1]} of shape {kind[0]}" for kind in notice.kinds)
     if any(kind is not None and not kind[0] for kind in notice.kinds):
-        raise ProblemError(f"{name} has {found}; every entry must have one row for each point")
+        raise ProblemError(f"{name} has {shapes}; every entry must have one row for each point")
     # Labels belong to x1, and labels of x0, the fourth entry, to x0.
     for kind, place in zip(notice.kinds, (0, 1, 1, 0), strict=False):
         owner = notice.kinds[place]
         if kind is not None and owner is not None and kind[0][0] != owner[0][0]:
-            raise ProblemError(f"{name} has {found}; pass one label for each point")
+            raise ProblemError(f"{name} has {shapes}; pass one label for each point")
     rows, expected = (
         [None if kind is None else (kind[0][1:], kind[1]) for kind in each.kinds] for each in (notice, first)
     )
     if rows != expected:
         raise ProblemError(
-            f"{name} has {found}, and rank 0 has other shapes or dtypes; only the number of points may differ"
+            f"{name} has {shapes}, and rank 0 has other shapes or dtypes; only the number of points may differ"
         )

@@ -39,7 +39,7 @@ __all__ = [
 
 
 class ExactOptimalTransportConditionalFlowMatcher(_torchcfm.ExactOptimalTransportConditionalFlowMatcher):
-    """torchcfm's matcher over exact plans, POT's; pairs are drawn by this library's sampler."""
+    """torchcfm's matcher over exact plans, which POT computes; this library's sampler draws the pairs."""
 
     def __init__(self, sigma: float = 0.0) -> None:
         super().__init__(sigma)

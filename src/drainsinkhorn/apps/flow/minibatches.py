@@ -102,17 +102,11 @@ def couple_minibatches(
     check_settings(settings, couple_minibatches)
     if group is not None:
         gathered = gather_list(batches, group)
-        whole = [each.batch for each in gathered]
-        pairs = couple_minibatches(whole, eps=eps, by_class=by_class, seed=seed, tol=tol, warn=warn, **settings)
+        joined = [each.batch for each in gathered]
+        pairs = couple_minibatches(joined, eps=eps, by_class=by_class, seed=seed, tol=tol, warn=warn, **settings)
         return [cut_out(drawn, each.part_of(len(drawn.x0))) for drawn, each in zip(pairs, gathered, strict=True)]
     parts = [part for k, batch in enumerate(batches) for part in _parts(k, batch, by_class, seed)]
-    pairs = [
-        tuple(
-            points if places is None else points[places]
-            for points, places in zip(batches[part.batch][:2], (part.rows, part.cols), strict=True)
-        )
-        for part in parts
-    ]
+    pairs = [_points_of(batches[part.batch], part) for part in parts]
     strengths = [eps(*pair) if callable(eps) else eps for pair in pairs]
     problems = problems_of(pairs, strengths, backend=settings.get("backend"))
     solution = solve(problems, tol=tol, warn=False, **settings)
@@ -120,21 +114,32 @@ def couple_minibatches(
         if result.status is Status.INVALID:
             raise ProblemError(f"minibatch {part.batch} cannot be coupled: {result.message}")
     if warn and not solution.converged:
-        failed = sum(count for status, count in solution.counts.items() if status is not Status.CONVERGED)
-        worst = max(result.residual.worst for result in solution)
-        issue(
-            ConvergenceWarning(
-                f"{failed} of {len(solution)} couplings did not converge (residual up to {worst:.2g}); their last "
-                "states are used; raise eps or max_depth",
-                solution,
-            )
-        )
+        issue(_convergence_warning(solution))
     if warn and by_class:
         _warn_of_left_out(batches, parts)
     draws: list[list[_Draw]] = [[] for _ in batches]
     for part, (i, j), result in zip(parts, _draw(parts, solution, seed), solution, strict=True):
         draws[part.batch].append(_Draw(part, i, j, result.converged))
     return [_gather(batch, of_batch) for batch, of_batch in zip(batches, draws, strict=True)]
+
+
+def _points_of(batch: Sequence[Any], part: _Part) -> tuple[Any, ...]:
+    """Return the sources and targets that one problem of a minibatch couples."""
+    return tuple(
+        points if places is None else points[places]
+        for points, places in zip(batch[:2], (part.rows, part.cols), strict=True)
+    )
+
+
+def _convergence_warning(solution: Solution[Any]) -> ConvergenceWarning:
+    """Return a warning that counts the couplings that did not converge and states their largest residual."""
+    failed = sum(count for status, count in solution.counts.items() if status is not Status.CONVERGED)
+    worst = max(result.residual.worst for result in solution)
+    return ConvergenceWarning(
+        f"{failed} of {len(solution)} couplings did not converge (residual up to {worst:.2g}); their last "
+        "states are used; raise eps or max_depth",
+        solution,
+    )
 
 
 def _warn_of_left_out(batches: Sequence[Any], parts: Sequence[_Part]) -> None:
@@ -153,13 +158,13 @@ class _Draw(NamedTuple):
     """Pairs drawn from the plan of one problem of a minibatch.
 
     Attributes:
-        part: The problem.
+        problem: Which sources and targets of the minibatch the problem couples.
         i: Index of the source of each pair, among the sources of the problem.
         j: Index of its target, among the targets of the problem.
         converged: Whether the problem converged.
     """
 
-    part: _Part
+    problem: _Part
     i: Tensor
     j: Tensor
     converged: bool
@@ -177,8 +182,8 @@ def _draw(parts: Sequence[_Part], solution: Solution[Any], seed: int) -> list[tu
 
 def _gather(batch: Sequence[Any], draws: Sequence[_Draw]) -> Pairs:
     """The pairs of all parts of a minibatch, in random order: classes must not come one after another."""
-    rows = [draw.i if draw.part.rows is None else draw.part.rows[draw.i] for draw in draws]
-    cols = [draw.j if draw.part.cols is None else draw.part.cols[draw.j] for draw in draws]
+    rows = [draw.i if draw.problem.rows is None else draw.problem.rows[draw.i] for draw in draws]
+    cols = [draw.j if draw.problem.cols is None else draw.problem.cols[draw.j] for draw in draws]
     (i, *_), (j, *_) = rows, cols
     if len(draws) > 1:
         i, j = torch.cat(rows), torch.cat(cols)

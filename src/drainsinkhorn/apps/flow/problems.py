@@ -35,9 +35,11 @@ def refuse_other_than_tensors(**named: Any) -> None:
 def check_minibatch(place: int, batch: Any) -> None:
     """Raise ProblemError unless a minibatch is `(x0, x1)`, with or without labels of x1 and x0, all torch tensors."""
     if not isinstance(batch, (tuple, list)) or not 2 <= len(batch) <= 4:
-        found = f"{len(batch)} entries" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        actual = f"{len(batch)} entries" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        is_target = isinstance(batch, torch.Tensor) or (isinstance(batch, (tuple, list)) and len(batch) == 1)
+        advice = "; if they are x1 alone, pass CouplingDataset(..., noise=torch.randn_like)" if is_target else ""
         raise ProblemError(
-            f"minibatch {place} must be (x0, x1), (x0, x1, label) or (x0, x1, label, label of x0), got {found}"
+            f"minibatch {place} must be (x0, x1), (x0, x1, label) or (x0, x1, label, label of x0), got {actual}{advice}"
         )
     entries = {
         f"{name} of minibatch {place}": entry for name, entry in zip(ENTRIES, batch, strict=False) if entry is not None

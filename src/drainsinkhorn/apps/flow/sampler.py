@@ -40,7 +40,7 @@ class _Draws:
         self._seeds = None if seed is None else np.random.default_rng(seed)
 
     def next_seed(self, count: int) -> int:
-        """A seed for `count` draws, made of as many numbers of NumPy's generator as torchcfm takes for them."""
+        """A seed for `count` draws, made from as many numbers of NumPy's generator as torchcfm draws for them."""
         if self._seeds is None:
             return int.from_bytes(np.random.random_sample(count)[:2].tobytes(), "little")  # noqa: NPY002
         return int(self._seeds.integers(2**62))
@@ -158,10 +158,11 @@ class OTPlanSampler:
         return self._draws.pairs(pi, batch_size, replace)
 
     def _gather(self, *entries: Any) -> tuple[tuple[Any, ...], _Draws, slice]:
-        """The entries of a minibatch, the numbers to draw with, and the part of the pairs to return.
+        """Return the entries of a minibatch, the random numbers of its draws, and the slice of the pairs to return.
 
         Args:
-            *entries: x0, x1 and, or None, labels of x1 and of x0. With a group, those of all ranks are returned.
+            *entries: x0, x1, and the labels of x1 and of x0, each a tensor or None. With a group, those of all
+                ranks are returned.
         """
         try:
             names = ("x0", "x1") if self.group is None else ENTRIES
@@ -185,7 +186,7 @@ class OTPlanSampler:
         self, x0: Tensor, x1: Tensor, y0: Any = None, y1: Any = None, replace: bool = True
     ) -> tuple[Tensor, Tensor, Any, Any]:
         """Pairs drawn from the plan, and the labels that belong to them."""
-        (x0, x1, y1, y0), draws, part = self._gather(x0, x1, y1, y0)
+        (x0, x1, y1, y0), draws, own = self._gather(x0, x1, y1, y0)
         count = len(x0)
         if self.method == "sinkhorn":
             draw = sample if replace else _distinct
@@ -193,7 +194,7 @@ class OTPlanSampler:
         else:
             places = draws.pairs(self._pot_map(x0, x1), count, replace)
             i, j = (torch.from_numpy(k).to(x.device) for k, x in zip(places, (x0, x1), strict=True))
-        i, j = i[part], j[part]
+        i, j = i[own], j[own]
         return x0[i], x1[j], None if y0 is None else y0[i], None if y1 is None else y1[j]
 
     def sample_trajectory(self, X: Tensor) -> Any:
@@ -201,7 +202,7 @@ class OTPlanSampler:
 
         All steps are solved as one batch. The result is a NumPy array, as in torchcfm.
         """
-        (X,), draws, part = self._gather(X)
+        (X,), draws, own = self._gather(X)
         steps = [(X[:, t], X[:, t + 1]) for t in range(X.shape[1] - 1)]
         places = [torch.arange(len(X), device=X.device)]
         solution = self._solve(steps) if self.method == "sinkhorn" and steps else None
@@ -214,7 +215,7 @@ class OTPlanSampler:
             passed = sums / sums[:, -1:] <= draws.numbers(len(rows))[:, None]
             columns = np.minimum(passed.sum(axis=1), rows.shape[1] - 1)
             places.append(torch.from_numpy(columns).to(X.device))
-        return torch.stack([X[:, t][i[part]] for t, i in enumerate(places)], dim=1).detach().cpu().numpy()
+        return torch.stack([X[:, t][i[own]] for t, i in enumerate(places)], dim=1).detach().cpu().numpy()
 
 
 def _pot(method: str) -> Any:

@@ -14,12 +14,12 @@ from drainsinkhorn.model.errors import ProblemError
 ADVICE = "pass a DataLoader, a list, or the function that makes the iterator"
 
 
-class Source:
+class MinibatchSource:
     """Minibatches that can be read once an epoch.
 
     Args:
         minibatches: A DataLoader, a list, another iterable, or a function without arguments that makes one.
-        name: What errors call it.
+        name: Its name in messages.
     """
 
     def __init__(self, minibatches: Any, name: str) -> None:
@@ -76,9 +76,9 @@ class Minibatches:
             noise, source = source
         draws = callable(noise) and not isinstance(noise, Iterable) and not inspect.isgeneratorfunction(noise)
         self._draw: Callable[[Any], Any] | None = cast("Callable[[Any], Any]", noise) if draws else None
-        self._sources = [Source(source, "source")]
+        self._sources = [MinibatchSource(source, "source")]
         if noise is not None and not draws:
-            self._sources.insert(0, Source(noise, "the source of x0"))
+            self._sources.insert(0, MinibatchSource(noise, "the source of x0"))
 
     @property
     def has_x0(self) -> bool:
@@ -140,8 +140,8 @@ def _points(batch: Any, name: str) -> Sequence[Any]:
     if isinstance(batch, torch.Tensor):
         return (batch,)
     if not isinstance(batch, (tuple, list)) or not 1 <= len(batch) <= 2:
-        found = f"{len(batch)} entries" if isinstance(batch, (tuple, list)) else type(batch).__name__
-        raise ProblemError(f"{name} must be a tensor, (points,) or (points, label), got {found}")
+        actual = f"{len(batch)} entries" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise ProblemError(f"{name} must be a tensor, (points,) or (points, label), got {actual}")
     return batch
 
 

@@ -135,7 +135,7 @@ def tol_of(tol: float | None, default: float) -> float:
     return default if tol is None else tol or SMALLEST_TOL
 
 
-def normalised(weights: Any, size: int) -> tuple[Vector, float]:
+def normalise(weights: Any, size: int) -> tuple[Vector, float]:
     """Return weights divided by their sum, in float64, and the sum; None stands for uniform weights of sum 1."""
     if weights is None:
         return np.full(size, 1 / size), 1.0

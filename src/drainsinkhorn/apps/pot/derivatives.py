@@ -21,7 +21,7 @@ from drainsinkhorn.grad.implicit import solve_marginals
 from drainsinkhorn.grad.lanes import fix_gauge, refuse_zeros
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import Couplings
-from drainsinkhorn.numerics.costs import as_cost
+from drainsinkhorn.numerics.costs import as_cost, resolve_cost
 
 Tensor = torch.Tensor
 
@@ -179,17 +179,17 @@ def _unit_mass(weights: Any, like: Tensor) -> Any:
 def _cost_matrix(given: Any, x: Tensor, y: Tensor) -> Tensor:
     """Costs between points, (n, m), with derivatives."""
     cost = as_cost(given)
-    name = cost.kind if isinstance(cost, Cost) and isinstance(cost.kind, str) else None
-    if name == "cosine":
-        normalize = torch.nn.functional.normalize
-        return cost.scale * (1 - normalize(x, dim=1) @ normalize(y, dim=1).T)
-    if name not in ("sqeuclidean", "euclidean"):
+    form = resolve_cost(cost).kind.distances if isinstance(cost, Cost) and isinstance(cost.kind, str) else None
+    if form is None:
         raise NotImplementedError(
             f"plans of the cost {given!r} have no derivatives here; pass grad='envelope', or call solve with a cost "
             "matrix that you computed in torch"
         )
+    if form.directions:
+        normalize = torch.nn.functional.normalize
+        return cost.scale * (1 - normalize(x, dim=1) @ normalize(y, dim=1).T)
     distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-    return cost.scale * (distances.square() if name == "sqeuclidean" else distances)
+    return cost.scale * (distances if form.root else distances.square())
 
 
 def _refuse_second_order() -> None:

@@ -35,28 +35,28 @@ class LazyPlan:
         """Return the entries of a row, of a slice of rows, or of both rows and columns, as a dense array."""
         keys: list[Any] = list(key) if isinstance(key, tuple) else [key]
         place = keys.index(Ellipsis) if Ellipsis in keys else len(keys)
-        given = [k for k in keys if k is not Ellipsis]
-        if len(given) > 2 or not all(isinstance(k, (int, np.integer, slice)) for k in given):
+        indices = [k for k in keys if k is not Ellipsis]
+        if len(indices) > 2 or not all(isinstance(k, (int, np.integer, slice)) for k in indices):
             raise IndexError(f"a lazy plan takes one or two integers or slices, got {key!r}")
-        keys = given[:place] + [slice(None)] * (2 - len(given)) + given[place:]
+        keys = indices[:place] + [slice(None)] * (2 - len(indices)) + indices[place:]
         rows, cols = (_as_slice(k, size) for k, size in zip(keys, self.shape, strict=True))
         block = self._block(rows, cols)
         return block[tuple(slice(None) if isinstance(k, slice) else 0 for k in keys)]
 
     def _block(self, rows: slice, cols: slice) -> Any:
         """The plan between some points of both sides: potentials and weights stay those of the whole problem."""
-        whole, (f, g) = self._instance, self._result.potentials
-        a, b = whole.a[rows], whole.b[cols]
-        if whole.matrix is None:
-            x: Any = whole.x
-            y: Any = whole.y
-            part = replace(whole, x=x[rows], y=y[cols], a=a, b=b, init="zero")
+        instance, (f, g) = self._instance, self._result.potentials
+        a, b = instance.a[rows], instance.b[cols]
+        if instance.matrix is None:
+            x: Any = instance.x
+            y: Any = instance.y
+            subproblem = replace(instance, x=x[rows], y=y[cols], a=a, b=b, init="zero")
         else:
-            matrix: Any = whole.matrix
-            part = replace(whole, matrix=matrix[rows, cols], a=a, b=b, init="zero")
+            matrix: Any = instance.matrix
+            subproblem = replace(instance, matrix=matrix[rows, cols], a=a, b=b, init="zero")
         if not (a.any() and b.any()):
-            return export(np.zeros(part.shape), self._like)
-        plans = self._result.backend.couple([part], [Potentials(f[rows], g[cols])])
+            return export(np.zeros(subproblem.shape), self._like)
+        plans = self._result.backend.couple([subproblem], [Potentials(f[rows], g[cols])])
         block = plans.plan(max_pairs=a.size * b.size)[0]
         return export(block if self._mass == 1 else block * self._mass, self._like)
 

@@ -24,7 +24,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedProblem:
-    """A finished problem, and what this library does not keep of its weights.
+    """A finished problem, its normalised weights, and the mass that they had before.
 
     Attributes:
         result: Its result.
@@ -102,7 +102,8 @@ class OTResult:
 
     Attributes:
         solution: The results of this library, one for each problem.
-        log: "niter" and "err", the cycles and the verified L1 residual of each problem, and what the call adds.
+        log: "niter" and "err", the cycles and the verified L1 residual of each problem, and what the called function
+            adds.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from drainsinkhorn.apps.pot.arguments import asks_gradient, normalised, tol_of, without_gradient
+from drainsinkhorn.apps.pot.arguments import asks_gradient, normalise, tol_of, without_gradient
 from drainsinkhorn.apps.pot.result import FinishedProblem, OTResult, Tensors
 from drainsinkhorn.core.options import Settings
 from drainsinkhorn.core.protocol import Backend
@@ -127,7 +127,7 @@ def answer(results: Sequence[Result[Any]], rows: Sequence[Arrays], cost: Any, ca
         raise ProblemError(results[0].detail)
     lanes: list[FinishedProblem] = []
     for result, row in zip(results, rows, strict=True):
-        (a, mass), (b, _) = (normalised(w, size) for w, size in zip((row.a, row.b), row.shape, strict=True))
+        (a, mass), (b, _) = (normalise(w, size) for w, size in zip((row.a, row.b), row.shape, strict=True))
         lanes.append(FinishedProblem(result, a, b, 1.0 if row.a is None and row.b is None else mass))
     return OTResult(
         lanes,

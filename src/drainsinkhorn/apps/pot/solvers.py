@@ -186,11 +186,11 @@ def solve_sample(
     arrays = Arrays(None, *points, weights_or_none(a), weights_or_none(b))
     call = Call(strength(reg), regulariser, grad, max_iter, tol, backend, settings)
     if debias:
-        return _debiased(arrays, cost, call)
+        return _solve_debiased(arrays, cost, call)
     return run(arrays, cost, call, init=start_of(potentials_init, arrays.a, arrays.b, call.eps))
 
 
-def _debiased(arrays: Arrays, cost: Any, call: Call) -> OTResult:
+def _solve_debiased(arrays: Arrays, cost: Any, call: Call) -> OTResult:
     """The result between two clouds with debiased values; its log has the results within the clouds."""
     _, x, y, a, b = arrays
     rows = [arrays, Arrays(None, x, x, a, a), Arrays(None, y, y, b, b)]
@@ -214,7 +214,7 @@ def solve_batch(
     backend: str | Backend[Any] = "auto",
     **settings: Unpack[Settings],
 ) -> OTResult:
-    """Solve a batch of entropic problems of one shape, drained; arguments and fields are those of `ot.batch`.
+    """Solve a batch of entropic problems of one shape; arguments and fields are those of `ot.batch`.
 
     Each problem stops when both of its own residuals are within `tol`. `inner_iter` and `inner_reg` have no effect.
 

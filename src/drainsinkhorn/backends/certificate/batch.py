@@ -50,10 +50,10 @@ class Shape(NamedTuple):
         device: Where the lanes' arrays lie.
         form: "matrix", "own" (a cost of the caller's own, evaluated on the host), a DotProduct, or the form of
             distances.
-        rows: n.
-        cols: m.
+        rows: Number of source points, n.
+        cols: Number of target points, m.
         dim: Coordinates of a point; 0 for a matrix.
-        dtypes: Of points or costs, and of potentials.
+        dtypes: Dtypes of points or costs, and of potentials.
     """
 
     device: Any
@@ -93,14 +93,14 @@ def certify_batches(lanes: Sequence[Lane]) -> list[Residual]:
     with torch.no_grad():
         for shape, numbers in groups.items():
             for first in range(0, len(numbers), shape.lanes):
-                part = numbers[first : first + shape.lanes]
-                batch = _Batch(shape, [lanes[number] for number in part])
+                members = numbers[first : first + shape.lanes]
+                batch = _Batch(shape, [lanes[number] for number in members])
                 readings.setdefault(shape.device, []).append(batch.sums())
-                batches.append((shape, part, batch.counts))
+                batches.append((shape, members, batch.counts))
         numbers_of = {device: iter(_read_back(torch, parts)) for device, parts in readings.items()}
     residuals: dict[int, Residual] = {}
-    for shape, part, counts in batches:
-        for number, count in zip(part, counts, strict=True):
+    for shape, members, counts in batches:
+        for number, count in zip(members, counts, strict=True):
             residuals[number] = _residual(shape, lanes[number][0], count, *next(numbers_of[shape.device]))
     return [residuals[number] for number in range(len(lanes))]
 
@@ -212,7 +212,7 @@ class _Batch:
     def sums(self) -> Any:
         """Return (lanes, 11) numbers on the device, in the order of the arguments of `_residual`."""
         torch, count = sys.modules["torch"], len(self.lanes)
-        potentials = self.joined([p.f for _, p in self.lanes], [p.g for _, p in self.lanes])
+        potentials = self.join_sides([p.f for _, p in self.lanes], [p.g for _, p in self.lanes])
         weights, logs, errors = self.vectors
         errors.addcdiv_(potentials.abs(), self.eps, value=4 * UNIT)
         exponents = torch.addcdiv(logs, potentials, self.eps)
@@ -223,7 +223,7 @@ class _Batch:
         parts = (sums(values, self.origin), errors.amax(2), costs.extent, self.unit)
         return torch.cat([part.reshape(count, -1) for part in parts], 1)
 
-    def joined(self, rows: Sequence[Any], cols: Sequence[Any]) -> Any:
+    def join_sides(self, rows: Sequence[Any], cols: Sequence[Any]) -> Any:
         """Return arrays of both sides as one of shape (lanes, 2, width, ...) in float64, padded."""
         torch, wide = sys.modules["torch"], self.shape.width
         sides = [[_tensor(values, self.shape.device) for values in side] for side in (rows, cols)]
@@ -241,7 +241,7 @@ class _Batch:
 
 
 def _factor(instance: Instance[Any]) -> float:
-    """Return what squared distances, distances, dot products or entries of a matrix are multiplied with to be costs."""
+    """Return the factor that turns squared distances, distances, dot products or entries of a matrix into costs."""
     kind, scale = instance.cost.kind, instance.cost.scale
     if instance.is_dense or (kind.distances is None and not isinstance(kind, DotProduct)):
         return 1.0

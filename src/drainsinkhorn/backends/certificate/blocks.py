@@ -83,10 +83,10 @@ def sweep_plans(batch: Any, costs: Any, exponents: Any) -> Any:
         transport.append(sums(plan.mul_(cost), batch.origin))
     if len(rows) > 1:
         rows, transport = [torch.cat(rows, 1)], [torch.cat(transport, 1)]
-    return torch.stack([_padded(values, shape.width) for values in (rows[0], cols, transport[0])], 1)
+    return torch.stack([_pad(values, shape.width) for values in (rows[0], cols, transport[0])], 1)
 
 
-def _padded(values: Any, width: int) -> Any:
+def _pad(values: Any, width: int) -> Any:
     missing = width - values.shape[1]
     return values if missing == 0 else sys.modules["torch"].nn.functional.pad(values, (0, missing))
 
@@ -101,7 +101,7 @@ def block_costs(batch: Any) -> Any:
     """Return what computes blocks of costs without their factor; it has the extent of all costs once all are swept."""
     if batch.shape.form in ("matrix", "own"):
         return _Matrices(batch)
-    points = batch.joined([p.x for p, _ in batch.lanes], [p.y for p, _ in batch.lanes])
+    points = batch.join_sides([p.x for p, _ in batch.lanes], [p.y for p, _ in batch.lanes])
     if isinstance(batch.shape.form, DotProduct):
         return _DotProducts(batch, points)
     if batch.shape.form.directions:

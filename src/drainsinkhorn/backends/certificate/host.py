@@ -34,12 +34,12 @@ class Costs:
     """Costs between the points that carry weight: a matrix, or `factor` times squared distances or dot products.
 
     Attributes:
-        bound: How far rounding can carry them.
+        bound: Bounds on their rounding errors.
         matrix: (n, m); None where points are given.
         x: (n, d), of length one for the cosine.
         y: (m, d).
-        root: The cost is a distance.
-        products: The cost is a dot product.
+        root: True if the cost is a distance and not its square.
+        products: True if the cost is a dot product.
     """
 
     bound: CostBound
@@ -51,7 +51,7 @@ class Costs:
 
     @property
     def factor(self) -> float:
-        """What a squared distance is multiplied with; a distance if `root`, a dot product if `products`."""
+        """Factor of squared distances; of distances if `root`, of dot products if `products`."""
         return self.bound.factor
 
 
@@ -183,7 +183,7 @@ def unit_vectors(xp: Any, points: Any) -> Any:
 
 
 def _by_products(costs: Costs) -> bool:
-    """Whether inner products are needed, or coordinates so many that they are faster than differences."""
+    """Whether costs come from inner products: the cost needs them, or they are faster in so many coordinates."""
     if costs.matrix is not None or costs.root:
         return False
     return costs.products or costs.x.shape[1] >= PRODUCT_DIM["numpy"]

@@ -81,9 +81,11 @@ _NUMBERS = (
     "was_fast",  # 1 if the last leg was plain since plain legs contract fast
 )
 
-_WORDS = (*SHORT_VECTORS, *DOUBLE_VECTORS, *_MATRICES, *_INTEGERS)
+ADDRESSES = (*SHORT_VECTORS, *DOUBLE_VECTORS, *_MATRICES)
+"""Fields that are addresses. A record begins with them."""
+_WORDS = (*ADDRESSES, *_INTEGERS)
 LANE = np.dtype([(name, np.int64) for name in _WORDS] + [(name, np.float64) for name in _NUMBERS])
-"""The record of a lane. It begins with the addresses of its vectors."""
+"""The record of a lane."""
 
 DENSE32, DENSE64 = range(3, 5)
 """Forms of scores besides the kinds of tile: x is a matrix of costs in float32 or float64."""

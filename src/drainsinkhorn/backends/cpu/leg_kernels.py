@@ -242,9 +242,9 @@ def write_state(lane, one, f, g):
 
 
 @ordered
-def write_states(table, order, f, f_at, g, g_at, one):
-    """Write the potentials of lanes in nats, one lane after another."""
-    for place in range(order.size):
+def write_states(table, order, first, last, f, f_at, g, g_at, one):
+    """Write the potentials of lanes `order[first:last]` in nats, one lane after another."""
+    for place in range(first, last):
         lane = table[order[place]]
         write_state(lane, one, f[f_at[place] : f_at[place + 1]], g[g_at[place] : g_at[place + 1]])
 

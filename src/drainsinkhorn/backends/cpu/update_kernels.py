@@ -49,9 +49,9 @@ from drainsinkhorn.backends.cpu.scores import BLOCK, cache_scores, load_scores
 from drainsinkhorn.backends.cpu.tiles import padded
 from drainsinkhorn.numerics.update import FAST, GROWTH, MAX_BACKOFF, OFFSET, STEP
 
-LOG_ROWS = 8
+LOG_ROWS, LOG_ENTRIES = 32, 4096
 """Rows of lanes that are not scaled that are measured before their columns are added up: their logarithms and
-exponentials fill a vector register."""
+exponentials fill vector registers. Long rows are measured fewer at a time, so that they stay in the first cache."""
 
 DONE, SWEEP, COLUMNS, ABSORB = range(4)
 """Phases of a cycle, each of which goes over all groups of rows: sweep the kernel, add up its columns again with the
@@ -134,6 +134,8 @@ def propose(lane, first, last, one):
     a, t = vector(lane.a, rows, one), vector(lane.t, rows, one)
     for i in range(first, last):
         next_f[i], next_x[i] = update_rule(f[i], before[i], logs[i], step, beta, damping, kappa, 1.0)
+    # A loop of its own is vectorised.
+    for i in range(first, last):
         t[i] = a[i] * exp(next_f[i] - base[i])
 
 
@@ -158,8 +160,10 @@ def sweep_rows(lane, kernel, part, first, last, one):
         legs.sweep(kernel, cols, w, a, False, r, part, first, last)
         return
     f, base, logs = double(lane.f, rows), double(lane.base_f, rows), double(lane.logs, rows)
+    # A multiple of four, so that the order of column sums does not depend on it.
+    size = max(8, min(LOG_ROWS, LOG_ENTRIES // cols // 4 * 4))
     while first < last:
-        end = min(first + LOG_ROWS, last)
+        end = min(first + size, last)
         legs.sum_rows(kernel, cols, w, r, first, end)
         for i in range(first, end):
             logs[i] = log(np.float64(r[i])) + (f[i] - base[i])
@@ -242,8 +246,12 @@ def leg_errors(lane):
     a, logs = double(lane.a64, rows), double(lane.logs, rows)
     f, before = double(lane.f, rows), double(lane.before, rows)
     error = along = 0.0
+    # Exponentials are vectorised, whereas the order of a sum is kept.
+    ratios = np.empty(rows)
     for i in range(rows):
-        error += a[i] * abs(exp(logs[i]) - 1.0)
+        ratios[i] = exp(logs[i])
+    for i in range(rows):
+        error += a[i] * abs(ratios[i] - 1.0)
         along -= a[i] * logs[i] * (f[i] - before[i])
     return error, along
 

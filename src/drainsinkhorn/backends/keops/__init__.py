@@ -13,7 +13,7 @@ import numpy as np
 from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.keops.pack import KeopsPack
-from drainsinkhorn.backends.keops.precision import Arithmetic, choose_arithmetic
+from drainsinkhorn.backends.keops.precision import KeopsArithmetic, choose_arithmetic
 from drainsinkhorn.backends.keops.probe import require
 from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.backends.support import require_hard
@@ -60,7 +60,7 @@ class KeopsBackend:
         return lanes
 
     def hints(self, instance: Instance[Any]) -> Hints:
-        """Return precision, representation and device, and sixteen lanes, more where they are small."""
+        """Return precision, representation and device, and a width of sixteen lanes, or more if lanes are small."""
         n, m = instance.shape
         return Hints(self._arithmetic(instance).description, max(16, min(256, 2**24 // (n * m))))
 
@@ -95,7 +95,7 @@ class KeopsBackend:
         """Free the CUDA memory that torch caches."""
         empty_torch_cache()
 
-    def _arithmetic(self, instance: Instance[Any]) -> Arithmetic:
+    def _arithmetic(self, instance: Instance[Any]) -> KeopsArithmetic:
         return choose_arithmetic(instance, self.precision, self._device(instance))
 
     def _device(self, instance: Instance[Any]) -> str:
@@ -106,7 +106,7 @@ class KeopsBackend:
         return device
 
 
-def _tiny(arithmetic: Arithmetic) -> Instance[Any]:
+def _tiny(arithmetic: KeopsArithmetic) -> Instance[Any]:
     """A problem of two points that is computed by that arithmetic."""
     points, weights = np.eye(2, arithmetic.dim) + 1.0, np.array([0.5, 0.5])
     cost = Cost(arithmetic.kind)

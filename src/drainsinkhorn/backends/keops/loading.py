@@ -1,4 +1,4 @@
-"""From a problem to the arrays of a lane."""
+"""Converts a problem to the arrays of a lane."""
 
 # pyright: basic
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.keops.precision import Arithmetic
+from drainsinkhorn.backends.keops.precision import KeopsArithmetic
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import coordinate_factor, unit_rows
@@ -17,7 +17,7 @@ from drainsinkhorn.numerics.starts import start
 
 
 @np.errstate(all="ignore")
-def load_arrays(instance: Instance[Any], number: int, arithmetic: Arithmetic) -> dict[str, Any]:
+def load_arrays(instance: Instance[Any], number: int, arithmetic: KeopsArithmetic) -> dict[str, Any]:
     """Return the arrays of a lane on its device, in float64; potentials are in nats.
 
     "short_x" and "short_y" are the points in the lane's own dtype.
@@ -28,7 +28,7 @@ def load_arrays(instance: Instance[Any], number: int, arithmetic: Arithmetic) ->
         arithmetic: How the lane is computed.
     """
     n, m = instance.shape
-    x, y, factor = _scaled(instance)
+    x, y, factor = _scale_points(instance)
     f, g = (side / instance.eps for side in start(instance))
     arrays = {
         "x": x, "y": y, "a": to_numpy(instance.a), "b": to_numpy(instance.b), "f": f, "g": g,
@@ -40,7 +40,7 @@ def load_arrays(instance: Instance[Any], number: int, arithmetic: Arithmetic) ->
     return moved | {f"short_{name}": moved[name].to(arithmetic.dtype) for name in ("x", "y")}
 
 
-def _scaled(instance: Instance[Any]) -> tuple[Any, Any, float]:
+def _scale_points(instance: Instance[Any]) -> tuple[Any, Any, float]:
     """Return points whose squared distances (or distances) are costs over eps, and the factor 1.
 
     For a Formula, return the points as they are, and the factor from its values to costs over eps.

@@ -17,7 +17,7 @@ from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.cost_sizes import cost_sizes, leg_rounding, samples
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.keops.loading import load_arrays
-from drainsinkhorn.backends.keops.precision import Arithmetic
+from drainsinkhorn.backends.keops.precision import KeopsArithmetic
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
 from drainsinkhorn.backends.lanes import CyclePack
 from drainsinkhorn.backends.support import Support, restrict
@@ -37,7 +37,7 @@ SAMPLES = 32
 Span = tuple[int, int]
 
 
-class Side(NamedTuple):
+class SideArrays(NamedTuple):
     """One side of all lanes.
 
     Attributes:
@@ -57,15 +57,15 @@ class Side(NamedTuple):
     vectors: tuple[str, ...]
 
 
-ROWS = Side(1, "rows", "x", "a", "scale_x", ("short_x", "x", "a", "f", "next", "before", "scale_x", "owner"))
-COLS = Side(0, "cols", "y", "b", "scale_y", ("short_y", "y", "b", "g", "scale_y"))
+ROWS = SideArrays(1, "rows", "x", "a", "scale_x", ("short_x", "x", "a", "f", "next", "before", "scale_x", "owner"))
+COLS = SideArrays(0, "cols", "y", "b", "scale_y", ("short_y", "y", "b", "g", "scale_y"))
 SIDES = (ROWS, COLS)
 """Both sides. "next" are the log marginal ratios of the next f-leg, "before" the x of the last update of f; in "owner"
 every row of a lane has the lane's number. Potentials are in nats."""
 
 
 @dataclass
-class Lane:
+class KeopsLane:
     """One problem and its progress.
 
     Attributes:
@@ -115,7 +115,7 @@ class Lane:
 _numbers = itertools.count()
 
 
-class KeopsPack(CyclePack[Lane]):
+class KeopsPack(CyclePack[KeopsLane]):
     """Lanes that share an arithmetic.
 
     Args:
@@ -124,7 +124,9 @@ class KeopsPack(CyclePack[Lane]):
         momentum: True to use momentum on f.
     """
 
-    def __init__(self, instances: Sequence[Instance[Any]], arithmetic: Arithmetic, *, momentum: bool = False) -> None:
+    def __init__(
+        self, instances: Sequence[Instance[Any]], arithmetic: KeopsArithmetic, *, momentum: bool = False
+    ) -> None:
         super().__init__()
         self._arithmetic, self._momentum = arithmetic, momentum
         self._device = torch.device(arithmetic.device)
@@ -175,12 +177,12 @@ class KeopsPack(CyclePack[Lane]):
         each = torch.tensor(strides, dtype=torch.float64, device=self._device)
         return Stride(*torch.repeat_interleave(each, self._lengths["rows"], 0).unbind(1))
 
-    def _leg(self, side: Side, others: Any, ranges: Any) -> Any:
+    def _leg(self, side: SideArrays, others: Any, ranges: Any) -> Any:
         """`logsumexp` over the other side in nats: with the side's own potential, the log marginal ratio of a point."""
         arrays = self._arrays
         return self._reduce(side, arrays["short_x"], arrays["short_y"], others, ranges)
 
-    def _reduce(self, side: Side, x: Any, y: Any, others: Any, ranges: Any) -> Any:
+    def _reduce(self, side: SideArrays, x: Any, y: Any, others: Any, ranges: Any) -> Any:
         """`_leg` with given points x and y: those of one side may be a sample."""
         kind, other = self._arithmetic.kind, SIDES[side.axis]
         scales = None if kind.distances is not None else self._arrays[other.scale]
@@ -200,11 +202,11 @@ class KeopsPack(CyclePack[Lane]):
             for side in SIDES
         )  # type: ignore[return-value]
 
-    def _sums(self, side: Side, values: Any) -> Any:
+    def _sums(self, side: SideArrays, values: Any) -> Any:
         """Sums by lane, in an order that does not depend on other lanes."""
         return torch.segment_reduce(values, "sum", lengths=self._lengths[side.span], unsafe=True)
 
-    def _residuals(self, side: Side, log_ratios: Any) -> Any:
+    def _residuals(self, side: SideArrays, log_ratios: Any) -> Any:
         """The residual of one side of every lane, by `numerics.residual.residual`."""
         return residual(self._arrays[side.weights], log_ratios, lambda terms: self._sums(side, terms), torch.expm1)
 
@@ -217,13 +219,15 @@ class KeopsPack(CyclePack[Lane]):
             self._lanes[i].band = self._band(i, error)
 
     def _band(self, i: int, error: float, far: float = 0.0) -> float:
-        """The rounding bound of a lane; see `Arithmetic.bound`."""
+        """The rounding bound of a lane; see `KeopsArithmetic.bound`."""
         lane = self._lanes[i]
         sides = (self._arrays[name][slice(*span)] for name, span in (("f", lane.rows), ("g", lane.cols)))
         return self._arithmetic.bound(lane.rounding, float(largest_potentials(*sides)), error, far)
 
-    def _sampled_errors(self, lanes: Sequence[int], side: Side, own: Any, others: Any, log_ratios: Any) -> list[float]:
-        """`sampled_error` of one side of lanes: log marginal ratios of sampled points against those in float64.
+    def _sampled_errors(
+        self, lanes: Sequence[int], side: SideArrays, own: Any, others: Any, log_ratios: Any
+    ) -> list[float]:
+        """`sampled_error` of one side of lanes: log marginal ratios of sampled points, compared with float64.
 
         Args:
             lanes: The lanes.
@@ -270,7 +274,7 @@ class KeopsPack(CyclePack[Lane]):
         f, g = self._arrays["f"].clone(), self._arrays["g"].clone()
         far = list[float]()
         for i in lanes:
-            lane, state = self._lanes[i], self._rounded(i)
+            lane, state = self._lanes[i], self._round_state(i)
             own, other = state.f / lane.instance.eps, state.g / lane.instance.eps
             f[slice(*lane.rows)] = torch.as_tensor(own, device=self._device)
             g[slice(*lane.cols)] = torch.as_tensor(other, device=self._device)
@@ -288,7 +292,7 @@ class KeopsPack(CyclePack[Lane]):
             for i, error, extra in zip(lanes, errors, far, strict=True)
         )
 
-    def _rounded(self, i: int) -> Rounded:
+    def _round_state(self, i: int) -> Rounded:
         """A lane's potentials in units of the cost, as they will be emitted."""
         lane, has = self._lanes[i], self._arrays
         f, g = has["f"][slice(*lane.rows)].cpu().numpy(), has["g"][slice(*lane.cols)].cpu().numpy()
@@ -301,7 +305,9 @@ class KeopsPack(CyclePack[Lane]):
             lane = self._lanes[i]
             if bool((self._arrays["owner"][slice(*lane.rows)] != lane.number).any()):
                 raise ContractError(f"backend 'keops': the rows of lane {i} do not hold the state of lane {i}")
-        return Emission.join(emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes)
+        return Emission.join(
+            emission(self._lanes[i].instance, self._round_state(i), self._lanes[i].support) for i in lanes
+        )
 
     @memory_errors()
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
@@ -318,12 +324,12 @@ class KeopsPack(CyclePack[Lane]):
     def _repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]]) -> None:
         """Replace the arrays by new ones without writing to the old ones, and measure the admitted lanes."""
         arrays = dict[str, Any]()
-        opened = [self._opened(instance) for instance in admit]
+        opened = [self._open_lane(instance) for instance in admit]
         lanes = [self._lanes[i] for i in keep] + [lane for lane, _ in opened]
         for side in SIDES:
             for name in side.vectors:
-                kept = [self._arrays[name][slice(*getattr(self._lanes[i], side.span))] for i in keep]
-                parts = [*kept, *(new[name] for _, new in opened)]
+                remaining = [self._arrays[name][slice(*getattr(self._lanes[i], side.span))] for i in keep]
+                parts = [*remaining, *(new[name] for _, new in opened)]
                 arrays[name] = torch.cat(parts) if parts else torch.zeros(0)
         self._lanes, self._arrays, self._lengths = lanes, arrays, {}
         for number, side in enumerate(SIDES):
@@ -351,10 +357,10 @@ class KeopsPack(CyclePack[Lane]):
             lane.broken = not finite or not math.isfinite(cost_sizes(lane.inner).largest)
         self._bound([i for i in fresh if not self._lanes[i].broken])
 
-    def _opened(self, instance: Instance[Any]) -> tuple[Lane, dict[str, Any]]:
+    def _open_lane(self, instance: Instance[Any]) -> tuple[KeopsLane, dict[str, Any]]:
         """A lane and its arrays."""
         inner, support = restrict(instance)
         sampled = {side: samples(to_numpy(w), SAMPLES) for side, w in (("rows", inner.a), ("cols", inner.b))}
         momentum = Momentum() if self._momentum else None
-        lane = Lane(instance, next(_numbers), inner, support, leg_rounding(inner), momentum, sampled)
+        lane = KeopsLane(instance, next(_numbers), inner, support, leg_rounding(inner), momentum, sampled)
         return lane, load_arrays(inner, lane.number, self._arithmetic)

@@ -24,7 +24,7 @@ UNITS = 8.0
 """Rounding error of an exponent per nat of potentials, in units of the last place of float64."""
 
 
-class Arithmetic(NamedTuple):
+class KeopsArithmetic(NamedTuple):
     """How lanes are computed; lanes that share it share packs.
 
     Attributes:
@@ -67,7 +67,7 @@ class Arithmetic(NamedTuple):
         return sampled_bound(bound, error, self.name, far) if self.single else bound
 
 
-def choose_arithmetic(instance: Instance[Any], precision: str, device: str) -> Arithmetic:
+def choose_arithmetic(instance: Instance[Any], precision: str, device: str) -> KeopsArithmetic:
     """Return the arithmetic of a problem; precision "auto" takes float32 where it suffices for tol."""
     require_form(instance, "keops", FORMS)
-    return Arithmetic(instance.cost.kind, instance.dim, is_single(instance, precision), device)
+    return KeopsArithmetic(instance.cost.kind, instance.dim, is_single(instance, precision), device)

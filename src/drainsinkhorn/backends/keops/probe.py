@@ -3,8 +3,8 @@
 PyKeOps 2.3 compiles a CUDA formula in a C++ function that it calls through ctypes (`Compile` of `nvrtc_jit.cpp`). Every
 failed call of the driver or of NVRTC in there throws a C++ exception that nothing catches: the process is aborted while
 it says "Generating code for ...". NVRTC of CUDA 13 moreover opens `libcuda.so.1` itself and calls what it looks up
-there without a check; where it does not find it, the process dies of a segmentation fault in the same place. Python
-never sees an error, so nothing short of a process of its own can tell.
+there without a check; where it does not find it, the process dies of a segmentation fault in the same place. No
+Python exception is raised, so only a trial in another process shows whether PyKeOps runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ say(stage="ran")
 
 
 class Found(NamedTuple):
-    """What the other process did: whether it got to its end, how far, and what it left."""
+    """What the trial process did: whether it ran to its end, whether it imported PyKeOps, and its last message."""
 
     ran: bool
     imported: bool
@@ -60,11 +60,11 @@ def require(device: str) -> None:
             raise BackendUnavailable("backend 'keops' finds no CUDA driver (libcuda); use arrays on the CPU")
         # Without a driver PyKeOps has no CUDA path that could fail.
         return
-    found = tried(device)
-    if not found.ran:
-        elsewhere = "; arrays on the CPU can run" if device == "cuda" and tried("cpu").ran else ""
+    trial = try_reduction(device)
+    if not trial.ran:
+        elsewhere = "; arrays on the CPU can run" if device == "cuda" and try_reduction("cpu").ran else ""
         raise BackendUnavailable(
-            f"backend 'keops' cannot run on {device}: tried in a process of its own, PyKeOps {found.text}{elsewhere}"
+            f"backend 'keops' cannot run on {device}: tried in a process of its own, PyKeOps {trial.text}{elsewhere}"
         )
 
 
@@ -75,7 +75,7 @@ def has_driver() -> bool:
 
 
 @lru_cache(maxsize=4)
-def tried(device: str) -> Found:
+def try_reduction(device: str) -> Found:
     """Import PyKeOps and run one tiny reduction in another process."""
     try:
         done = subprocess.run(
@@ -87,10 +87,10 @@ def tried(device: str) -> Found:
     stages = {fact["stage"] for fact in facts}
     if done.returncode == 0 and "ran" in stages:
         return Found(True, True, "ran")
-    return Found(False, "imported" in stages, _told(done, facts[0] if facts else {}))
+    return Found(False, "imported" in stages, _describe_failure(done, facts[0] if facts else {}))
 
 
-def _told(done: subprocess.CompletedProcess[str], facts: dict[str, str]) -> str:
+def _describe_failure(done: subprocess.CompletedProcess[str], facts: dict[str, str]) -> str:
     """How it ended, where, with which versions, and its last words."""
     where = "while it compiled its first formula" if facts else "while it was imported"
     versions = ", ".join(f"{name} {facts[name]}" for name in ("pykeops", "torch", "cuda") if facts.get(name))

@@ -36,8 +36,8 @@ SILENT = {"KEOPS_VERBOSE": "0", "PYKEOPS_VERBOSE": "0"}
 
 
 @lru_cache(maxsize=1)
-def _genred() -> Any:
-    """PyKeOps, without what it prints, unless the caller has asked for that."""
+def _import_genred() -> Any:
+    """Import PyKeOps with its messages switched off, unless the caller has set its verbosity."""
     unset = {name: value for name, value in SILENT.items() if name not in os.environ}
     os.environ.update(unset)
     try:
@@ -50,7 +50,7 @@ def _genred() -> Any:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """One process of a user at a time: PyKeOps loads whatever another is still writing."""
+    """Context that one process of a user enters at a time: PyKeOps would load files that another is still writing."""
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         held = os.open(Path(tempfile.gettempdir()) / f"drainsinkhorn-keops-{os.getuid()}.lock", flags, 0o600)
@@ -69,15 +69,15 @@ def alone() -> Iterator[None]:
 def _reducer(formula: str, dim: int, axis: int, weighted: bool, device: str, dtype: Any) -> Any:
     """Return a compiled reduction over j (axis 1) or i (axis 0); PyKeOps compiles one for each set of arguments."""
     with alone():
-        return _compiled(formula, dim, axis, weighted, device, dtype)
+        return _compile(formula, dim, axis, weighted, device, dtype)
 
 
-def _compiled(formula: str, dim: int, axis: int, weighted: bool, device: str, dtype: Any) -> Any:
+def _compile(formula: str, dim: int, axis: int, weighted: bool, device: str, dtype: Any) -> Any:
     require(device)
     over = "Vj" if axis == 1 else "Vi"
     variables = [f"x = Vi({dim})", f"y = Vj({dim})", f"h = {over}(1)", *([f"s = {over}(1)"] if weighted else [])]
     text = f"h - s * ({formula})" if weighted else f"h - ({formula})"
-    reducer = _genred()(text, variables, reduction_op="LogSumExp", axis=axis)
+    reducer = _import_genred()(text, variables, reduction_op="LogSumExp", axis=axis)
     said = threading.Timer(2.0, _log.warning, ["PyKeOps compiles %s (%s), once for this machine", formula, dtype])
     said.daemon = True
     said.start()
@@ -106,10 +106,10 @@ def blocks(rows: list[tuple[int, int]], cols: list[tuple[int, int]], device: Any
 
 
 def reduce(kind: Any, x: Any, y: Any, h: Any, s: Any, axis: int, ranges: tuple[Any, ...]) -> Any:
-    """The log-sum-exp of every row (axis 1) or column (axis 0) in float64; what no block covers is not to be read.
+    """The log-sum-exp of every row (axis 1) or column (axis 0) in float64; rows outside of all blocks have no result.
 
     Args:
-        kind: A cost by distances, whose coordinates hold eps, or a Formula.
+        kind: A cost by distances, of coordinates scaled so that eps is 1, or a Formula.
         x: Rows' points.
         y: Columns' points.
         h: Log weights and potentials of the side that is summed over, in nats.
@@ -137,5 +137,5 @@ def formula_matrix(formula: Any, x: Any, y: Any) -> Any:
     rows, cols = (torch.as_tensor(np.ascontiguousarray(p, dtype=np.float64)) for p in (x, y))
     one = torch.ones((len(cols), 1, 1), dtype=torch.float64)
     reducer = _reducer(formula.text, rows.shape[1], 1, True, "cpu", torch.float64)
-    found = reducer(rows[None], cols[:, None, :].contiguous(), torch.zeros_like(one), one, backend="CPU")
-    return -found[:, :, 0].T.numpy()
+    log_sums = reducer(rows[None], cols[:, None, :].contiguous(), torch.zeros_like(one), one, backend="CPU")
+    return -log_sums[:, :, 0].T.numpy()

@@ -14,7 +14,7 @@ import ott
 from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
-from drainsinkhorn.backends.ottjax.precision import Arithmetic, choose_arithmetic
+from drainsinkhorn.backends.ottjax.precision import OttArithmetic, choose_arithmetic
 from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.backends.support import require_hard
 from drainsinkhorn.core.protocol import Hints
@@ -102,7 +102,7 @@ class OttBackend:
     def release(self) -> None:
         """Do nothing: JAX reuses its cached memory by itself."""
 
-    def _arithmetic(self, instance: Instance[Any]) -> Arithmetic:
+    def _arithmetic(self, instance: Instance[Any]) -> OttArithmetic:
         return choose_arithmetic(instance, self.precision, self.kept_pairs, self.batch_size, self.stride)
 
     def _device(self, instance: Instance[Any]) -> Any:

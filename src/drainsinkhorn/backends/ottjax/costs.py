@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -64,3 +64,24 @@ class Flipped(costs.CostFn):
     def tree_flatten(self) -> Any:
         """As a tree."""
         return (self.fn,), None
+
+
+@jax.tree_util.register_pytree_node_class
+class SumOverAxes(costs.CostFn):
+    """The sum over coordinates of one cost per coordinate, as OTT's grids have it."""
+
+    def __init__(self, each: Sequence[costs.CostFn]) -> None:
+        self.each = tuple(each)
+
+    def __call__(self, x: Any, y: Any) -> Any:
+        """The cost from x to y."""
+        return sum(fn(x[axis : axis + 1], y[axis : axis + 1]) for axis, fn in enumerate(self.each))
+
+    def tree_flatten(self) -> Any:
+        """As a tree."""
+        return self.each, None
+
+    @classmethod
+    def tree_unflatten(cls, aux_data: Any, children: Any) -> SumOverAxes:
+        """From a tree."""
+        return cls(children)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from ott.geometry import costs, geometry, pointcloud
 
 from drainsinkhorn.backends.ottjax.costs import Flipped
-from drainsinkhorn.backends.ottjax.precision import Arithmetic
+from drainsinkhorn.backends.ottjax.precision import OttArithmetic
 from drainsinkhorn.numerics.residual import residual
 from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, unsampled
 
@@ -32,14 +32,14 @@ Lane = dict[str, Any]
 """Arrays of one lane, or of a stack of them along a first axis."""
 
 
-class Kernels:
-    """The compiled functions for one Arithmetic. JAX compiles each when a width is first run, and keeps the result."""
+class CompiledKernels:
+    """The compiled functions for one OttArithmetic. JAX compiles each when a width is first run, and caches it."""
 
-    def __init__(self, arithmetic: Arithmetic) -> None:
+    def __init__(self, arithmetic: OttArithmetic) -> None:
         self.arithmetic = arithmetic
         self.load = jax.jit(partial(_load, arithmetic))
         self.phase = jax.jit(partial(_phase, arithmetic))
-        self.screen = jax.jit(lambda stack, i: _measured(arithmetic, _at(stack, i)))
+        self.screen = jax.jit(lambda stack, i: _measure(arithmetic, _at(stack, i)))
         self.check = jax.jit(partial(_check, arithmetic))
         self.pick = jax.jit(_at)
         self.stack = jax.jit(lambda lanes: jax.tree.map(lambda *parts: jnp.stack(parts), *lanes))
@@ -55,9 +55,9 @@ STATE = ("f", "g", "next", "error", "band", "broken")
 
 
 @lru_cache(maxsize=256)
-def kernels(arithmetic: Arithmetic) -> Kernels:
-    """The functions for one Arithmetic, built once."""
-    return Kernels(arithmetic)
+def kernels(arithmetic: OttArithmetic) -> CompiledKernels:
+    """The functions for one OttArithmetic, built once."""
+    return CompiledKernels(arithmetic)
 
 
 def cost_fn(kind: Any) -> Any:
@@ -78,7 +78,7 @@ def _end_to_end(old: Lane, new: Lane) -> Lane:
     return jax.tree.map(lambda one, two: jnp.concatenate([one, two]), old, new)
 
 
-def _direct(arithmetic: Arithmetic, x: Any, y: Any) -> Any:
+def _direct(arithmetic: OttArithmetic, x: Any, y: Any) -> Any:
     """Costs in float64 by direct differences."""
     if not isinstance(arithmetic.kind, str):
         return arithmetic.kind.fn.all_pairs(x, y)
@@ -86,7 +86,7 @@ def _direct(arithmetic: Arithmetic, x: Any, y: Any) -> Any:
     return jnp.sqrt(squares) if arithmetic.kind == "distances" else squares
 
 
-def _load(arithmetic: Arithmetic, given: Lane) -> Lane:
+def _load(arithmetic: OttArithmetic, given: Lane) -> Lane:
     """Return a lane from the arrays of `loading.load`, with its first f-leg measured."""
     dtype, rows, cols = arithmetic.dtype, given["rows"], given["cols"]
     lane = {key: given[key] for key in ("a", "b", "rows", "cols", "rounding", "owner", "broken")}
@@ -110,10 +110,10 @@ def _load(arithmetic: Arithmetic, given: Lane) -> Lane:
         lane[side] = (given[side] + given["eps"] * jnp.log(given[weights])).astype(dtype)
     parts = [lane[key] for key in ("row_costs", "col_costs", "cost") if key in lane]
     lane["broken"] |= ~jnp.stack([jnp.isfinite(part).all() for part in parts]).all()
-    return lane | _measured(arithmetic, lane)
+    return lane | _measure(arithmetic, lane)
 
 
-def apply_leg(arithmetic: Arithmetic, lane: Lane, f: Any, g: Any, axis: int) -> Any:
+def apply_leg(arithmetic: OttArithmetic, lane: Lane, f: Any, g: Any, axis: int) -> Any:
     """Return f after its leg (axis 1), or g (axis 0): `numerics.update.update` of a plain leg, by OTT.
 
     In OTT's convention `f - eps L` is `eps log a_i - eps logsumexp_j((g_j - C_ij) / eps)`, and L is not computed.
@@ -122,8 +122,8 @@ def apply_leg(arithmetic: Arithmetic, lane: Lane, f: Any, g: Any, axis: int) -> 
     # A division by the constant 1 is compiled away; one by a number of the lane costs a division for every pair.
     eps = 1.0 if arithmetic.unit else lane["eps"]
     if arithmetic.kept:
-        kept = geometry.Geometry(cost_matrix=lane["cost"], epsilon=eps)
-        return kept.update_potential(f, g, weights, axis=axis)
+        dense_geometry = geometry.Geometry(cost_matrix=lane["cost"], epsilon=eps)
+        return dense_geometry.update_potential(f, g, weights, axis=axis)
     cost = cost_fn(arithmetic.kind)
     own, other, points, others = (f, g, lane["x"], lane["y"]) if axis == 1 else (g, f, lane["y"], lane["x"])
     if axis == 0 and not isinstance(arithmetic.kind, str):
@@ -140,7 +140,7 @@ def apply_leg(arithmetic: Arithmetic, lane: Lane, f: Any, g: Any, axis: int) -> 
 
 
 def _error(
-    arithmetic: Arithmetic, lane: Lane, state: tuple[Any, Any], exact: tuple[Any, Any], axis: int, after: Any,
+    arithmetic: OttArithmetic, lane: Lane, state: tuple[Any, Any], exact: tuple[Any, Any], axis: int, after: Any,
     far: Any = 0.0,
 ) -> tuple[Any, Any]:  # fmt: skip
     """L1 residual of one side (`numerics.residual.residual`) from its next leg, and the bound on its rounding error.
@@ -166,7 +166,7 @@ def _error(
     return residual(mass, log_ratios, jnp.sum, jnp.expm1), jnp.where(jnp.isnan(bound), jnp.inf, bound)
 
 
-def _measured(arithmetic: Arithmetic, lane: Lane) -> Lane:
+def _measure(arithmetic: OttArithmetic, lane: Lane) -> Lane:
     """F after the next f-leg, which is not applied yet, and with it the residual of the rows and its rounding bound."""
     f, g = lane["f"], lane["g"]
     after = apply_leg(arithmetic, lane, f, g, 1)
@@ -174,24 +174,24 @@ def _measured(arithmetic: Arithmetic, lane: Lane) -> Lane:
     return {"next": after, "error": jnp.where(lane["broken"], jnp.nan, error), "band": band}
 
 
-def _row_error(arithmetic: Arithmetic, lane: Lane, f: Any, g: Any, after: Any) -> tuple[Any, Any]:
+def _row_error(arithmetic: OttArithmetic, lane: Lane, f: Any, g: Any, after: Any) -> tuple[Any, Any]:
     """Return the row residual, and its rounding bound, of a state (f, g) in the precision of the lane; see `_error`."""
     exact = (f.astype(jnp.float64), g.astype(jnp.float64))
     return _error(arithmetic, lane, (f, g), exact, 1, after)
 
 
-def _phase(arithmetic: Arithmetic, stack: Lane, moves: Any) -> Lane:
+def _phase(arithmetic: OttArithmetic, stack: Lane, moves: Any) -> Lane:
     """Run one phase of cycles for a stack of lanes; lanes that do not move are returned unchanged."""
     return jax.vmap(partial(_phase_of_one, arithmetic))(stack, moves)
 
 
-def _phase_of_one(arithmetic: Arithmetic, lane: Lane, moves: Any) -> Lane:
+def _phase_of_one(arithmetic: OttArithmetic, lane: Lane, moves: Any) -> Lane:
     def cycle(state: tuple[Any, Any, Any], _: None) -> tuple[tuple[Any, Any, Any], None]:
         _, g, f = state
         g = apply_leg(arithmetic, lane, f, g, 0)
         return (f, g, apply_leg(arithmetic, lane, f, g, 1)), None
 
-    # The last leg of the scan is the one that `_measured` reads: it is not run again.
+    # The last leg of the scan is the one that `_measure` reads: it is not run again.
     (f, g, after), _ = jax.lax.scan(cycle, (lane["f"], lane["g"], lane["next"]), None, length=arithmetic.stride)
     error, band = _row_error(arithmetic, lane, f, g, after)
     fine = ~jnp.isnan(error) & _sound(lane["a"], f, after) & _sound(lane["b"], g) & ~lane["broken"]
@@ -207,7 +207,7 @@ def _sound(weights: Any, *sides: Any) -> Any:
     return jnp.stack([(jnp.isfinite(side) | (weights == 0)).all() for side in sides]).all()
 
 
-def _check(arithmetic: Arithmetic, lane: Lane, f: Any, g: Any) -> tuple[Any, Any, Any]:
+def _check(arithmetic: OttArithmetic, lane: Lane, f: Any, g: Any) -> tuple[Any, Any, Any]:
     """Residuals of rows and columns, and their rounding bound, of potentials given in float64, in our convention."""
     eps, far = lane["exact_eps"], 0.0
     exact = (f + eps * jnp.log(lane["a"]), g + eps * jnp.log(lane["b"]))

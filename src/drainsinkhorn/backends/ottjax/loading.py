@@ -1,4 +1,4 @@
-"""From a problem to the arrays of a lane, padded to the sizes of its arithmetic."""
+"""Converts a problem to the arrays of a lane, padded to the sizes of its arithmetic."""
 
 # pyright: basic
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.cost_sizes import cost_sizes, leg_rounding, middle, native, samples
 from drainsinkhorn.backends.ottjax.kernels import SAMPLES
-from drainsinkhorn.backends.ottjax.precision import Arithmetic
+from drainsinkhorn.backends.ottjax.precision import OttArithmetic
 from drainsinkhorn.backends.support import Support
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
@@ -32,7 +32,7 @@ class Loaded:
     Attributes:
         instance: The problem.
         number: Its unique number. A copy, "owner", moves with its arrays; `emit` compares both.
-        arrays: Arguments of `Kernels.load`; empty once they are on the device.
+        arrays: Arguments of `CompiledKernels.load`; empty once they are on the device.
         arithmetic: How it is computed.
         unit: One unit of the lane's potentials in units of the cost.
         eps: eps in units of the lane.
@@ -47,7 +47,7 @@ class Loaded:
     instance: Instance[Any]
     number: int
     arrays: dict[str, Any]
-    arithmetic: Arithmetic
+    arithmetic: OttArithmetic
     unit: float
     eps: float
     rows: NDArray[np.intp]
@@ -73,7 +73,7 @@ class Loaded:
 
 
 @np.errstate(all="ignore")
-def load(instance: Instance[Any], arithmetic: Arithmetic) -> Loaded:
+def load(instance: Instance[Any], arithmetic: OttArithmetic) -> Loaded:
     """Return a lane with its arrays on the host."""
     n, m = instance.shape
     a, b = to_numpy(instance.a), to_numpy(instance.b)
@@ -86,7 +86,7 @@ def load(instance: Instance[Any], arithmetic: Arithmetic) -> Loaded:
         if not instance.is_dense:
             # A caller's own cost need not be finite at points without weight.
             costs[a == 0], costs[:, b == 0] = 0.0, 0.0
-        arrays["cost"] = _padded(np.divide(costs, instance.eps, dtype=np.float64), arithmetic.n, arithmetic.m)
+        arrays["cost"] = _pad(np.divide(costs, instance.eps, dtype=np.float64), arithmetic.n, arithmetic.m)
     else:
         # In their own dtype where JAX has it, so that fewer bytes are uploaded.
         x, y = (native(to_numpy(points)) for points in (instance.x, instance.y))
@@ -104,10 +104,10 @@ def load(instance: Instance[Any], arithmetic: Arithmetic) -> Loaded:
         else:
             eps, unit = instance.eps / instance.cost.scale, instance.cost.scale
         # Padded with a point of the cloud itself, where any cost is defined.
-        arrays |= {"x": _repeated(x, arithmetic.n), "y": _repeated(y, arithmetic.m)}
+        arrays |= {"x": _repeat_last(x, arithmetic.n), "y": _repeat_last(y, arithmetic.m)}
     f, g = (side / unit for side in start(instance))
-    arrays |= {name: _padded(values, arithmetic.n) for name, values in (("a", a), ("f", f))}
-    arrays |= {name: _padded(values, arithmetic.m) for name, values in (("b", b), ("g", g))}
+    arrays |= {name: _pad(values, arithmetic.n) for name, values in (("a", a), ("f", f))}
+    arrays |= {name: _pad(values, arithmetic.m) for name, values in (("b", b), ("g", g))}
     arrays |= {
         "eps": np.float64(eps), "rounding": np.float64(leg_rounding(instance)),
         "rows": samples(a, SAMPLES), "cols": samples(b, SAMPLES),
@@ -117,11 +117,11 @@ def load(instance: Instance[Any], arithmetic: Arithmetic) -> Loaded:
     return Loaded(instance, number, arrays, arithmetic, unit, eps, rows, cols, support)
 
 
-def _padded(array: Any, *shape: int) -> Any:
+def _pad(array: Any, *shape: int) -> Any:
     full = np.zeros(shape)
     full[tuple(slice(size) for size in array.shape)] = array
     return full
 
 
-def _repeated(points: Any, size: int) -> Any:
+def _repeat_last(points: Any, size: int) -> Any:
     return points if len(points) == size else points[np.minimum(np.arange(size), len(points) - 1)]

@@ -17,7 +17,7 @@ from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
 from drainsinkhorn.backends.ottjax.kernels import STATE, Lane, kernels
 from drainsinkhorn.backends.ottjax.loading import Loaded, load
-from drainsinkhorn.backends.ottjax.precision import Arithmetic
+from drainsinkhorn.backends.ottjax.precision import OttArithmetic
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
@@ -29,13 +29,13 @@ Vector = NDArray[np.float64]
 
 
 def rung(lanes: int) -> int:
-    """The next power of two: widths are few, so that what is compiled is little."""
+    """The rung of a number of lanes, the next power of two: with few widths, few functions are compiled."""
     return 0 if lanes == 0 else 1 << (lanes - 1).bit_length()
 
 
 @contextmanager
 def careful(device: Any) -> Iterator[None]:
-    """float64 is allowed, products are in full precision (a GPU would take TF32), and no memory is a MemoryError."""
+    """Context with float64, products in full precision (not TF32), and MemoryError when memory has run out."""
     with memory_errors(), x64(jax), jax.default_matmul_precision("highest"), jax.default_device(device):
         yield
 
@@ -49,7 +49,7 @@ class OttPack:
         device: The device of JAX.
     """
 
-    def __init__(self, instances: Sequence[Instance[Any]], arithmetic: Arithmetic, device: Any) -> None:
+    def __init__(self, instances: Sequence[Instance[Any]], arithmetic: OttArithmetic, device: Any) -> None:
         self._arithmetic, self._device = arithmetic, device
         self._kernels = kernels(arithmetic)
         self._lanes: list[Loaded] = []
@@ -70,7 +70,7 @@ class OttPack:
         return Spent(self._slots, self._legs)
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
-        """Phase after phase; when lanes are held, those that are left go on at the width of their own rung."""
+        """Run phase after phase. After lanes are held, the others continue in a stack that is as wide as their rung."""
         moving = [i for i, lane in enumerate(self._lanes) if not lane.frozen]
         frozen = [i for i, lane in enumerate(self._lanes) if lane.frozen]
         with careful(self._device):
@@ -78,7 +78,7 @@ class OttPack:
             for _ in range(-(-cycles // self._arithmetic.stride)):
                 if not moving:
                     break
-                seats, stack = self._narrowed(seats, stack, [*moving, *frozen])
+                seats, stack = self._narrow(seats, stack, [*moving, *frozen])
                 stack = self._run_phase(seats, stack, set(moving))
                 held = {i for i in moving if is_held(self._lanes[i].stale, stops[i])}
                 moving = [] if lockstep and held else [i for i in moving if i not in held]
@@ -86,7 +86,7 @@ class OttPack:
         return Progress([lane.depth for lane in self._lanes], [lane.stale for lane in self._lanes])
 
     def _run_phase(self, seats: Sequence[int], stack: Lane, moving: set[int]) -> Lane:
-        """One phase on a stack whose places are taken by the lanes `seats`; what lanes report is noted."""
+        """Run one phase of a stack whose places hold the lanes `seats`, and store what moving lanes report."""
         width, stride = len(stack["a"]), self._arithmetic.stride
         moves = np.array([i in moving for i in seats] + [False] * (width - len(seats)))
         new = self._kernels.phase(stack, moves)
@@ -99,12 +99,12 @@ class OttPack:
                 self._lanes[i].stale = float(errors[place] + bands[place])
         return stack | new
 
-    def _narrowed(self, seats: list[int], stack: Lane, wanted: Sequence[int]) -> tuple[list[int], Lane]:
-        """A stack of the lanes wanted only, if that is on a lower rung."""
+    def _narrow(self, seats: list[int], stack: Lane, wanted: Sequence[int]) -> tuple[list[int], Lane]:
+        """Return the stack with the wanted lanes alone, if their rung is lower than that of the stack."""
         if rung(len(wanted)) == len(stack["a"]):
             return seats, stack
         self._settle(seats, stack)
-        return list(wanted), self._kernels.take(self._stack, _padded(wanted))
+        return list(wanted), self._kernels.take(self._stack, _fill_rung(wanted))
 
     def _settle(self, seats: Sequence[int], stack: Lane) -> None:
         """Write the state of a stack back to the lanes of the pack."""
@@ -113,22 +113,22 @@ class OttPack:
         if len(stack["a"]) == self._width:
             self._keep(stack)
             return
-        # Places beyond the pack are dropped: what only fills a rung is written nowhere.
-        places = _padded(seats)
+        # Places beyond the pack are dropped, so the lanes that pad a rung are not written back.
+        places = _fill_rung(seats)
         places[len(seats) :] = self._width
-        state, part = ({key: lanes[key] for key in STATE} for lanes in (self._stack, stack))
-        self._keep(self._stack | self._kernels.put(state, places, part))
+        state, updates = ({key: lanes[key] for key in STATE} for lanes in (self._stack, stack))
+        self._keep(self._stack | self._kernels.put(state, places, updates))
 
     def _keep(self, stack: Lane) -> None:
-        """The lanes of the pack. Their potentials are read once for all who are verified and emitted, if any is."""
+        """Replace the stack of the pack. The first verify or emit copies its potentials to the host."""
         self._stack, self._read = stack, None
 
     def screen(self, lanes: Sequence[int]) -> list[float]:
         """The row residual of the state in a pass of its own, band included."""
         self._legs += len(lanes)
         with careful(self._device):
-            found = [self._kernels.screen(self._stack, i) for i in lanes]
-            return [float(one["error"]) + float(one["band"]) for one in found]
+            readings = [self._kernels.screen(self._stack, i) for i in lanes]
+            return [float(one["error"]) + float(one["band"]) for one in readings]
 
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         """Return both residuals of the states as they will be emitted; `exact` certifies from the caller's arrays."""
@@ -138,16 +138,16 @@ class OttPack:
         sound = [i for i in lanes if not math.isnan(self._lanes[i].stale)]
         with careful(self._device):
             # All are sent off before the first is read: the device never waits for the host in between.
-            found = jax.device_get([self._checked(i) for i in sound])
-        known = {i: Residual(*map(float, one)) for i, one in zip(sound, found, strict=True)}
+            checks = jax.device_get([self._check_on_device(i) for i in sound])
+        known = {i: Residual(*map(float, one)) for i, one in zip(sound, checks, strict=True)}
         return Residuals.from_rows(known.get(i, UNKNOWN) for i in lanes)
 
-    def _checked(self, i: int) -> tuple[Any, Any, Any]:
+    def _check_on_device(self, i: int) -> tuple[Any, Any, Any]:
         """Residuals of rows and columns and the band of a lane, on the device."""
-        lane, state = self._lanes[i], self._rounded(i)
+        lane, state = self._lanes[i], self._round_state(i)
         return self._kernels.check(self._kernels.pick(self._stack, i), *lane.from_support(state.f, state.g))
 
-    def _rounded(self, i: int) -> Rounded:
+    def _round_state(self, i: int) -> Rounded:
         """A lane's potentials on its support, in our convention and in units of the cost, as they will be emitted."""
         if self._read is None:
             with careful(self._device):
@@ -161,7 +161,9 @@ class OttPack:
 
     def emit(self, lanes: Sequence[int]) -> Emission:
         """Return copies of the potentials for the caller."""
-        return Emission.join(emission(self._lanes[i].instance, self._rounded(i), self._lanes[i].support) for i in lanes)
+        return Emission.join(
+            emission(self._lanes[i].instance, self._round_state(i), self._lanes[i].support) for i in lanes
+        )
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """These lanes no longer change."""
@@ -169,18 +171,18 @@ class OttPack:
             self._lanes[i].frozen = True
 
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
-        """Keep these lanes, in this order, append the admitted, and stand on the rung of so many."""
+        """Keep these lanes, in this order, append the admitted, and widen or narrow the stack to the rung of all."""
         with careful(self._device):
             # The device opens a lane while the host reads the next.
-            opened = [self._opened(instance) for instance in admit]
+            opened = [self._open_lane(instance) for instance in admit]
             lanes, stack = [*(self._lanes[i] for i in keep), *(lane for lane, _ in opened)], self._stack
             if lanes and not opened:
-                stack = self._kernels.take(self._stack, _padded(keep))
+                stack = self._kernels.take(self._stack, _fill_rung(keep))
             elif lanes:
-                stack = self._kernels.stack([opened[i][1] for i in _padded(range(len(opened)))])
+                stack = self._kernels.stack([opened[i][1] for i in _fill_rung(range(len(opened)))])
                 if keep:
                     places = [*keep, *(self._width + i for i in range(len(opened)))]
-                    stack = self._kernels.join(self._stack, stack, _padded(places))
+                    stack = self._kernels.join(self._stack, stack, _fill_rung(places))
             jax.block_until_ready(stack)
             errors, bands = jax.device_get([stack.get(key, ()) for key in ("error", "band")])
         for place, (lane, _) in enumerate(opened, len(keep)):
@@ -189,13 +191,13 @@ class OttPack:
         self._lanes, self._width = lanes, rung(len(lanes))
         self._legs += len(opened)
 
-    def _opened(self, instance: Instance[Any]) -> tuple[Loaded, Lane]:
+    def _open_lane(self, instance: Instance[Any]) -> tuple[Loaded, Lane]:
         """A lane, and its arrays on the device."""
         lane = load(instance, self._arithmetic)
         arrays, lane.arrays = lane.arrays, {}
         return lane, self._kernels.load(arrays)
 
 
-def _padded(places: Sequence[int]) -> NDArray[np.int32]:
-    """Places of lanes, filled up to a rung with the first: lanes that run and are never looked at."""
+def _fill_rung(places: Sequence[int]) -> NDArray[np.int32]:
+    """Pad places of lanes to a rung with copies of the first place, whose results are never read."""
     return np.array([*places, *[places[0]] * (rung(len(places)) - len(places))], dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The arithmetic of the backend "ott": which precision and which costs suit a problem, and how far it can be wrong.
+"""The arithmetic of the backend "ott": precision and costs that suit a problem, and a bound on the rounding error.
 
 Costs are kept as a matrix, or computed anew in every leg by an online point cloud of OTT: from coordinates that are
 centred and scaled so that costs come in units of eps, or by a caller's cost function. Products of coordinates have the
@@ -29,7 +29,7 @@ BATCH_PAIRS = 2**23
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class OttArithmetic:
     """How lanes are computed. A function of the problem and the settings alone; lanes that share it share packs.
 
     Attributes:
@@ -77,7 +77,7 @@ class Arithmetic:
         return f"{self.name}, {costs}, phases of {self.stride}"
 
     def bound(self, rounding: Any, potentials: Any, error: Any, far: Any = 0.0) -> Any:
-        """Bound on the rounding error of a residual, with samples compared in either precision.
+        """Bound on the rounding error of a residual, for lanes in float32 and in float64; both compare samples.
 
         Args:
             rounding: `cost_sizes.leg_rounding` of the lane.
@@ -90,7 +90,7 @@ class Arithmetic:
 
 def choose_arithmetic(
     instance: Instance[Any], precision: str, kept_pairs: int, batch_size: int | None, stride: int
-) -> Arithmetic:
+) -> OttArithmetic:
     """Return the arithmetic of a problem; precision "auto" takes float32 where it suffices for tol.
 
     The other arguments are settings of `OttBackend`.
@@ -101,7 +101,7 @@ def choose_arithmetic(
     d = 0 if kind == "dense" else instance.dim
     online = kind != "dense" and (batch_size is not None or n * m > kept_pairs)
     batch = (batch_size or max(1, BATCH_PAIRS // max(n, m))) if online else 0
-    return Arithmetic(kind, n, m, d, is_single(instance, precision), batch, stride)
+    return OttArithmetic(kind, n, m, d, is_single(instance, precision), batch, stride)
 
 
 def padded_size(size: int) -> int:
@@ -111,7 +111,7 @@ def padded_size(size: int) -> int:
 
 
 def _kernel_kind(instance: Instance[Any]) -> Any:
-    """Return `Arithmetic.kind` for a problem."""
+    """Return `OttArithmetic.kind` for a problem."""
     kind = None if instance.is_dense else instance.cost.kind
     if kind is None or not ("cost_fn" in kind.forms or kind.distances is not None):
         return "dense"

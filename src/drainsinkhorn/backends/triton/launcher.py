@@ -15,7 +15,7 @@ from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels import leg as leg_kernels
 from drainsinkhorn.backends.triton.kernels import update, verify
 from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
-from drainsinkhorn.backends.triton.launching import Launch, prepared, stream_of
+from drainsinkhorn.backends.triton.launching import Launch, on, prepared, stream_of
 from drainsinkhorn.backends.triton.precision import Arithmetic
 from drainsinkhorn.backends.triton.representation import Representation
 
@@ -39,10 +39,11 @@ class Launcher:
         self._table, self._buffers, self._momentum = table, buffers, momentum
 
     def run(self, *launches: Launch) -> None:
-        """Run launches in the current stream."""
+        """Run launches in the current stream of the device."""
         stream = stream_of(self.device)
-        for launch in launches:
-            launch(stream)
+        with on(self.device):
+            for launch in launches:
+                launch(stream)
 
     def side(
         self, lanes: LaneSet, side: int, role: Any, *, lockstep: bool = False, fused: bool = False

@@ -11,6 +11,7 @@ kernels with other tensors, for example slices of the caller's.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +70,8 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
 
 
 def _form(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> _Form:
-    compiled = kernel.warmup(*args, grid=grid, **constants)
+    with on(args[0].device):
+        compiled = kernel.warmup(*args, grid=grid, **constants)
     last = [constants[name] for name in kernel.arg_names[len(args) :]]
     return _Form(compiled.run, compiled.function, compiled.packed_metadata, last)
 
@@ -93,9 +95,16 @@ def stream_of(device: Any) -> int:
     return active.get_current_stream(torch.cuda.current_device() if device.index is None else device.index)
 
 
+def on(device: Any) -> AbstractContextManager[Any]:
+    """Return a context in which a device is the current one: Triton compiles and launches for no other."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Call `kernel[grid](*args, **constants)` once."""
-    prepared(kernel, grid, *args, **constants)(stream_of(args[0].device))
+    """Call `kernel[grid](*args, **constants)` once, in the current stream of the device of its first argument."""
+    device = args[0].device
+    with on(device):
+        prepared(kernel, grid, *args, **constants)(stream_of(device))
 
 
 def upload(values: Any, dtype: Any, device: Any) -> Any:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from drainsinkhorn.core.events import Advanced, Event, Finished, Lost, Opened, Reported, Rescuing, Retired
+from drainsinkhorn.core.events import Advanced, Chosen, Event, Finished, Lost, Opened, Reported, Rescuing, Retired
 from drainsinkhorn.core.forecast import Forecasts
 from drainsinkhorn.core.ledger import Ledger
 
@@ -29,12 +29,13 @@ class TimeLeft:
     larger. The time of a cycle is the mean since the first pack was opened. The time of a rescue is not estimated.
 
     Args:
-        total: How many problems there are.
+        total: How many problems there are; None: unknown.
         clock: Function that gives the time in seconds.
+        max_depth: The depth limit, which no forecast exceeds.
     """
 
-    def __init__(self, total: int, clock: Clock) -> None:
-        self._total = total
+    def __init__(self, total: int | None, clock: Clock, max_depth: float = math.inf) -> None:
+        self._total, self._limit = total, max_depth
         self._clock = clock
         self._begin: float | None = None
         self._forecasts = Forecasts()
@@ -61,31 +62,42 @@ class TimeLeft:
     def seconds(self) -> float | None:
         """Return the seconds left; None while they are unknown."""
         lanes = self._forecasts.lanes().values()
-        predicted = [lane.predicted_depth for lane in lanes if lane.predicted_depth is not None]
+        predicted = [min(self._limit, lane.predicted_depth) for lane in lanes if lane.predicted_depth is not None]
         known = self._ran + len(predicted)
         spent = self._cycles + sum(lane.depth for lane in lanes)
-        if self._begin is None or self._rescue or not known or not spent:
+        if self._total is None or self._begin is None or self._rescue or not known or not spent:
             return None
         mean = (self._cycles + sum(predicted)) / known
         waiting = self._total - len(self._ended) - len(lanes)
-        rest = waiting * mean + self._forecasts.remaining().cycles
-        rest += sum(max(mean, 2 * lane.depth) - lane.depth for lane in lanes if lane.predicted_depth is None)
+        rest = waiting * mean
+        for lane in lanes:
+            end = max(mean, 2 * lane.depth) if lane.predicted_depth is None else lane.predicted_depth
+            rest += max(0.0, min(self._limit, end) - lane.depth)
         return rest * (self._clock() - self._begin) / spent
 
 
 class Bar:
-    """Shows a run on a terminal; shows nothing elsewhere.
+    """Shows a run on a terminal or in a notebook; shows nothing elsewhere.
 
     Args:
         console: Where to show it.
-        total: How many problems there are.
+        total: How many problems there are; None: unknown.
         quiet: Show nothing at all.
         clock: Function that gives the time in seconds.
+        max_depth: The depth limit of the run.
     """
 
-    def __init__(self, console: Console, total: int, *, quiet: bool = False, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console,
+        total: int | None,
+        *,
+        quiet: bool = False,
+        clock: Clock = time.monotonic,
+        max_depth: float = math.inf,
+    ) -> None:
         self._ledger = Ledger()
-        self._left = TimeLeft(total, clock)
+        self._left = TimeLeft(total, clock, max_depth)
         self._clock = clock
         self._live = 0
         # Live lanes of each worker of a fleet.
@@ -95,9 +107,11 @@ class Bar:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
+            # It ticks while kernels are compiled, when there are no events.
+            TimeElapsedColumn(),
             TextColumn("{task.fields[facts]}"),
             console=console,
-            disable=quiet or not console.is_terminal,
+            disable=quiet or not (console.is_terminal or console.is_jupyter),
             transient=True,
         )
         self._task = self._progress.add_task("draining", total=total, facts="")
@@ -107,12 +121,20 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self.stop()
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._progress.live.is_started:
+            self._progress.stop()
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
         if self._progress.disable:
             return
+        # A run that is never read chooses its backend, and needs no bar.
+        if not isinstance(event, Chosen) and not self._progress.live.is_started:
+            self._progress.start()
         self._ledger(event)
         due = self._clock() - self._shown >= REFRESH
         if due or not isinstance(event, Advanced):
@@ -139,3 +161,8 @@ class Bar:
         where = f" on {len(self._lanes)} workers" if self._lanes else f", {removed:,} slots removed"
         facts = f"{self._live} lanes live{where}, {shown} left"
         self._progress.update(self._task, facts=facts)
+
+
+def make_bar(total: int | None, max_depth: int) -> Bar:
+    """Return a bar on stderr, which appears with the first event of a run."""
+    return Bar(Console(stderr=True), total, max_depth=max_depth)
