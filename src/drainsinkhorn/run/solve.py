@@ -200,8 +200,9 @@ class LocalRun:
             yield from self._rescue()
             session.raise_error()
         finally:
-            session.close()
+            # First, since closing the session may raise.
             del self._queue
+            session.close()
 
     # The gate of the queue
 
