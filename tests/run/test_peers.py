@@ -115,7 +115,7 @@ class Soft:
         assert self.plan.sum() == pytest.approx(plan.sum(), rel=AGREE)
 
 
-SOFT_BACKENDS = ["reference"]
+SOFT_BACKENDS = ["reference", "ott", "keops"]
 
 
 @pytest.mark.parametrize("backend", SOFT_BACKENDS)
