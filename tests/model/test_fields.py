@@ -14,6 +14,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.cli.files import read_problems
 from drainsinkhorn.fleet.wire import Unsendable, plain_problem, receive, send
 from drainsinkhorn.run.journal import fingerprint
+from drainsinkhorn.run.lists import validate_list
 from drainsinkhorn.run.stack import validate_stack
 from drainsinkhorn.run.validate import validate
 from tests.outside.costs import Uphill
@@ -171,3 +172,15 @@ def test_a_stack_is_validated_as_its_problems_are(init: str, dtype: str) -> None
         alone = validate(problem, 1e-3, 0.9, init)
         for field in dataclasses.fields(ds.Instance):
             assert same(getattr(instance, field.name), getattr(alone, field.name)), field.name
+
+
+@pytest.mark.parametrize(("name", "change"), CASES, ids=[f"{name}-{place}" for place, (name, _) in enumerate(CASES)])
+def test_a_list_is_validated_as_its_problems_are(name: str, change: dict[str, Any]) -> None:
+    """Whatever field one problem of a list has, the list gives the normal forms of its problems, or none."""
+    for problems in ([BASE, changed(change)], [changed(change), BASE], [changed(change), changed(change)]):
+        together = validate_list(problems, 1e-3, 0.9, "auto")
+        for problem, instance in zip(problems, together or (), strict=together is not None):
+            alone = validate(problem, 1e-3, 0.9, "auto")
+            for field in dataclasses.fields(ds.Instance):
+                assert same(getattr(instance, field.name), getattr(alone, field.name)), field.name
+    assert validate_list([BASE, BASE], 1e-3, 0.9, "auto") is not None

@@ -43,13 +43,14 @@ def solves_products(backend: B) -> B:
 
     def signature(self: Any, instance: Instance[Any]) -> Hashable:
         """As the method of the class, with a line of their own for dot products, which need hard marginals."""
-        if has_products(instance) and not instance.marginals.are_hard:
+        if not has_products(instance):
+            return methods["signature"](self, instance)
+        if not instance.marginals.are_hard:
             raise ProblemError(
                 f"backend {self.name!r} solves dot products as squared distances, with other soft marginals; "
                 'use backend="reference", or pass the matrix of costs'
             )
-        key = methods["signature"](self, as_squares(instance))
-        return ("products", key) if has_products(instance) else key
+        return "products", methods["signature"](self, as_squares(instance))
 
     def hints(self: Any, instance: Instance[Any]) -> Hints:
         """As the method of the class."""

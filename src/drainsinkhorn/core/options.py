@@ -70,7 +70,7 @@ class Mode:
         if audit.every is not None:
             return audit.every
         if self.refill is not None:
-            return hints.refilled
+            return min(hints.refilled, hints.draining) if polled else hints.refilled
         return hints.held if self.holds(audit) and not polled else hints.draining
 
 
@@ -86,6 +86,8 @@ MODES: dict[str, Mode] = {
 }
 
 
+FEW_LANES = 16
+"""Lanes that a pack may have whatever their sizes."""
 ORDERS = ("given", "grouped", "mixed")
 """Orders of work by name."""
 RECHECKS = ("sampled", "all", "none")
@@ -133,6 +135,7 @@ class Plan:
         exact: True if every verify is a certificate.
         reason: Why the mode was chosen.
         expired: Tickets whose deadline has come; their lanes leave at the next audit.
+        pairs: Largest number of pairs of points of all lanes of a pack with more than FEW_LANES lanes.
     """
 
     mode: Mode
@@ -142,6 +145,7 @@ class Plan:
     exact: bool
     reason: str
     expired: Container[int] = ()
+    pairs: float = math.inf
 
     @property
     def holds(self) -> bool:

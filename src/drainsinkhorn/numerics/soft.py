@@ -176,7 +176,7 @@ def penalty(weights: Vector, log_ratios: Vector, kappa: float) -> float:
     if kappa == 0.0:
         return 0.0
     # r log r - r + 1 = r (exp(-L) - 1 + L) with L = log r.
-    return float(weights @ _divergence(log_ratios, np.exp(log_ratios))) / kappa
+    return float(weights @ _divergence(log_ratios, log_ratios)) / kappa
 
 
 def soft_dual_value(eps: float, rows: float, cols: float, mass: float, masses: tuple[float, float]) -> float:
@@ -192,11 +192,14 @@ def soft_dual_value(eps: float, rows: float, cols: float, mass: float, masses: t
     return rows + cols - eps * (mass - masses[0] * masses[1])
 
 
-def _divergence(log_deviations: Vector, ratios: Vector) -> Vector:
-    """`r (exp(-L) - 1 + L)`, which is not negative, without cancellation."""
-    small = np.abs(log_deviations) < SERIES
+def _divergence(log_deviations: Vector, log_ratios: Vector) -> Vector:
+    """`r (exp(-L) - 1 + L)`, which is not negative, without cancellation and in range for every L."""
+    ratios, distance = np.exp(log_ratios), np.abs(log_deviations)
     series = log_deviations * log_deviations * (0.5 - log_deviations / 6 + log_deviations**2 / 24)
-    return ratios * np.where(small, series, np.expm1(-log_deviations) + log_deviations)
+    clipped = np.clip(log_deviations, -1, 1)
+    near = ratios * np.where(distance < SERIES, series, np.expm1(-clipped) + clipped)
+    far = np.exp(log_ratios - log_deviations) + np.where(ratios > 0, ratios * (log_deviations - 1), 0.0)
+    return np.where(distance < 1, near, far)
 
 
 def duality_gap(weights: Vector, log_ratios: Vector, potentials: Vector, kappa: float, rounding: float = 0.0) -> float:
@@ -216,7 +219,18 @@ def duality_gap(weights: Vector, log_ratios: Vector, potentials: Vector, kappa: 
         return 0.0
     deviations = log_deviations(log_ratios, potentials, kappa)
     raised = deviations + np.copysign(rounding, deviations)
-    return float(weights @ _divergence(raised, np.exp(log_ratios + rounding))) / kappa
+    return float(weights @ _divergence(raised, log_ratios + rounding)) / kappa
+
+
+def leg_gain(weights: Vector, log_ratios: Vector, eps: float) -> float:
+    """What a plain leg of a hard side adds to the dual value, `eps sum_i a_i (r_i - 1 - log r_i)`; it is not negative.
+
+    Args:
+        weights: Weights a of the side, (n,).
+        log_ratios: Log marginal ratios of the side before the leg, (n,).
+        eps: Strength of the entropic term.
+    """
+    return eps * float(weights @ _divergence(-log_ratios, np.zeros_like(log_ratios)))
 
 
 def balanced_gap(missed: float, spread: float, oscillation: float) -> float:

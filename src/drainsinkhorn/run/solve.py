@@ -27,6 +27,7 @@ from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run import rescue
 from drainsinkhorn.run.extend import start_from_predecessor
 from drainsinkhorn.run.feed import Tap
+from drainsinkhorn.run.lists import validate_list
 from drainsinkhorn.run.pairs import as_problems
 from drainsinkhorn.run.queue import Ended, Policy, Queue
 from drainsinkhorn.run.reading import Reader
@@ -162,7 +163,9 @@ class LocalRun:
         self._unclaimed, self._refuted = list[Retired](), set[int]()
         self._reader = Reader(session, solve)
         self._validation = options.tol, options.audit.margin, options.init
-        self._ready = None if session.has_journal else validate_stack(problems, *self._validation)
+        stacked = None if session.has_journal else validate_stack(problems, *self._validation)
+        self._is_stack = stacked is not None
+        self._ready = stacked if stacked or session.has_journal else validate_list(problems, *self._validation)
         if self._ready and isinstance(problems, list):
             session.take_all(problems)
         # Arrays on a device are checked together; if one holds NaN or inf, each is checked when its problem is read.
@@ -181,7 +184,7 @@ class LocalRun:
         self._queue = Queue(self, self._policy)
         try:
             if self._ready:
-                self._queue.enter(self._ready)
+                self._queue.enter(self._ready, alike=self._is_stack)
             if session.count is not None:
                 self._queue.fill()
                 yield from self._yield_without_run()

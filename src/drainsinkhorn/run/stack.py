@@ -248,7 +248,8 @@ def build_instances(
         problems: Problems that differ in their points, eps and chain.
         strengths: The eps of each problem.
         tol: The residual at which a lane may leave.
-        a: Source weights of each problem in float64, of mass 1 unless a marginal is soft.
+        a: Source weights in float64, of mass 1 unless a marginal is soft: a vector that all problems share, or a list
+            with one for each.
         b: Target weights.
         cost: Known cost between points, or a matrix.
         init: Start in normal form. With a soft marginal "auto" is zero.
@@ -262,14 +263,15 @@ def build_instances(
     is_uniform = problems[0].a is None and problems[0].b is None
     # Positive weights may become zero when they are normalised.
     positive = is_uniform or bool(np.count_nonzero(a) == len(a) and np.count_nonzero(b) == len(b))
+    weights_a, weights_b = (side if isinstance(side, list) else itertools.repeat(side) for side in (a, b))
     matrix = None if isinstance(cost, Cost) else as_array(cost)
     kind = cost if matrix is None else DENSE
     return [
         Instance(
             eps=eps,
             tol=tol,
-            a=a,
-            b=b,
+            a=own_a,
+            b=own_b,
             cost=kind,
             x=problem.x if type(problem.x) is np.ndarray else as_array(problem.x),
             y=problem.y if type(problem.y) is np.ndarray else as_array(problem.y),
@@ -281,7 +283,8 @@ def build_instances(
             uniform=is_uniform,
             positive=positive,
         )
-        for problem, eps in zip(problems, strengths, strict=True)
+        # Shared weights are repeated without end.
+        for problem, eps, own_a, own_b in zip(problems, strengths, weights_a, weights_b, strict=False)
     ]
 
 

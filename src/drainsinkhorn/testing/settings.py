@@ -50,7 +50,7 @@ class Scope:
 
 
 SCOPES: dict[str, Scope] = {
-    "cpu": Scope(),
+    "cpu": Scope(soft=0.3),
     "reference": Scope(soft=0.3),
     # Triton's interpreter takes milliseconds for a tile, so problems are small.
     "interpreter": Scope(largest=20, dimensions=(1, 3, 5, 20), depths=(1, 3, 12), batch=10, strict_floats=False),

@@ -77,6 +77,7 @@ from drainsinkhorn.backends.triton.kernels.update import (
     apply_leg,
     count_tiles,
     decide,
+    deviations,
     is_augmented,
     is_held,
     stale_residual,
@@ -155,13 +156,7 @@ def _finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted
     lane in LOCKSTEP halts the pack if the lane has passed its stop; with FUSED it holds the lane or applies the leg, as
     `apply` would.
     """
-    # Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
-    off = mass * tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
-    if logs.dtype == tl.float64:
-        # Only float64 lanes have weights so small that such a ratio still contributes little to the residual.
-        part = tl.exp2(tl.minimum(tl.log2(tl.where(inside, mass, 1.0)) + logs, 99.0))
-        off = tl.where(logs > 99.0, part, off)
-    error = tl.sum(tl.where(inside, off, 0.0), axis=0)
+    error = tl.sum(deviations(logs, mass, inside), axis=0)
     if frozen == 0:
         tl.store(errors + tl.load(fields + ERRORS + SIDE) + tile, error.to(tl.float64))
         if ROLE == APPLIED:

@@ -133,13 +133,44 @@ def update_rule(potentials, log_ratios, before, step, beta, PLAIN: tl.constexpr)
 
 
 @triton.jit
+def choose_stride(started, age, best, cooldown, backoff, rows_exact, error, other_error, alignment):
+    """Implements `numerics.update.Momentum.stride`: the numbers of a lane after its measured f-leg, step and beta."""
+    bad = started & (age > 0) & ((error <= best * GROWTH) == 0)
+    best = tl.where(started & (error < best), error, best)
+    cooldown = tl.where(bad, tl.exp2(backoff), cooldown)
+    backoff = tl.where(bad, tl.minimum(backoff + 1.0, MAX_BACKOFF), backoff)
+    fast = rows_exact & (error * error < other_error * FAST * other_error)
+    restart = (age > 0) & (alignment < 0)
+    plain = (started == 0) | bad | (cooldown > 0) | fast | restart
+    cooldown = tl.where(started & (bad == 0) & (cooldown > 0), cooldown - 1.0, cooldown)
+    age = tl.where(plain, 0.0, age + 1.0)
+    step = tl.where(plain, 1.0, STEP)
+    beta = tl.where(plain, 0.0, age / (age + OFFSET))
+    return age, best, cooldown, backoff, plain, step, beta
+
+
+@triton.jit
+def deviations(logs, mass, inside):
+    """Return `a_i |rho_i - 1|` (`numerics.residual.residual`) from log2 of marginal ratios, zero for rows not inside.
+
+    Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
+    """
+    off = mass * tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
+    if logs.dtype == tl.float64:
+        # Only float64 lanes have weights so small that such a ratio still contributes little to the residual.
+        part = tl.exp2(tl.minimum(tl.log2(tl.where(inside, mass, 1.0)) + logs, 99.0))
+        off = tl.where(logs > 99.0, part, off)
+    return tl.where(inside, off, 0.0)
+
+
+@triton.jit
 def decide(fields, numbers, vectors64, stop, stopped, FIRST: tl.constexpr, MOMENTUM: tl.constexpr, BM: tl.constexpr,
            BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Decide whether a lane whose f-leg is measured is idle, and with which step and beta the leg is applied.
 
-    Implements `numerics.update.Momentum.stride`. Returns whether the lane is idle (frozen, held or stopped), its row
-    residual, step, beta, the residual at which it switches precision, and its numbers after the leg. In the FIRST cycle
-    of a call no lane is held, so that a lane whose verify was rejected moves on.
+    Returns whether the lane is idle (frozen, held or stopped), its row residual, step, beta, the residual at which it
+    switches precision, and its numbers after the leg. In the FIRST cycle of a call no lane is held, so that a lane
+    whose verify was rejected moves on.
     """
     columns = tl.arange(0, NUMBERS)
     known = tl.load(numbers + columns)
@@ -161,18 +192,9 @@ def decide(fields, numbers, vectors64, stop, stopped, FIRST: tl.constexpr, MOMEN
     rows_exact = tl.load(numbers + ROWS_EXACT) > 0
     step, beta = tl.cast(1.0, tl.float64), tl.cast(0.0, tl.float64)
     if MOMENTUM:
-        bad = started & (age > 0) & ((error <= best * GROWTH) == 0)
-        best = tl.where(started & (error < best), error, best)
-        cooldown = tl.where(bad, tl.exp2(backoff), cooldown)
-        backoff = tl.where(bad, tl.minimum(backoff + 1.0, MAX_BACKOFF), backoff)
-        fast = rows_exact & (error * error < other_error * FAST * other_error)
-        restart = (age > 0) & (alignment < 0)
-        plain = (started == 0) | bad | (cooldown > 0) | fast | restart
-        cooldown = tl.where(started & (bad == 0) & (cooldown > 0), cooldown - 1.0, cooldown)
-        age = tl.where(plain, 0.0, age + 1.0)
-        step = tl.where(plain, 1.0, STEP)
-        beta = tl.where(plain, 0.0, age / (age + OFFSET))
-        rows_exact = plain
+        age, best, cooldown, backoff, rows_exact, step, beta = choose_stride(
+            started, age, best, cooldown, backoff, rows_exact, error, other_error, alignment
+        )
         # All products may find a larger residual at first, which tells nothing of the momentum.
         best = tl.where(switch < tl.load(numbers + SWITCH), float("inf"), best)
     after = tl.where(columns == DEPTH, known + 1.0, known)
@@ -186,6 +208,19 @@ def decide(fields, numbers, vectors64, stop, stopped, FIRST: tl.constexpr, MOMEN
     after = tl.where(is_idle, known, after)
     after = tl.where(columns == HELD, tl.where(held & (frozen == 0), 1.0, 0.0), after)
     return is_idle, error, step, beta, switch, after
+
+
+@triton.jit
+def round_to_grid(level):
+    """Potentials in bits, rounded to multiples of 1 / GRID."""
+    return tl.floor(level * GRID + 0.5) * (1.0 / GRID)
+
+
+@triton.jit
+def rest_of(level, rounded, mass):
+    """What rounding took from potentials, and the weights with which their points enter sums of the other side."""
+    rest = (level - rounded).to(tl.float32)
+    return rest, mass.to(tl.float32) * tl.exp2(rest)
 
 
 @triton.jit
@@ -203,7 +238,7 @@ def store_potential(points16, vectors32, vectors64, fields, augmented, rows, ins
         if NORMS == ONLY_AUGMENTED:
             norm = tl.where(augmented, norm, 0.0)
         level = value - norm
-    rounded = tl.floor(level * GRID + 0.5) / GRID
+    rounded = round_to_grid(level)
     if (NORMS == ONLY_AUGMENTED) | (PLACES > 0):
         if augmented:
             # Two float16 parts hold a rounded potential below 2^13 exactly; what they lose of a larger one goes to the
@@ -223,10 +258,10 @@ def store_potential(points16, vectors32, vectors64, fields, augmented, rows, ins
                     beside = place + PLACES
                 tl.store(place, high, mask=inside)
                 tl.store(beside, low, mask=inside)
-    rest = (level - rounded).to(tl.float32)
+    rest, weight = rest_of(level, rounded, mass)
     tl.store(vectors32 + tl.load(fields + ROUNDED + side) + rows, rounded.to(tl.float32), mask=inside)
     tl.store(vectors32 + tl.load(fields + REST + side) + rows, rest, mask=inside)
-    tl.store(vectors32 + tl.load(fields + WEIGHT + side) + rows, mass.to(tl.float32) * tl.exp2(rest), mask=inside)
+    tl.store(vectors32 + tl.load(fields + WEIGHT + side) + rows, weight, mask=inside)
 
 
 @triton.jit
