@@ -110,14 +110,14 @@ def choose(first: Any = None) -> tuple[Backend[Any], str]:
     if not is_soft and getattr(points, "is_cuda", False) and importlib.util.find_spec("triton") is not None:
         return load("triton"), "the points lie on a CUDA device"
     platform = _jax_platform(points)
-    if not is_soft and platform not in ("", "cpu"):
-        if platform == "gpu" and _torch_sees_cuda():
+    if platform not in ("", "cpu"):
+        if not is_soft and platform == "gpu" and _torch_sees_cuda():
             return load("triton"), "the points lie on a CUDA device"
         if importlib.util.find_spec("ott") is not None:
             return load("ott"), f"the points are JAX arrays on a {platform.upper()}"
     if importlib.util.find_spec("numba") is not None:
         return load("cpu"), "the compiled backend for the CPU"
-    if not is_soft and platform and importlib.util.find_spec("ott") is not None:
+    if platform and importlib.util.find_spec("ott") is not None:
         return load("ott"), "the points are JAX arrays, and Numba is not installed"
     return load("reference"), "Numba is not installed, so the compiled CPU backend cannot run"
 

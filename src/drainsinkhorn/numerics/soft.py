@@ -43,15 +43,15 @@ def largest(values: Vector) -> float:
     return float(np.max(values))
 
 
-def log_deviations(log_ratios: Any, potentials: Any, kappa: float) -> Any:
+def log_deviations(log_ratios: Any, potentials: Any, kappa: Any) -> Any:
     """`L = log r + kappa f`, the leg of a side, (n,); the log ratios themselves where the marginal is hard.
 
     Args:
         log_ratios: Log marginal ratios `log r` of the side, (n,).
         potentials: Potentials f of the side, (n,).
-        kappa: The marginal's kappa, times the unit of the potentials.
+        kappa: The marginal's kappa, times the unit of the potentials; or one for each point, (n,).
     """
-    return log_ratios if kappa == 0.0 else log_ratios + kappa * potentials
+    return log_ratios if isinstance(kappa, float) and kappa == 0.0 else log_ratios + kappa * potentials
 
 
 def log_total(
@@ -70,6 +70,24 @@ def log_total(
     """
     top = most(exponents)
     return top + float(np.log(add(weights * np.exp(exponents - top))))
+
+
+def deviation_terms(xp: Any, weights: Any, log_ratios: Any, potentials: Any, kappa: Any, top: Any) -> tuple[Any, Any]:
+    """`a_i |r_i - exp(-kappa f_i)|` and `a_i r_i` of every point, both over `exp(top)`, (n,): the terms of a residual.
+
+    Args:
+        xp: The array library: NumPy, torch or JAX's NumPy.
+        weights: Weights a of the side, (n,).
+        log_ratios: Log marginal ratios `log r` of the side, (n,).
+        potentials: Potentials f of the side, (n,).
+        kappa: The marginal's kappa, times the unit of the potentials; or one for each point, (n,).
+        top: The largest log ratio of the side, or of each point's lane, (n,).
+    """
+    deviations = log_deviations(log_ratios, potentials, kappa)
+    # The larger of r and exp(-kappa f), times one minus their ratio.
+    higher = xp.maximum(log_ratios, -kappa * potentials)
+    missed = weights * xp.exp(higher - top) * -xp.expm1(-abs(deviations))
+    return missed, weights * xp.exp(log_ratios - top)
 
 
 class Deviation(NamedTuple):
@@ -106,11 +124,7 @@ def soft_residual(
         most: Takes the largest of one value for each point of the side.
     """
     top = most(log_ratios)
-    deviations = log_deviations(log_ratios, potentials, kappa)
-    # The larger of r and exp(-kappa f), times one minus their ratio.
-    higher = np.maximum(log_ratios, -kappa * potentials)
-    mass = add(weights * np.exp(log_ratios - top))
-    missed = add(weights * np.exp(higher - top) * -np.expm1(-np.abs(deviations)))
+    missed, mass = map(add, deviation_terms(np, weights, log_ratios, potentials, kappa, top))
     return Deviation(float(np.divide(missed, mass)), top + float(np.log(mass)))
 
 
