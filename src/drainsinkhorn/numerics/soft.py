@@ -161,8 +161,10 @@ def penalty(weights: Vector, log_ratios: Vector, kappa: float) -> float:
     """
     if kappa == 0.0:
         return 0.0
-    # r log r - r + 1 = r (exp(-L) - 1 + L) with L = log r.
-    return float(weights @ _divergence(log_ratios, np.exp(log_ratios))) / kappa
+    # r log r - r + 1 = r (exp(-L) - 1 + L) with L = log r. For small r nothing cancels, and exp(-L) may overflow.
+    ratios, raised = np.exp(log_ratios), np.maximum(log_ratios, -1.0)
+    terms = np.where(log_ratios < -1.0, ratios * log_ratios - ratios + 1, _divergence(raised, np.exp(raised)))
+    return float(weights @ terms) / kappa
 
 
 def soft_dual_value(eps: float, rows: float, cols: float, mass: float, masses: tuple[float, float]) -> float:
@@ -176,6 +178,18 @@ def soft_dual_value(eps: float, rows: float, cols: float, mass: float, masses: t
         masses: `m_a` and `m_b`.
     """
     return rows + cols - eps * (mass - masses[0] * masses[1])
+
+
+def debiasing_mass(eps: Any, masses: tuple[Any, Any]) -> Any:
+    """`(eps / 2) (m_a - m_b)^2`, what unequal masses add to a Sinkhorn divergence with soft marginals.
+
+    With it the divergence of a measure from another one is not negative (Sejourne and others, 2019, definition 7).
+
+    Args:
+        eps: Strength of the entropic term: a number, or an array of another library.
+        masses: `m_a` and `m_b`, in the same form.
+    """
+    return eps / 2 * (masses[0] - masses[1]) ** 2
 
 
 def _divergence(log_deviations: Vector, ratios: Vector) -> Vector:
