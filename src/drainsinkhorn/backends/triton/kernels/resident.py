@@ -337,7 +337,7 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
             age, best, cooldown, backoff, rows_exact, step, beta = choose_stride(
                 started, age, best, cooldown, backoff, rows_exact, error, other_error, alignment
             )
-        value, x = update_rule(f, logs.to(tl.float64), before, step, beta, False)
+        value, x = update_rule(f, logs.to(tl.float64), before, step, beta, 0.0, 1.0, False, False)
         # A state that is not finite is not entered, and none after it.
         finite = tl.abs(value) + tl.abs(x) + error < float("inf")
         f, before = tl.where(finite, value, f), tl.where(finite, x, before)
@@ -362,7 +362,7 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
         other_logs = tl.where(near, other_logs, 0.0)
         off = deviations(other_logs, other_mass.to(other_logs.dtype), near)
         other_error = tl.sum(off.to(tl.float64), axis=0)
-        other_value, _ = update_rule(g, other_logs.to(tl.float64), g, 1.0, 0.0, True)
+        other_value, _ = update_rule(g, other_logs.to(tl.float64), g, 1.0, 0.0, 0.0, 1.0, True, False)
         g = tl.where(tl.abs(other_value) < float("inf"), other_value, g)
         logs, error = _measure_rows(scores, points32, points64, vectors64, vectors64, vectors32, fields, rows, inside,
                                     near, size, other_size, f, norm, mass, g, other_norm, other_mass, written, FLOAT64,
