@@ -83,7 +83,7 @@ class PrecisionPolicy:
         """Return how the scores of an instance are computed."""
         form = None if instance.is_dense else instance.cost.kind.distances
         n, m = instance.shape
-        if max(n, m) <= self.resident_points and instance.marginals.are_hard:
+        if max(n, m) <= self.resident_points:
             return _represent(STORED, 16, 1, form is None, form is not None and form.root, one_program=True)
         if form is None:
             return _represent(STORED, 16, 1, True, False)

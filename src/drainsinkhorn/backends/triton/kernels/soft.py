@@ -117,6 +117,14 @@ def soft_shift(vectors64, fields, asked, log_mass, started):
 
 
 @triton.jit
+def log_add(left, right):
+    """`log2 (2^l + 2^r)` of two numbers; NaN stays NaN."""
+    top = tl.maximum(left, right)
+    top = tl.where(tl.abs(top) < float("inf"), top, 0.0)
+    return tl.log2(tl.exp2(left - top) + tl.exp2(right - top)) + top
+
+
+@triton.jit
 def open_lanes(table, lanes, vectors64, ROWS: tl.constexpr):
     """Write log2 of `sum_j b_j 2^(-q' G_j)`, what columns ask for at the start, among the numbers of soft lanes."""
     fields = table + tl.load(lanes + tl.program_id(0)) * FIELDS
