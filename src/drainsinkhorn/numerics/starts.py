@@ -38,6 +38,9 @@ there it saves a cycle or two at best, and where clusters are shifted differentl
 """
 HEAVY_TAILS = 1.5
 """Factor by which the spread of a start over points may exceed that over a Gaussian of their mean and covariance."""
+PAIRS_OF_DECOMPOSITION = 2
+"""Decomposing the covariances of d coordinates takes about the time of ten cycles over this many times d^3 pairs of
+points, and a Gaussian start saves about ten cycles at best."""
 THREADED_DIM = 16
 """Matrices of more rows than this are decomposed by one BLAS thread; threads do not share smaller ones."""
 DOMINANT = 16.0
@@ -158,6 +161,11 @@ def start(instance: Instance[Any]) -> tuple[Array, Array]:
     if instance.init == "auto" and not worthwhile(nats[None], to_numpy(instance.b)[None])[0]:
         nats = np.zeros(m)
     return np.zeros(n), instance.eps * nats
+
+
+def may_pay(n: int, m: int, dim: int) -> bool:
+    """Return False if decomposing covariances takes longer than the cycles that a Gaussian start may save."""
+    return dim > FULL_DIM or n * m >= PAIRS_OF_DECOMPOSITION * dim**3
 
 
 def worthwhile(starts: Any, weights: Any) -> Any:

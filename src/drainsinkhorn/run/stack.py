@@ -28,6 +28,7 @@ from drainsinkhorn.numerics.arrays import is_array, library
 from drainsinkhorn.numerics.costs import COSTS, DistanceCost, DotProduct, as_cost, resolve_cost
 from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.products import takes_gaussians
+from drainsinkhorn.numerics.starts import may_pay
 from drainsinkhorn.numerics.weights import uniform
 from drainsinkhorn.run.batches import split_by_batch
 from drainsinkhorn.run.marginals import parse_marginals, price_column
@@ -255,7 +256,7 @@ def build_instances(
             with one for each.
         b: Target weights.
         cost: Known cost between points, or a matrix.
-        init: Start in normal form. With a soft marginal "auto" is zero.
+        init: Start in normal form. "auto" is zero with a soft marginal, and where a Gaussian start cannot pay.
         marginals: Their constraints.
     """
     masses = (1.0, 1.0)
@@ -267,6 +268,7 @@ def build_instances(
     # Positive weights may become zero when they are normalised.
     positive = is_uniform or bool(np.count_nonzero(a) == len(a) and np.count_nonzero(b) == len(b))
     weights_a, weights_b = (side if isinstance(side, list) else itertools.repeat(side) for side in (a, b))
+    sources = [problem.x if type(problem.x) is np.ndarray else as_array(problem.x) for problem in problems]
     matrix = None if isinstance(cost, Cost) else as_array(cost)
     kind = cost if matrix is None else DENSE
     return [
@@ -276,10 +278,10 @@ def build_instances(
             a=own_a,
             b=own_b,
             cost=kind,
-            x=problem.x if type(problem.x) is np.ndarray else as_array(problem.x),
+            x=x,
             y=problem.y if type(problem.y) is np.ndarray else as_array(problem.y),
             matrix=matrix,
-            init=init,
+            init=init if init != "auto" or may_pay(len(own_a), len(own_b), x.shape[1]) else "zero",
             chain=problem.chain,
             max_depth=problem.max_depth,
             marginals=marginals,
@@ -288,7 +290,7 @@ def build_instances(
             positive=positive,
         )
         # Shared weights are repeated without end.
-        for problem, eps, own_a, own_b in zip(problems, strengths, weights_a, weights_b, strict=False)
+        for problem, x, eps, own_a, own_b in zip(problems, sources, strengths, weights_a, weights_b, strict=False)
     ]
 
 
