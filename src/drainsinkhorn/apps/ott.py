@@ -227,7 +227,7 @@ def _problem(problem: LinearProblem, solver: Sinkhorn, init: Start | None, place
             "use soft marginals (tau_a or tau_b below 1)"
         )
     # See `ott_soft`; a hard marginal has tau = 1.
-    prices = {} if problem.is_balanced else {"rho": (price(taus[1], eps), price(taus[0], eps))}
+    prices: dict[str, Any] = {} if problem.is_balanced else {"rho": (price(taus[1], eps), price(taus[0], eps))}
     a, b = a ** taus[0], b ** taus[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         f, g = _start(problem, solver, init, eps)
