@@ -101,3 +101,43 @@ def test_costs_of_the_callers_own() -> None:
     assert found == pytest.approx(named, abs=1e-5)
     with pytest.raises(ds.ProblemError, match="a divergence needs points"):
         ds.divergence(x, y, eps=0.5, cost=np.ones((9, 8)))
+
+
+class TestSoft:
+    """Divergences with soft marginals."""
+
+    A, B = rng.uniform(0.5, 1.5, size=(3, 40)) / 40, rng.uniform(0.5, 3, size=(3, 50)) / 50
+
+    @pytest.mark.parametrize("reach", [0.3, 1.0, 5.0])
+    def test_against_geomloss(self, reach: float) -> None:
+        torch, geomloss = needs("torch"), needs("geomloss")
+        blur, half = 0.7, ds.Cost("sqeuclidean", 0.5)
+        # GeomLoss anneals from its diameter, and its values come nearer to these as its scaling comes nearer to one.
+        theirs = geomloss.SamplesLoss(
+            "sinkhorn", p=2, blur=blur, reach=reach, scaling=0.9999, diameter=1.0, backend="tensorized", debias=True
+        )
+        clouds = self.A[:, :12], X[:, :12], self.B[:, :15], Y[:, :15]
+        a, x, b, y = clouds
+        ours = ds.divergence(x, y, a=a, b=b, eps=blur**2, rho=reach**2, cost=half, tol=1e-9, backend="reference")
+        ours.solution.raise_for_status()
+        others = theirs(*(torch.tensor(v) for v in clouds))
+        assert ours.values == pytest.approx(others.numpy(), rel=1e-5)
+
+    def test_the_mass_term_alone_separates_equal_clouds_of_unequal_mass(self) -> None:
+        found = ds.divergence(X, X.copy(), a=self.A, b=3 * self.A, eps=0.5, rho=2.0, tol=1e-8, backend="reference")
+        assert (found.values > 0).all()
+        same = ds.divergence(X, X.copy(), a=self.A, b=self.A, eps=0.5, rho=2.0, tol=1e-8, backend="reference")
+        assert same.values == pytest.approx(0.0, abs=1e-8)
+
+    def test_infinite_prices_give_the_bits_of_balanced_ones(self) -> None:
+        balanced, infinite = (ds.divergence(X, Y, eps=0.5, rho=rho, backend="reference") for rho in (None, np.inf))
+        assert np.array_equal(balanced.values, infinite.values)
+
+    def test_prices_of_pairs(self) -> None:
+        found = ds.divergence(X, Y[0], eps=0.5, rho=[1.0, 1.0, 4.0], tol=1e-8, backend="reference")
+        # Y[0] is coupled with itself once for each price.
+        assert len(found.solution) == 3 + 3 + 2
+        alone = ds.divergence(X[2], Y[0], eps=0.5, rho=(4.0, 4.0), tol=1e-8, backend="reference")
+        assert found.values[2] == alone.values[0]
+        with pytest.raises(ds.ProblemError, match="one price for both marginals"):
+            ds.divergence(X, Y, eps=0.5, rho=(1.0, 2.0))

@@ -45,6 +45,7 @@ from drainsinkhorn.numerics.costs import PointCost as PointCost
 from drainsinkhorn.plans.consumers import apply as apply
 from drainsinkhorn.plans.consumers import barycentric_map as barycentric_map
 from drainsinkhorn.plans.consumers import map_points as map_points
+from drainsinkhorn.plans.consumers import marginal as marginal
 from drainsinkhorn.plans.consumers import normalised_entropy as normalised_entropy
 from drainsinkhorn.plans.consumers import partners as partners
 from drainsinkhorn.plans.consumers import plan as plan

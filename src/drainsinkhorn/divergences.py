@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Unpack
@@ -20,6 +21,7 @@ from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import float_dtype, is_array, to_caller
 from drainsinkhorn.numerics.costs import DotProduct, as_cost
+from drainsinkhorn.numerics.soft import debiasing_mass
 from drainsinkhorn.plans.consumers import transport_costs
 from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solution import Solution
@@ -62,6 +64,7 @@ def divergence(
     a: Any = None,
     b: Any = None,
     cost: Any = "sqeuclidean",
+    rho: Any = None,
     tol: float | None = None,
     backend: str | Backend[Any] = "auto",
     options: Options = DEFAULTS,
@@ -72,7 +75,8 @@ def divergence(
 
     The three problems of every pair are lanes of one batch; a cloud that several pairs share is coupled with itself
     once. OT is the dual value of the potentials, whose error is of second order in the residual. Up to that error, a
-    divergence is at least zero. Values are constants; `drainsinkhorn.grad.torch.divergence` and
+    divergence is at least zero. With soft marginals `(eps / 2) (m_a - m_b)^2` is added, where `m_a` and `m_b` are the
+    masses of both clouds (Sejourne and others, 2019). Values are constants; `drainsinkhorn.grad.torch.divergence` and
     `drainsinkhorn.grad.jax.divergence` can be differentiated.
 
     Args:
@@ -83,6 +87,7 @@ def divergence(
         a: Weights of x.
         b: Weights of y.
         cost: A name, Cost, PointCost, Formula or CostFn of OTT: a cost between points.
+        rho: Price of soft marginals, the same for both sides: a number, or a list with one for each pair. None: hard.
         tol: Bound on the larger L1 marginal residual of every problem.
         backend: "auto", a name, or a Backend.
         options: All options at once; keywords below change single ones.
@@ -98,7 +103,7 @@ def divergence(
         (True, 6)
     """
     check_settings(settings, divergence)
-    pairs = problems(x, y, eps=eps, a=a, b=b, cost=cost)
+    pairs = problems(x, y, eps=eps, a=a, b=b, cost=cost, rho=rho)
     arrays = itertools.chain.from_iterable((pair.x, pair.y, pair.a, pair.b, pair.eps) for pair in pairs)
     warn_of_constants("the values of divergence", "drainsinkhorn.grad.torch.divergence", arrays)
     if any(is_descriptor(pair.eps) for pair in pairs):
@@ -129,7 +134,7 @@ def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> Clouds:
     def place(pair: Problem[Any], number: int, points: Any, weights: Any) -> int:
         # An eps that is not found yet belongs to its pair alone.
         eps = number if is_descriptor(pair.eps) else pair.eps if isinstance(pair.eps, (int, float)) else id(pair.eps)
-        key = (id(points), id(weights), is_descriptor(pair.eps), eps)
+        key = (id(points), id(weights), is_descriptor(pair.eps), eps, _price_of(pair.rho))
         if key not in places:
             places[key] = len(batch)
             batch.append(replace(pair, x=points, y=points, a=weights, b=weights))
@@ -154,18 +159,35 @@ def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> Clouds:
 
 
 def _values(pairs: Sequence[Problem[Any]], solution: Solution[Any], within: Sequence[tuple[int, int]]) -> Any:
-    values = debias(duals(solution), within)
+    values = debias(solution, within)
     like = pairs[0].x if pairs else None
     if not is_array(like):
         return values
     return to_caller(values.astype(float_dtype(like) or np.float64), like)
 
 
-def debias(dual: Sequence[float], within: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
-    """Return the divergence of each pair from the dual values of pairs, followed by those of clouds with themselves."""
-    values = np.array(dual)
-    first, second = (values[[pair[side] for pair in within]] for side in (0, 1))
-    return values[: len(within)] - first / 2 - second / 2
+def debias(solution: Sequence[Result[Any]], within: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
+    """Return the divergence of each pair from the results of pairs, followed by those of clouds with themselves."""
+    dual = np.array(duals(solution))
+    first, second = (dual[[pair[side] for pair in within]] for side in (0, 1))
+    values: np.ndarray[Any, Any] = dual[: len(within)] - first / 2 - second / 2
+    for place, result in enumerate(solution[: len(within)]):
+        if result.emitted is not None and not result.instance.marginals.are_hard:
+            values[place] += debiasing_mass(result.eps, result.instance.masses)
+    return values
+
+
+def _price_of(rho: Any) -> Any:
+    """Return a key of the price of both marginals; ProblemError if they have unequal prices."""
+    sides = tuple(rho.tolist()) if is_array(rho) and rho.ndim == 1 else rho
+    if not isinstance(sides, (tuple, list)) or len(sides) != 2:
+        return sides if isinstance(sides, (int, float)) else id(sides)
+    first, second = (math.inf if side is None else side for side in sides)
+    if first is not second and not (isinstance(first, (int, float)) and first == second):
+        raise ProblemError(
+            f"a divergence has one price for both marginals, so that it is symmetric, and rho is {rho!r}; pass a number"
+        )
+    return first if isinstance(first, (int, float)) else id(first)
 
 
 def duals(solution: Sequence[Result[Any]]) -> list[float]:

@@ -44,6 +44,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     ],
     "chain": [{"chain": "k"}],
     "rho": [{"rho": (0.5, 2.0)}, {"rho": 0.75}, {"rho": (float("inf"), 2.0)}, {"rho": (None, 3.0)}],
+    "max_depth": [{"max_depth": 3}],
 }
 """Other values of each field than those of BASE, of every kind that the field takes. A new field needs an entry."""
 
@@ -63,7 +64,10 @@ FILES: dict[str, dict[str, Any]] = {
 }
 """Keys of a file that hold the first of CHANGES."""
 
-NOT_IN_FILES = {"chain": "problems of a file are independent; docs/guides/command-line.md has no key for it"}
+NOT_IN_FILES = {
+    "chain": "problems of a file are independent; docs/guides/command-line.md has no key for it",
+    "max_depth": "one depth limit for a file is an option of the command",
+}
 """Fields that files do not have, and why."""
 
 CASES = [(name, change) for name, changes in CHANGES.items() for change in changes]

@@ -418,6 +418,11 @@ def _by_mass(mass: Vector, numbers: Vector) -> Places:
     """Draw rows in proportion to their mass; ProblemError if the mass is not finite."""
     if not np.isfinite(mass).all():
         raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
+    if not mass.any():
+        raise ProblemError(
+            "the plan has no mass, so nothing can be drawn from it: its points are too far apart for the price rho; "
+            "raise rho or eps"
+        )
     return invert(mass, numbers)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.divergences import debias, duals, with_clouds_themselves
+from drainsinkhorn.divergences import debias, with_clouds_themselves
+from drainsinkhorn.model.couplings import TransportCost
 from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
@@ -86,11 +87,12 @@ def wanted_arrays(
     places = [place for place, result in enumerate(main) if result.emitted is not None]
     arrays: dict[str, Array | list[Array]] = {}
     if "cost" in wants:
-        columns = np.full((4, count), np.nan)
-        columns[:, places] = np.array([tuple(cost) for cost in transport_costs(solved)]).reshape(-1, 4).T
-        arrays.update(zip(("transport", "kl", "entropic", "dual"), columns, strict=True))
+        names = TransportCost._fields
+        columns = np.full((len(names), count), np.nan)
+        columns[:, places] = np.array([tuple(cost) for cost in transport_costs(solved)]).reshape(-1, len(names)).T
+        arrays.update(zip(names, columns, strict=True))
     if "divergence" in wants:
-        arrays["divergence"] = debias(duals(results), within)
+        arrays["divergence"] = debias(results, within)
     if "map" in wants:
         dim = _dim(main[0].problem) if main else 0
         arrays["map"] = _place(places, barycentric_map(solved), count, np.empty((0, dim)))

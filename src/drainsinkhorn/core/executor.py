@@ -129,6 +129,7 @@ class _Window:
         live: Lanes still to be solved, by their number in the pack.
         progress: Depths and stale residuals of all lanes of the pack, live or not, as columns.
         stops: Largest residual at which each lane of the pack passes.
+        limits: Depth limit of each lane of the pack.
         holds: The residual at which each lane of the pack is held; -inf: it is not held.
         clock: Cycles that the pack has run.
         on_grid: Whether all live lanes are due for an audit, not only those at their last state.
@@ -141,6 +142,7 @@ class _Window:
     live: dict[int, Admission]
     progress: Progress
     stops: list[float]
+    limits: list[int]
     holds: list[float]
 
     def __init__(
@@ -196,7 +198,7 @@ class _Window:
     def _advance(self) -> None:
         """Advance to the next audit or the nearest depth limit."""
         before, audit_at = self.progress.depths, self.plan.audit.following(self.clock)
-        span = min(audit_at - self.clock, self.plan.max_depth - max(before[lane] for lane in self.live))
+        span = min(audit_at - self.clock, min(self.limits[lane] - before[lane] for lane in self.live))
         span = -(-span // self.backend.stride) * self.backend.stride
         with self._verb("advance"):
             self.progress = self.pack.advance(span, self.holds, lockstep=self.plan.mode.lockstep)
@@ -211,7 +213,7 @@ class _Window:
     def _audit(self) -> tuple[list[int], Residuals, list[Status]]:
         """Judge the lanes that are due; return those that leave, with residuals and statuses."""
         plan, live = self.plan, self.live
-        final = last_states(live, self.progress.depths, plan.max_depth, plan.expired)
+        final = last_states(live, self.progress.depths, self.limits, plan.expired)
         limits = Limits(self.progress.stale, self.stops, self.holds, final)
         due, quorum = list(live) if self.on_grid else list(final), len(live) if plan.mode.together else 0
         leaving, residuals, statuses, counts = judge(
@@ -311,6 +313,7 @@ class _Window:
             holds = [self.holds[lane] for lane in kept]
         self.progress = Progress([*depths, *[0] * fresh], [*stale, *[math.inf] * fresh])
         self.stops = [self.plan.stop(lane.instance) for lane in lanes]
+        self.limits = [lane.instance.max_depth or self.plan.max_depth for lane in lanes]
         self.holds = [*holds, *(self.stops[len(kept) :] if self.plan.holds else [-math.inf] * fresh)]
 
     def _screen(self, lanes: Sequence[int]) -> Sequence[float]:

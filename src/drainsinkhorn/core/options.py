@@ -131,7 +131,7 @@ class Plan:
         mode: How finished lanes are treated.
         width: Largest number of lanes of a pack.
         audit: When and how lanes are checked.
-        max_depth: The depth limit, in cycles.
+        max_depth: The depth limit of problems without their own, in cycles.
         exact: True if every verify is a certificate.
         reason: Why the mode was chosen.
         expired: Tickets whose deadline has come; their lanes leave at the next audit.
@@ -181,7 +181,8 @@ class Options:
 
     Attributes:
         tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
-        max_depth: Largest number of cycles of a problem, after which it is given up; a rescue may run as many again.
+        max_depth: Largest number of cycles, after which a problem is given up, for problems that bring none of their
+            own; a rescue may run as many again.
         width: Lanes of a pack; None: what the backend recommends for problems of this size.
         mode: "auto", a name in MODES, or a Mode.
         audit: When and how lanes are checked.

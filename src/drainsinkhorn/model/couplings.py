@@ -23,12 +23,17 @@ class TransportCost(NamedTuple):
         dual: `sum_i a_i f_i + sum_j b_j g_j - eps (sum_ij P_ij - 1)`: never above the minimum of the objective, and
             below it by a term of second order in the residual, so the best estimate of that minimum. With a soft
             marginal it is `numerics.soft.soft_dual_value`.
+        mass: `sum_ij P_ij`, the transported mass.
+        penalty: `rho_a KL(P 1 | a) + rho_b KL(P' 1 | b)`, the prices of soft marginals, which `entropic` contains; 0 if
+            both are hard.
     """
 
     transport: float
     kl: float
     entropic: float
     dual: float
+    mass: float
+    penalty: float
 
 
 class Certificate(NamedTuple):

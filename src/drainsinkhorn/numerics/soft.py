@@ -192,6 +192,18 @@ def soft_dual_value(eps: float, rows: float, cols: float, mass: float, masses: t
     return rows + cols - eps * (mass - masses[0] * masses[1])
 
 
+def debiasing_mass(eps: Any, masses: tuple[Any, Any]) -> Any:
+    """`(eps / 2) (m_a - m_b)^2`, what unequal masses add to a Sinkhorn divergence with soft marginals.
+
+    With it the divergence of a measure from another one is not negative (Sejourne and others, 2019, definition 7).
+
+    Args:
+        eps: Strength of the entropic term: a number, or an array of another library.
+        masses: `m_a` and `m_b`, in the same form.
+    """
+    return eps / 2 * (masses[0] - masses[1]) ** 2
+
+
 def _divergence(log_deviations: Vector, log_ratios: Vector) -> Vector:
     """`r (exp(-L) - 1 + L)`, which is not negative, without cancellation and in range for every L."""
     ratios, distance = np.exp(log_ratios), np.abs(log_deviations)

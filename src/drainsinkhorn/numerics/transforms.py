@@ -74,6 +74,20 @@ class SoftTerms(NamedTuple):
     rewards: tuple[float, float]
 
 
+def mutual_information(kl: float, mass: float, masses: tuple[float, float], ratios: tuple[float, float]) -> float:
+    """`KL(P / m | p q')` of a plan of mass m whose marginals, over m, are p and q: `H(p) + H(q) - H(P / m)`.
+
+    With `P_ij = a_i b_j R_ij` it is `sum P log R / m + log m - sum p log r - sum q log c`.
+
+    Args:
+        kl: `KL(P | a b')`.
+        mass: The mass m.
+        masses: `m_a` and `m_b`.
+        ratios: `sum_i p_i log r_i` and `sum_j q_j log c_j`, with r and c the marginal ratios.
+    """
+    return (kl + mass - masses[0] * masses[1]) / mass + float(np.log(mass)) - ratios[0] - ratios[1]
+
+
 class Conditionals(NamedTuple):
     """Conditional distributions of some rows of a plan.
 
@@ -118,6 +132,8 @@ def plan_costs(
 ) -> TransportCost:
     """All costs of a plan: `<C, P>`, `KL(P | a b')`, the objective `<C, P> + eps KL`, and the dual objective.
 
+    A soft marginal adds its price to the objective.
+
     Args:
         eps: Strength of the entropic term.
         mass: `sum_ij P_ij`.
@@ -128,7 +144,7 @@ def plan_costs(
     """
     if soft is not None:
         kl = entropy - mass + soft.masses[0] * soft.masses[1]
-        dual = soft_dual_value(eps, *soft.rewards, mass, soft.masses)
-        return TransportCost(eps * transport, kl, eps * (transport + kl) + sum(soft.penalties), dual)
+        dual, prices = soft_dual_value(eps, *soft.rewards, mass, soft.masses), sum(soft.penalties)
+        return TransportCost(eps * transport, kl, eps * (transport + kl) + prices, dual, mass, prices)
     kl = entropy - mass + 1
-    return TransportCost(eps * transport, kl, eps * (transport + kl), dual_value(eps, linear, mass))
+    return TransportCost(eps * transport, kl, eps * (transport + kl), dual_value(eps, linear, mass), mass, 0.0)

@@ -16,7 +16,8 @@ import numpy as np
 from drainsinkhorn.model.couplings import Coupler, Couplings, TransportCost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.result import MAX_PAIRS, Result, warn_of_constant_costs, warn_of_plans
-from drainsinkhorn.numerics.arrays import is_array
+from drainsinkhorn.numerics.arrays import is_array, to_numpy
+from drainsinkhorn.numerics.transforms import mutual_information
 from drainsinkhorn.numerics.weights import shannon_entropy
 
 Results = Result[Any] | Iterable[Result[Any]]
@@ -43,6 +44,31 @@ def apply(results: Results, values: Any, side: str = "row") -> Any:
     many = _many(results)
     each = _for_each("values", values, len(many))
     return _together(many, lambda plans, places: plans.apply([each[i] for i in places], side))
+
+
+def marginal(results: Results, side: str = "row") -> Any:
+    """Marginals of plans: the mass that each point of x sends, `P 1`, (n,), or that each point of y receives, `P' 1`.
+
+    They are the weights where marginals are hard, up to the residual, and differ from them where marginals are soft.
+
+    Args:
+        results: One Result or many.
+        side: "row" (points of x) or "col" (points of y).
+
+    Examples:
+        >>> import numpy as np
+        >>> import drainsinkhorn as ds
+        >>> x = np.random.default_rng(0).normal(size=(50, 2))
+        >>> result = ds.solve(x, x + 1, eps=0.1, rho=0.5)[0]
+        >>> bool(np.allclose(marginal(result), result.plan().sum(axis=1)))
+        True
+    """
+
+    def verb(plans: Couplings[Any], places: list[int]) -> Sequence[Any]:
+        return plans.apply([np.ones(many[place].instance.shape[side == "row"]) for place in places], side)
+
+    many = _many(results)
+    return _one_or_many(results, verb)
 
 
 def barycentric_map(results: Results, side: str = "row") -> Any:
@@ -130,7 +156,7 @@ def map_points(results: Results, points: Any, side: str = "row") -> Any:
 
 
 def transport_cost(results: Results) -> TransportCost | list[TransportCost]:
-    """Transport cost, KL, entropic value and dual value of each plan, as constants.
+    """Transport cost, KL, objective, dual value, mass and prices of soft marginals of each plan, as constants.
 
     `drainsinkhorn.grad.torch.value` and `drainsinkhorn.grad.jax.value` can be differentiated.
     """
@@ -152,7 +178,7 @@ def normalised_entropy(results: Results) -> float | list[float]:
     With the Shannon entropy H it is `(H(P) - max(H(a), H(b))) / min(H(a), H(b))`, which equals
     `1 - KL(P | a b') / min(H(a), H(b))`; for uniform weights of n points on both sides it is `H(P) / log n - 1`. It is
     NaN if one side has a single point with weight, since then there is one plan only. `sharpness` finds the eps for a
-    given value.
+    given value. With a soft marginal, P is the plan over its mass, and its marginals are taken for a and b.
 
     Examples:
         >>> import numpy as np
@@ -170,8 +196,30 @@ def normalised_entropy(results: Results) -> float | list[float]:
 def normalised_entropies(results: Iterable[Result[Any]]) -> list[float]:
     """`normalised_entropy` of many results; type checkers see that it always returns a list."""
     many = _many(results)
-    least = [min(shannon_entropy(weights) for weights in (one.a, one.b)) for one in (each.instance for each in many)]
-    return [1 - cost.kl / h if h > 0 else math.nan for cost, h in zip(transport_costs(many), least, strict=True)]
+    costs, entropies = transport_costs(many), list[float]()
+    soft = [place for place, result in enumerate(many) if not result.instance.marginals.are_hard]
+    described = dict(zip(soft, _together([many[place] for place in soft], _describe_marginals), strict=True))
+    for place, (result, cost) in enumerate(zip(many, costs, strict=True)):
+        one, kl = result.instance, cost.kl
+        sides, ratios = described.get(place, ((one.a, one.b), (0.0, 0.0)))
+        if place in described:
+            kl = mutual_information(kl, cost.mass, one.masses, ratios) if cost.mass > 0 else math.nan
+        least = min(shannon_entropy(weights) for weights in sides)
+        entropies.append(1 - kl / least if least > 0 else math.nan)
+    return entropies
+
+
+def _describe_marginals(plans: Couplings[Any], _: list[int]) -> list[Any]:
+    """Marginals p and q of plans over their mass, and `sum_i p_i log r_i` of both."""
+    described: list[list[Any]] = []
+    for side, other in (("row", "col"), ("col", "row")):
+        logs = [to_numpy(one).astype(np.float64) for one in plans.log_ratios(side)]
+        ones = [np.ones(one.shape[0]) for one in plans.log_ratios(other)]
+        masses = [to_numpy(one).astype(np.float64) for one in plans.apply(ones, side)]
+        shares = [one / one.sum() if one.any() else one for one in masses]
+        ratios = [float(share[share > 0] @ log[share > 0]) for share, log in zip(shares, logs, strict=True)]
+        described.append(list(zip(shares, ratios, strict=True)))
+    return [((p, q), (row, col)) for (p, row), (q, col) in zip(*described, strict=True)]
 
 
 def plan(results: Results, *, max_pairs: int = MAX_PAIRS) -> Any:

@@ -23,8 +23,8 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 def validate_list(problems: Any, tol: float, margin: float, init: str) -> list[Instance[Any]] | None:
     """Return all problems of a list in normal form, if all are plain and valid; else None.
 
-    Plain problems have points of floats in NumPy arrays, uniform weights, a number as their eps, no tol, start, chain
-    or rho of their own, and one named cost that is defined for all points. If one problem is not plain or not valid,
+    Plain problems have points of floats in NumPy arrays, uniform weights, a number as their eps, no other field
+    of their own, and one named cost that is defined for all points. If one problem is not plain or not valid,
     problems are validated one by one, so that messages name what is wrong.
     """
     if type(problems) is not list or len(problems) < 2 or not all(type(problem) is Problem for problem in problems):
@@ -57,6 +57,7 @@ def _is_plain(problem: Problem[Any], first: Problem[Any]) -> bool:
         and problem.tol is None
         and problem.chain is None
         and problem.rho is None
+        and problem.max_depth is None
         and type(problem.eps) is float
         and 0 < problem.eps < math.inf
         and problem.cost is first.cost

@@ -54,6 +54,7 @@ def problems(
     chain: Any = None,
     batch: Any = None,
     rho: Any = None,
+    max_depth: Any = None,
     **unknown: Any,
 ) -> list[Problem[Any]]:
     """Return one Problem per entry of the arrays.
@@ -78,6 +79,7 @@ def problems(
             (M,). Problems are numbered from 0 without gaps. `concatenate` puts outputs into this order.
         rho: Price of soft marginals, see `Problem`: a number or a pair (a tuple) for all, or a list or an array (W,) or
             (W, 2) with one entry per problem.
+        max_depth: Largest number of cycles: a number, or one per problem. None: that of the run.
         **unknown: Any other keyword raises ProblemError, which says what to write instead.
 
     Raises:
@@ -108,6 +110,7 @@ def problems(
         "cost": (cost, None) if named else _column("cost", cost, 2),
         "chain": (chain, len(chain)) if isinstance(chain, (list, np.ndarray)) else (chain, None),
         "rho": price_column(rho),
+        "max_depth": _depth_column(max_depth),
     }
     width = _width(columns)
     _check_columns(columns, name)
@@ -134,10 +137,10 @@ def _split(columns: dict[str, Column], width: int, init: str | None) -> list[Pro
 
     by_name = columns["f"][0] is None and columns["g"][0] is None
     starts = [init] * width if by_name else map(Potentials, rows("f"), rows("g"))
-    names = ("x", "y", "a", "b", "eps", "tol", "cost", "chain", "rho")
+    names = ("x", "y", "a", "b", "eps", "tol", "cost", "chain", "rho", "max_depth")
     split = [
-        Problem(x=x, y=y, a=a, b=b, eps=eps, tol=tol, cost=cost, chain=chain, rho=rho, init=start)
-        for x, y, a, b, eps, tol, cost, chain, rho, start in zip(*map(rows, names), starts, strict=True)
+        Problem(x=x, y=y, a=a, b=b, eps=eps, tol=tol, cost=cost, chain=chain, rho=rho, max_depth=depth, init=start)
+        for x, y, a, b, eps, tol, cost, chain, rho, depth, start in zip(*map(rows, names), starts, strict=True)
     ]
     return ProblemStack(split, columns, init) if by_name else split
 
@@ -278,6 +281,7 @@ def build_instances(
             matrix=matrix,
             init=init,
             chain=problem.chain,
+            max_depth=problem.max_depth,
             marginals=marginals,
             masses=masses,
             uniform=is_uniform,
@@ -327,7 +331,7 @@ def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[
         return None
     columns = problems.columns
     x, y = columns["x"][0], columns["y"][0]
-    is_special = any(columns[name][0] is not None for name in ("a", "b", "tol", "chain", "rho"))
+    is_special = any(columns[name][0] is not None for name in ("a", "b", "tol", "chain", "rho", "max_depth"))
     if is_special or not (_is_plain(x) and _is_plain(y)) or x.shape[-1] != y.shape[-1]:
         return None
     try:
@@ -373,6 +377,13 @@ def _is_plain(points: Any) -> bool:
         return points.dtype in (np.float32, np.float64) and points.size > 0
     floats = str(getattr(points, "dtype", "")) in ("torch.float32", "torch.float64")
     return floats and bool(getattr(points, "is_cuda", False)) and points.numel() > 0
+
+
+def _depth_column(max_depth: Any) -> Column:
+    """Return depth limits as a column: a number or None is shared, a list or an array has one entry per problem."""
+    if is_array(max_depth) and max_depth.ndim > 0:
+        max_depth = max_depth.tolist()
+    return max_depth, len(max_depth) if isinstance(max_depth, (list, tuple)) else None
 
 
 def _column(name: str, value: Any, ndim: int) -> Column:

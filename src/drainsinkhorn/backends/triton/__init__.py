@@ -15,7 +15,6 @@ import triton  # noqa: F401  without it there are no kernels, and the loader say
 from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.products import solves_products
-from drainsinkhorn.backends.support import require_hard
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.lanes import FORMS
 from drainsinkhorn.backends.triton.pack import TritonPack
@@ -86,7 +85,6 @@ class TritonBackend:
 
     def signature(self, instance: Instance[Any]) -> Hashable:
         """Return the representation of its scores: lanes of one representation share packs, whatever their sizes."""
-        require_hard(instance, self.name)
         require_form(instance, self.name, FORMS)
         return self.policy.representation(instance)
 

@@ -138,9 +138,7 @@ class Cycles:
 
     def _prepare(self, first: bool, applies: bool, lockstep: bool, fused: bool) -> list[Launch]:
         lanes, launcher, parity = self.active, self._launcher, self._table.parity
-        apply = (
-            lanes.prepared(("apply", first, parity), lambda: [launcher.apply(lanes, first=first)]) if applies else []
-        )
+        apply = lanes.prepared(("apply", first, parity), lambda: launcher.apply(lanes, first=first)) if applies else []
         columns = lanes.prepared(("columns", parity), lambda: launcher.side(lanes, 1, c.APPLIED))
         rows = lanes.prepared(
             ("rows", parity, lockstep, fused),

@@ -157,9 +157,9 @@ class TritonPack:
         for part in self._by_precision(chosen):
             for side in (0, 1):
                 if part.lanes[0].is_float64:
-                    launcher.run(launcher.float64_leg(part, side, c.CHECKED, potentials, scratch, errors))
+                    launcher.run(*launcher.float64_legs(part, side, c.CHECKED, potentials, scratch, errors))
                 else:
-                    launcher.run(*launcher.legs(part, side, c.CHECKED, scratch, errors))
+                    launcher.run(*launcher.legs(part, side, c.CHECKED, scratch, errors, potentials))
         launcher.run(launcher.check(chosen, errors, scratch, samples, found))
         columns = self._record(chosen.lanes, found)
         row, col, band = columns.row, columns.col, self._policy.bands(chosen.lanes, columns)
@@ -266,6 +266,9 @@ class TritonPack:
         launcher, table = self._launcher, self._table
         vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
         table.release()
+        soft = [lane for lane in lanes if lane.is_soft]
+        if soft:
+            launcher.run(launcher.open_soft(table.select(soft)))
         for arithmetic in (Arithmetic.AUGMENTED, Arithmetic.FLOAT32):
             tried = [lane for lane in lanes if lane.arithmetic is arithmetic]
             if not tried:
@@ -291,7 +294,7 @@ class TritonPack:
             table.state[chosen.rows, c.BAND.value] = bands
             if self._resident is None:
                 launcher.run(launcher.split(chosen, vectors64, vectors32))
-                launcher.run(launcher.float64_leg(chosen, 0, c.MEASURED))
+                launcher.run(*launcher.float64_legs(chosen, 0, c.MEASURED))
             else:
                 launcher.run(*self._resident.measure(chosen, vectors64, vectors32, vectors64))
 
@@ -317,7 +320,10 @@ class TritonPack:
     def _round_states(self, lanes: LaneSet) -> tuple[Any, Any]:
         """Round the states of lanes as they will be emitted; return their potentials in bits, and the findings."""
         found = self._launcher.findings(lanes)
-        potentials, self._emitted = (torch.empty_like(self._buffers["vectors64"]) for _ in range(2))
+        vectors64 = self._buffers["vectors64"]
+        # Checks of soft lanes also read weights and prices beside the potentials.
+        potentials = vectors64.clone() if lanes.any_soft else torch.empty_like(vectors64)
+        self._emitted = torch.empty_like(vectors64)
         self._launcher.run(self._launcher.round_states(lanes, potentials, self._emitted, found))
         self._rounded = set(lanes.lanes)
         return potentials, found
@@ -358,5 +364,5 @@ class TritonPack:
         in_float64 = [lane for lane in lanes.lanes if lane.is_float64]
         if in_float64:
             part = self._table.select(in_float64)
-            launches.append(launcher.float64_leg(part, 0, c.CHECKED, vectors=scratch, errors=errors))
+            launches += launcher.float64_legs(part, 0, c.CHECKED, vectors=scratch, errors=errors)
         return launches

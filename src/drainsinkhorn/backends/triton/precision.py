@@ -18,7 +18,8 @@ from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, ROOT, STORED, tile
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.numerics.rounding import UNSAMPLED
+from drainsinkhorn.numerics.rounding import UNSAMPLED, soft_bound
+from drainsinkhorn.numerics.soft import soft_exponents
 
 DIRECT_DIM, PACKED_WIDTH = 4, 16
 """Most coordinates of direct differences, and numbers of a point in a packed product of as many coordinates."""
@@ -126,16 +127,19 @@ class PrecisionPolicy:
     def bands(self, lanes: Any, found: c.Findings) -> list[float]:
         """Return the rounding bounds of verified residuals."""
         largest, bands = (
-            zip(found.row_error, found.col_error, found.largest, found.unsampled, strict=True),
+            zip(found.row_error, found.col_error, found.largest, found.unsampled, found.row, found.col, strict=True),
             list[float](),
         )
-        for lane, (row_error, col_error, potentials, unsampled) in zip(lanes, largest, strict=True):
+        for lane, (row_error, col_error, potentials, unsampled, *residuals) in zip(lanes, largest, strict=True):
             band = lane.band + POTENTIAL_ROUNDING * potentials
             if not lane.is_float64:
                 # A maximum that is NaN if one of the errors is.
                 error = row_error if row_error >= col_error or math.isnan(row_error) else col_error
                 error = error if error > c.FLOAT32_ERROR.value or math.isnan(error) else c.FLOAT32_ERROR.value
                 band += c.SAFETY.value * error + UNSAMPLED * math.log(2) * unsampled
+            if lane.is_soft:
+                kappa = max(side.kappa for side in lane.instance.marginals)
+                band = soft_bound(band, soft_exponents(kappa, potentials * lane.unit), max(residuals))
             bands.append(band)
         return bands
 

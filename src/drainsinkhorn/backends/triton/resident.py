@@ -104,12 +104,13 @@ class ResidentLauncher:
         self._kind = {"DENSE": form.dense, "ROOTED": form.rooted}
 
     def by_class(self, lanes: LaneSet) -> list[tuple[SizeClass, LaneSet]]:
-        """Return the lanes by size class; float64 comes first, then large lanes, since they run longest."""
-        classes: dict[SizeClass, list[Any]] = {}
+        """Return hard and soft lanes by size class; float64 comes first, then large lanes, since they run longest."""
+        classes: dict[tuple[SizeClass, bool], list[Any]] = {}
         for lane in lanes.lanes:
-            classes.setdefault(size_class(lane.group.size, float64=lane.is_float64), []).append(lane)
+            key = (size_class(lane.group.size, float64=lane.is_float64), lane.is_soft)
+            classes.setdefault(key, []).append(lane)
         ordered = sorted(classes.items(), reverse=True)
-        return [(chosen, lanes if len(classes) == 1 else self._table.select(part)) for chosen, part in ordered]
+        return [(chosen, lanes if len(classes) == 1 else self._table.select(part)) for (chosen, _), part in ordered]
 
     def measure(self, lanes: LaneSet, potentials: Any, vectors: Any, errors: Any) -> list[Launch]:
         """Measure the rows at `potentials`: log ratios go to `vectors`, row residuals to `errors`."""
@@ -118,7 +119,8 @@ class ResidentLauncher:
             prepared(
                 kernels.measure_rows, (len(part),),
                 self._table.fields, part.rows, buffers["points32"], buffers["points64"], buffers["vectors64"],
-                potentials, vectors, errors, FLOAT64=chosen.float64, **self._kind, **chosen.constants,
+                potentials, vectors, errors, FLOAT64=chosen.float64, **self._kind, SOFT=part.any_soft,
+                **chosen.constants,
             )
             for chosen, part in self.by_class(lanes)
         ]  # fmt: skip
@@ -130,7 +132,8 @@ class ResidentLauncher:
             kernels.resident, (len(lanes),),
             self._table.fields, lanes.rows, self._table.state, buffers["points32"], buffers["points64"],
             buffers["vectors64"], buffers["vectors32"], self._table.limits, self._table.halted, cycles, int(first),
-            int(lockstep), FLOAT64=chosen.float64, **self._kind, MOMENTUM=self._momentum, **chosen.constants,
+            int(lockstep), FLOAT64=chosen.float64, **self._kind, MOMENTUM=self._momentum, SOFT=lanes.any_soft,
+            **chosen.constants,
         )  # fmt: skip
 
 

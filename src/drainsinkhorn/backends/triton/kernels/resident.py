@@ -25,6 +25,7 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     AGE,
     ALIGNMENT,
     ALL,
+    ASKED,
     BACKOFF,
     BAND,
     BEFORE,
@@ -36,6 +37,7 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     FIELDS,
     FROZEN,
     HELD,
+    LOG_MASSES,
     LOG_RATIOS,
     MASS,
     MATRIX,
@@ -53,10 +55,19 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     Constant,
 )
 from drainsinkhorn.backends.triton.kernels.scores import padded
+from drainsinkhorn.backends.triton.kernels.soft import (
+    log_add,
+    log_asked,
+    log_missed,
+    log_sum,
+    relative_residual,
+    soft_shift,
+)
 from drainsinkhorn.backends.triton.kernels.update import (
     choose_stride,
     deviations,
     is_held,
+    leg_prices,
     rest_of,
     round_to_grid,
     store_potential,
@@ -180,12 +191,24 @@ def _column_sums_by_chunks(points32, points64, potentials, vectors64, vectors32,
 
 
 @triton.jit
+def _no_sums(SOFT: tl.constexpr):
+    """Logarithms of three sums without terms; with SOFT as tensors."""
+    if SOFT:
+        none = tl.cast(-float("inf"), tl.float64)
+        return none, none, none
+    else:
+        return 0.0, 0.0, 0.0
+
+
+@triton.jit
 def _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields, other, other_weight, near, size,
-                    other_size, written, FLOAT64: tl.constexpr, DENSE: tl.constexpr, ROOTED: tl.constexpr, M: tl.constexpr,
-                    CHUNK: tl.constexpr):  # fmt: skip
-    """Measure the rows CHUNK at a time, write their log ratios, and return the row residual."""
+                    other_size, written, FLOAT64: tl.constexpr, DENSE: tl.constexpr, ROOTED: tl.constexpr,
+                    SOFT: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Measure the rows CHUNK at a time, write their log ratios, and return what `_measure_rows` does of sums."""
     cols = tl.arange(0, M)
     error = tl.zeros((CHUNK,), dtype=tl.float64)
+    missed, log_mass, asked = _no_sums(SOFT)
+    kappa, lam = leg_prices(vectors64, fields, 0, SOFT)
     for start in range(0, size, CHUNK):
         rows = start + tl.arange(0, CHUNK)
         inside = rows < size
@@ -198,19 +221,29 @@ def _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields
             logs = _log_sums(scores, level, other, other_weight, inside, 1)
             logs += tl.load(vectors32 + tl.load(fields + REST) + rows, mask=inside, other=0.0)
         mass = tl.load(vectors64 + tl.load(fields + MASS) + rows, mask=inside, other=0.0)
-        error += deviations(logs, mass.to(logs.dtype), inside).to(tl.float64)
+        if SOFT:
+            ratios = logs.to(tl.float64)
+            own = tl.load(potentials + tl.load(fields + POTENTIAL) + rows, mask=inside, other=0.0)
+            missed = log_add(missed, log_missed(ratios, own, mass, kappa, inside))
+            log_mass = log_add(log_mass, log_sum(mass, ratios, inside))
+            asked = log_add(asked, log_asked(ratios, own, mass, kappa, lam, inside))
+        else:
+            error += deviations(logs, mass.to(logs.dtype), inside).to(tl.float64)
         tl.store(vectors32 + tl.load(fields + LOG_RATIOS) + rows, logs.to(tl.float32), mask=rows < written)
-    return tl.sum(error, axis=0)
+    if SOFT:
+        return missed, log_mass, asked
+    else:
+        return tl.sum(error, axis=0), log_mass, asked
 
 
 @triton.jit
 def _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, fields, rows, inside, near, size,
                   other_size, value, norm, mass, other_value, other_norm, other_mass, written, FLOAT64: tl.constexpr,
-                  DENSE: tl.constexpr, ROOTED: tl.constexpr, WHOLE: tl.constexpr, M: tl.constexpr,
+                  DENSE: tl.constexpr, ROOTED: tl.constexpr, WHOLE: tl.constexpr, SOFT: tl.constexpr, M: tl.constexpr,
                   CHUNK: tl.constexpr):  # fmt: skip
-    """Measure the rows: return log ratios in float32, zero in padding, and the row residual.
+    """Measure the rows: return log ratios in float32, zero in padding, and the row residual, followed by two numbers.
 
-    Unless scores are WHOLE, what legs read of the rows is in memory (`_publish_rows`), and log ratios are written.
+    Of SOFT lanes the last three are log2 of what the rows miss, of the mass of the plan, and of what rows ask for. Unless scores are WHOLE, what legs read of the rows is in memory (`_publish_rows`), and log ratios are written.
     """
     if FLOAT64:
         other, weight = tl.where(near, other_value, -float("inf")), other_mass
@@ -219,32 +252,52 @@ def _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, 
     if WHOLE:
         level, rest, _ = _split(value, norm, mass, inside)
         logs = tl.where(inside, _log_sums(scores, level, other, weight, inside, 1) + rest, 0.0)
-        error = tl.sum(deviations(logs, mass.to(tl.float32), inside).to(tl.float64), axis=0)
+        _, log_mass, asked = _no_sums(False)
+        if SOFT:
+            kappa, lam = leg_prices(vectors64, fields, 0, SOFT)
+            ratios = logs.to(tl.float64)
+            error = log_missed(ratios, value, mass, kappa, inside)
+            log_mass = log_sum(mass, ratios, inside)
+            asked = log_asked(ratios, value, mass, kappa, lam, inside)
+        else:
+            error = tl.sum(deviations(logs, mass.to(tl.float32), inside).to(tl.float64), axis=0)
     else:
-        error = _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields, other, weight, near, size,
-                                other_size, written, FLOAT64, DENSE, ROOTED, M, CHUNK)  # fmt: skip
+        error, log_mass, asked = _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields, other, weight, near, size,
+                                other_size, written, FLOAT64, DENSE, ROOTED, SOFT, M, CHUNK)  # fmt: skip
         # Log ratios were written by other threads of the program than will read them.
         tl.debug_barrier()
         logs = tl.load(vectors32 + tl.load(fields + LOG_RATIOS) + rows, mask=inside, other=0.0)
-    return logs, error
+    return logs, error, log_mass, asked
 
 
 @triton.jit
-def _publish_rows(potentials, vectors64, vectors32, fields, rows, inside, value, FLOAT64: tl.constexpr):
+def _publish_rows(potentials, vectors64, vectors32, fields, rows, inside, value, FLOAT64: tl.constexpr,
+                  SOFT: tl.constexpr):  # fmt: skip
     """Write what legs read of the rows where all threads of the program find it."""
     tl.debug_barrier()
-    if FLOAT64:
+    if FLOAT64 | SOFT:
         tl.store(potentials + tl.load(fields + POTENTIAL) + rows, value, mask=inside)
-    else:
+    if FLOAT64 == 0:
         store_potential(vectors32, vectors32, vectors64, fields, False, rows, inside, value, 0, 0, ALL)
     tl.debug_barrier()
 
 
 @triton.jit
-def _store_sum(vectors64, start, size, total):
-    """Write a sum of the lane as the first of the parts that other kernels add up, and zeros as the others."""
+def _store_sum(vectors64, start, size, total, none):
+    """Write a sum of the lane as the first of the parts that other kernels add up, and `none` as the others."""
     parts = tl.arange(0, PARTS)
-    tl.store(vectors64 + start + parts, tl.where(parts == 0, total, 0.0), mask=parts * 16 < size)
+    tl.store(vectors64 + start + parts, tl.where(parts == 0, total, none), mask=parts * 16 < size)
+
+
+@triton.jit
+def _store_residual(vectors64, fields, side, size, error, log_mass, SOFT: tl.constexpr):
+    """Write the residual of a side; of SOFT lanes log2 of what it misses, and of the mass of the plan."""
+    start = tl.load(fields + ERRORS + side)
+    if SOFT:
+        _store_sum(vectors64, start, size, error, -float("inf"))
+        _store_sum(vectors64, tl.load(fields + LOG_MASSES + side), size, log_mass, -float("inf"))
+    else:
+        _store_sum(vectors64, start, size, error, 0.0)
 
 
 @triton.jit
@@ -265,7 +318,7 @@ def _load_lane(table, lane, potentials, vectors64, N: tl.constexpr, M: tl.conste
 
 @triton.jit
 def measure_rows(table, lanes, points32, points64, vectors64, potentials, vectors32, errors, FLOAT64: tl.constexpr,
-                 DENSE: tl.constexpr, ROOTED: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
+                 DENSE: tl.constexpr, ROOTED: tl.constexpr, SOFT: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
                  CHUNK: tl.constexpr):  # fmt: skip
     """Measure the rows of every lane at `potentials` (at the offsets POTENTIAL), as `resident` does.
 
@@ -282,19 +335,21 @@ def measure_rows(table, lanes, points32, points64, vectors64, potentials, vector
         scores = _load_scores(points32, points64, fields, rows, inside, cols, near, size, other_size, FLOAT64, DENSE,
                               ROOTED, N, M)  # fmt: skip
     elif FLOAT64 == 0:
-        _publish_rows(potentials, vectors64, vectors32, fields, rows, inside, f, FLOAT64)
-    logs, error = _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, fields, rows, inside,
+        _publish_rows(potentials, vectors64, vectors32, fields, rows, inside, f, FLOAT64, SOFT)
+    logs, error, log_mass, asked = _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, fields, rows, inside,
                                 near, size, other_size, f, norm, mass, g, other_norm, other_mass, size, FLOAT64,
-                                DENSE, ROOTED, whole, M, CHUNK)  # fmt: skip
+                                DENSE, ROOTED, whole, SOFT, M, CHUNK)  # fmt: skip
     if whole:
         tl.store(vectors32 + tl.load(fields + LOG_RATIOS) + rows, logs, mask=inside)
-    _store_sum(errors, tl.load(fields + ERRORS), size, error)
+    _store_residual(errors, fields, 0, size, error, log_mass, SOFT)
+    if SOFT:
+        _store_sum(errors, tl.load(fields + ASKED), size, asked, -float("inf"))
 
 
 @triton.jit(do_not_specialize=["cycles", "first", "lockstep"])
 def resident(table, lanes, state, points32, points64, vectors64, vectors32, stops, halted, cycles, first, lockstep,
-             FLOAT64: tl.constexpr, DENSE: tl.constexpr, ROOTED: tl.constexpr, MOMENTUM: tl.constexpr, N: tl.constexpr,
-             M: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+             FLOAT64: tl.constexpr, DENSE: tl.constexpr, ROOTED: tl.constexpr, MOMENTUM: tl.constexpr,
+             SOFT: tl.constexpr, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Run up to `cycles` cycles of every lane: each applies the measured f-leg, runs the g-leg, measures the next one.
 
     A lane is held at the first measured leg that passes its stop, but for the `first` cycle of a call, which always
@@ -320,6 +375,17 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
         tl.load(vectors64 + tl.load(fields + ERRORS + 1)),
     )
     alignment = tl.load(vectors64 + tl.load(fields + ALIGNMENT))
+    kappa, lam = leg_prices(vectors64, fields, 0, SOFT)
+    other_kappa, other_lam = leg_prices(vectors64, fields, 1, SOFT)
+    if SOFT:
+        # Both residuals are in memory as logarithms.
+        missed, other_missed = error, other_error
+        log_mass, other_log_mass = (
+            tl.load(vectors64 + tl.load(fields + LOG_MASSES)),
+            tl.load(vectors64 + tl.load(fields + LOG_MASSES + 1)),
+        )
+        asked = tl.load(vectors64 + tl.load(fields + ASKED))
+        error, other_error = relative_residual(missed, log_mass), relative_residual(other_missed, other_log_mass)
     depth, started = tl.load(numbers + DEPTH), tl.load(numbers + STARTED) > 0
     age, best = tl.load(numbers + AGE), tl.load(numbers + BEST)
     cooldown, backoff = tl.load(numbers + COOLDOWN), tl.load(numbers + BACKOFF)
@@ -337,12 +403,15 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
             age, best, cooldown, backoff, rows_exact, step, beta = choose_stride(
                 started, age, best, cooldown, backoff, rows_exact, error, other_error, alignment
             )
-        value, x = update_rule(f, logs.to(tl.float64), before, step, beta, False)
+        value, x = update_rule(f, logs.to(tl.float64), before, step, beta, kappa, lam, False, SOFT)
+        if SOFT & MOMENTUM:
+            shift = soft_shift(vectors64, fields, asked, log_mass, started)
+            value, x, g = value + lam * shift, x + lam * shift, g - shift
         # A state that is not finite is not entered, and none after it.
         finite = tl.abs(value) + tl.abs(x) + error < float("inf")
         f, before = tl.where(finite, value, f), tl.where(finite, x, before)
         if FLOAT64:
-            _publish_rows(vectors64, vectors64, vectors32, fields, rows, rows < written, f, FLOAT64)
+            _publish_rows(vectors64, vectors64, vectors32, fields, rows, rows < written, f, FLOAT64, SOFT)
             other_logs = _column_sums_by_chunks(
                 points32, points64, vectors64, vectors64, vectors32, fields, g, near, size, other_size, FLOAT64,
                 DENSE, ROOTED, M, CHUNK,
@@ -353,21 +422,35 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
                 level, _, weight = _split(f, norm, mass, inside)
                 other_logs = _log_sums(scores, other_level, level, weight, near, 0)
             else:
-                _publish_rows(vectors64, vectors64, vectors32, fields, rows, rows < written, f, FLOAT64)
+                _publish_rows(vectors64, vectors64, vectors32, fields, rows, rows < written, f, FLOAT64, SOFT)
                 other_logs = _column_sums_by_chunks(
                     points32, points64, vectors64, vectors64, vectors32, fields, other_level, near, size, other_size,
                     FLOAT64, DENSE, ROOTED, M, CHUNK,
                 )  # fmt: skip
             other_logs += other_rest
         other_logs = tl.where(near, other_logs, 0.0)
-        off = deviations(other_logs, other_mass.to(other_logs.dtype), near)
-        other_error = tl.sum(off.to(tl.float64), axis=0)
-        other_value, _ = update_rule(g, other_logs.to(tl.float64), g, 1.0, 0.0, True)
+        if SOFT:
+            ratios = other_logs.to(tl.float64)
+            other_missed = log_missed(ratios, g, other_mass, other_kappa, near)
+            other_log_mass = log_sum(other_mass, ratios, near)
+            other_error = relative_residual(other_missed, other_log_mass)
+        else:
+            off = deviations(other_logs, other_mass.to(other_logs.dtype), near)
+            other_error = tl.sum(off.to(tl.float64), axis=0)
+        other_value, _ = update_rule(
+            g, other_logs.to(tl.float64), g, 1.0, 0.0, other_kappa, other_lam, True, SOFT
+        )  # fmt: skip
         g = tl.where(tl.abs(other_value) < float("inf"), other_value, g)
-        logs, error = _measure_rows(scores, points32, points64, vectors64, vectors64, vectors32, fields, rows, inside,
-                                    near, size, other_size, f, norm, mass, g, other_norm, other_mass, written, FLOAT64,
-                                    DENSE, ROOTED, whole, M, CHUNK)  # fmt: skip
-        alignment = -tl.sum(tl.where(inside, mass * logs.to(tl.float64) * (f - before), 0.0), axis=0)
+        logs, error, new_log_mass, new_asked = _measure_rows(
+            scores, points32, points64, vectors64, vectors64, vectors32, fields, rows, inside, near, size, other_size, f,
+            norm, mass, g, other_norm, other_mass, written, FLOAT64, DENSE, ROOTED, whole, SOFT, M, CHUNK,
+        )  # fmt: skip
+        leg = logs.to(tl.float64)
+        if SOFT:
+            missed, log_mass, asked = error, new_log_mass, new_asked
+            error = relative_residual(missed, log_mass)
+            leg += kappa * f
+        alignment = -tl.sum(tl.where(inside, mass * leg * (f - before), 0.0), axis=0)
         depth += 1.0
         started = started | (done == done)
         done += 1
@@ -379,9 +462,14 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
         tl.store(vectors64 + tl.load(fields + BEFORE) + rows, before, mask=inside)
         if whole:
             tl.store(vectors32 + tl.load(fields + LOG_RATIOS) + rows, logs, mask=inside)
-        _store_sum(vectors64, tl.load(fields + ERRORS), size, error)
-        _store_sum(vectors64, tl.load(fields + ERRORS + 1), other_size, other_error)
-        _store_sum(vectors64, tl.load(fields + ALIGNMENT), size, alignment)
+        if SOFT:
+            _store_residual(vectors64, fields, 0, size, missed, log_mass, SOFT)
+            _store_residual(vectors64, fields, 1, other_size, other_missed, other_log_mass, SOFT)
+            _store_sum(vectors64, tl.load(fields + ASKED), size, asked, -float("inf"))
+        else:
+            _store_residual(vectors64, fields, 0, size, error, error, SOFT)
+            _store_residual(vectors64, fields, 1, other_size, other_error, other_error, SOFT)
+        _store_sum(vectors64, tl.load(fields + ALIGNMENT), size, alignment, 0.0)
         tl.store(numbers + DEPTH, depth)
         tl.store(numbers + AGE, age)
         tl.store(numbers + BEST, best)
