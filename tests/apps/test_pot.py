@@ -236,7 +236,13 @@ def test_max_iter_ends_the_solve_with_a_warning() -> None:
     [
         (lambda: pot.solve(M), "exact transport.*ot.solve"),
         (lambda: pot.solve(M, reg=0), "exact transport.*ot.solve"),
-        (lambda: pot.solve(M, reg=1, unbalanced=0.5), "relaxes the marginals.*ot.solve.*unbalanced"),
+        (
+            lambda: pot.solve(M, reg=1, unbalanced=0.5, unbalanced_type="L2"),
+            "'L2' is only in POT.*ot.solve.*unbalanced",
+        ),
+        (lambda: pot.solve(M, reg=1, unbalanced=0.5, reg_type="entropy"), "reg_type='entropy'.*ot.solve"),
+        (lambda: pot.solve(M, reg=1, unbalanced=0.5, c=M), "reference measure.*ot.solve"),
+        (lambda: pot.solve_sample(X, Y, reg=1, unbalanced=0.5, debias=True), "debias=True is only in POT"),
         (lambda: pot.solve(M, reg=1, reg_type="L2"), "no entropy.*ot.solve"),
         (lambda: pot.solve(M, reg=1, reg_type=(np.sum, np.sum)), "no entropy.*ot.solve"),
         (lambda: pot.solve_sample(X, Y, reg=1, method="nystroem"), "another solver.*ot.solve_sample"),
@@ -262,6 +268,26 @@ def test_bad_arguments_are_named() -> None:
     with pytest.raises(ds.ProblemError, match="equal masses"):
         pot.solve(M, A, 2 * B, reg=1)
     np.testing.assert_array_equal(pot.solve(M, reg=1, unbalanced=np.inf).plan, pot.solve(M, reg=1).plan)
+
+
+@pytest.mark.parametrize("unbalanced", [0.7, (2.0, 0.5), [3.0], (np.inf, 1.0)])
+@pytest.mark.parametrize("points", [False, True])
+def test_soft_marginals_are_those_of_pot(unbalanced: Any, points: bool) -> None:
+    ot = needs("ot")
+    a, b = np.asarray(A), 1.7 * np.asarray(B)
+    settings = {"reg": REG, "unbalanced": unbalanced, "tol": 1e-12, "max_iter": 50_000}
+    names = ("solve_sample", X, Y) if points else ("solve", M)
+    ours, theirs = (getattr(library, names[0])(*names[1:], a, b, **settings) for library in (pot, ot))
+    assert ours.status == "CONVERGED"
+    np.testing.assert_allclose(ours.plan, theirs.plan, rtol=1e-5, atol=1e-14)
+    for field in ("value", "value_linear"):
+        # Without the masses in its KL, POT's value of an optimal plan of two soft marginals is 0.
+        np.testing.assert_allclose(getattr(ours, field), getattr(theirs, field), rtol=1e-5, atol=1e-10)
+    for mine, other in zip((*ours.potentials, *ours.marginals), (*theirs.potentials, *theirs.marginals), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(ours.lazy_plan[:3], theirs.plan[:3], rtol=1e-5, atol=1e-14)
+    again = pot.solve(M, a, b, REG, unbalanced=unbalanced, potentials_init=ours.potentials, tol=1e-6)
+    assert again.log["niter"] <= 1 or points
 
 
 def test_pot_is_imported_when_it_is_used() -> None:

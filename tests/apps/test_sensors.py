@@ -120,3 +120,19 @@ def test_detectors_scores_and_flows_in_short(detector: Drift) -> None:
     assert "\n" not in shown
     (flow,) = frame_flow([rng.normal(size=(3, 20, 2))], eps=0.5)
     assert repr(flow) == "Flow(2 pairs, 2 CONVERGED)"
+
+
+def test_points_without_a_counterpart_are_not_matched() -> None:
+    rng = np.random.default_rng(0)
+    first = rng.normal(size=(80, 2))
+    second, far = first[:60] + 0.1, np.r_[np.zeros(60, dtype=bool), np.ones(20, dtype=bool)]
+    first[60:] += 20
+    clip = [first, second, np.delete(second, 3, axis=0)]
+    (hard,), (soft,) = (frame_flow([clip], eps=0.01, rho=rho) for rho in (None, 1.0))
+    assert hard.matched is None
+    assert soft.matched is not None
+    assert [len(share) for share in soft.matched] == [80, 60]
+    assert soft.matched[0][far].max() < 1e-6
+    assert soft.matched[0][~far].min() > 0.9
+    near = [np.abs(flow.displacement[0][~far] - 0.1).mean() for flow in (hard, soft)]
+    assert near[1] < 0.05 < near[0]

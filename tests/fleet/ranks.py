@@ -34,6 +34,12 @@ def problems() -> list[ds.Problem[Any]]:
     made.append(ds.Problem(x=made[0].x, y=made[0].y, eps=1e-3))
     made.append(ds.Problem(x=1e200 * made[0].x, y=made[0].y, eps=1e-300))
     made.append(ds.Problem(x=made[0].x, y=made[0].y, eps=-1.0))
+    # Soft marginals, with and without points without weight.
+    masses = np.full(made[0].y.shape[0], 0.04)
+    made += [ds.Problem(x=made[0].x, y=made[0].y, b=masses, eps=0.2, rho=rho) for rho in (1.0, (np.inf, 2.0), 80.0)]
+    made.append(
+        ds.Problem(x=rng.normal(size=(50, 2)), y=rng.normal(size=(30, 2)), a=weights, eps=0.2, rho=(0.5, np.inf))
+    )
     return made
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends import choose, load
+from drainsinkhorn.backends import load
 from drainsinkhorn.cli.files import read_problems
 from drainsinkhorn.core.options import STARTS
 from drainsinkhorn.numerics.arrays import to_numpy
@@ -23,7 +23,6 @@ from drainsinkhorn.serve.bodies import JSON, read_body
 from drainsinkhorn.serve.limits import ServerLimits
 from drainsinkhorn.testing import judgements
 from drainsinkhorn.testing.auditor import judge, marginal_errors
-from tests.conftest import needs
 
 SOLVERS = ["reference", "cpu", "cpu streaming"]
 INF = math.inf
@@ -215,14 +214,6 @@ def test_bad_prices(rho: Any, words: str) -> None:
     with pytest.raises(ds.ProblemError, match=words):
         ds.solve([cloud(1, rho=rho)], strict=True, backend="reference")
     assert good.converged
-
-
-@pytest.mark.parametrize("name", ["triton"])
-def test_a_backend_without_soft_marginals_says_so(name: str) -> None:
-    needs({"ott": "ott", "keops": "pykeops"}.get(name, name))
-    with pytest.raises(ds.ProblemError, match="solves problems with two hard marginals"):
-        load(name).signature(validate(cloud(1), 1e-3))
-    assert choose(cloud(1))[0].name in SOLVERS
 
 
 def test_dot_products_with_a_soft_marginal_need_the_reference() -> None:

@@ -63,7 +63,8 @@ class SamplesLoss(torch.nn.Module):
         loss: "sinkhorn".
         p: 2 for the cost `|x - y|^2 / 2`, 1 for `|x - y|`.
         blur: Entropic scale: eps is `blur**p`.
-        reach: None. Unbalanced transport needs GeomLoss.
+        reach: None. The loss of unbalanced transport needs GeomLoss; `drainsinkhorn.solve(rho=reach**p)` solves its
+            problems.
         diameter: No effect: nothing is annealed.
         scaling: No effect; `tol` decides how accurate a value is.
         truncate: No effect: no term of a sum is left out.
@@ -138,8 +139,8 @@ class SamplesLoss(torch.nn.Module):
             raise OptionsError(f"loss {self.loss!r} is unknown; use 'sinkhorn'")
         if self.reach is not None:
             raise NotImplementedError(
-                f"reach={self.reach} relaxes the marginals, which drainsinkhorn does not do; use "
-                "geomloss.SamplesLoss(..., reach=...) of GeomLoss, or reach=None"
+                f"reach={self.reach} relaxes the marginals, and this loss has no derivatives for that; use "
+                "geomloss.SamplesLoss(..., reach=...) of GeomLoss, drainsinkhorn.solve(rho=reach**p), or reach=None"
             )
         if self._point_cost is None and not callable(self.cost):
             raise NotImplementedError(

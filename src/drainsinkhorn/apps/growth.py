@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ def read_growth(data: Any, growth: Any, names: Sequence[Any], cells: Sequence[Ar
 def check_taus(tau_a: Any, tau_b: Any) -> tuple[float, float]:
     """Return both taus; ProblemError if one is not above 0 and at most 1."""
     for name, tau in (("tau_a", tau_a), ("tau_b", tau_b)):
-        if isinstance(tau, bool) or not isinstance(tau, (int, float)) or not 0 < tau <= 1:
+        if isinstance(tau, bool) or not isinstance(tau, numbers.Real) or not 0 < float(tau) <= 1:
             raise ProblemError(f"{name} must be above 0 and at most 1 (a hard marginal), got {tau!r}")
     return float(tau_a), float(tau_b)
 
@@ -73,7 +74,8 @@ def soft_fields(a: Array, b: Array, eps: Any, taus: tuple[float, float]) -> dict
         eps: Strength of the entropic term.
         taus: `tau_a` and `tau_b`.
     """
-    if taus == (1.0, 1.0) or not isinstance(eps, (int, float)):
+    if taus == (1.0, 1.0) or not isinstance(eps, numbers.Real):
         return {}
+    eps = float(eps)
     rho = tuple(math.inf if tau == 1 else eps * tau / (1 - tau) for tau in taus)
     return {"a": a ** taus[0], "b": b ** taus[1], "rho": rho}

@@ -19,7 +19,7 @@ from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import is_array, to_numpy
-from drainsinkhorn.plans.consumers import barycentric_map
+from drainsinkhorn.plans.consumers import barycentric_map, couplings
 from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import DEFAULTS, solve
@@ -191,17 +191,20 @@ class Flow:
         displacement: For every frame but the last, where its points go on average, less where they are, (n, d); None
             where the problem is INVALID.
         results: Couplings of consecutive frames.
+        matched: With `rho`, for every frame but the last, the part of each point's weight that the plan moves to the
+            next frame, (n,); near 0 for a point without a counterpart. None without `rho`.
     """
 
     displacement: list[Any]
     results: list[Result[Any]]
+    matched: list[Any] | None = None
 
     def __repr__(self) -> str:
         return call("Flow", count_of(len(self.results), "pair"), status_counts(each.status for each in self.results))
 
 
 def frame_flow(
-    clips: Any, *, eps: Eps = None, carry: bool = True, tol: float | None = None, **settings: Any
+    clips: Any, *, eps: Eps = None, rho: Any = None, carry: bool = True, tol: float | None = None, **settings: Any
 ) -> list[Flow]:
     """Barycentric flow between consecutive frames of clips, all of them lanes of one batch.
 
@@ -211,6 +214,8 @@ def frame_flow(
         clips: A list of clips, each an array (T, n, d) or a list of frames (n, d) of any sizes.
         eps: A number in units of the squared distance, `relative` or `sharpness`, which give each pair of frames its
             own number. None: `relative(0.05)`.
+        rho: The price of soft marginals in units of the squared distance, for frames whose points need not all have a
+            counterpart (see `Problem`). All points of a pair of frames then weigh the same. None: every point has one.
         carry: Whether frames of a clip start from their predecessor's potentials.
         tol: Bound on the larger L1 marginal residual.
         **settings: Keywords of `solve`.
@@ -235,14 +240,30 @@ def frame_flow(
             )
         lengths.append(len(frames) - 1)
         chain = number if carry else None
-        problems += [Problem(x=x, y=y, eps=eps, chain=chain) for x, y in itertools.pairwise(frames)]
+        for x, y in itertools.pairwise(frames):
+            weights: dict[str, Any] = (
+                {} if rho is None else {"a": np.full(len(x), 1 / len(x)), "b": np.full(len(y), 1 / len(x))}
+            )
+            problems.append(Problem(x=x, y=y, eps=eps, rho=rho, chain=chain, **weights))
     solution: Solution[Any] = solve(problems, tol=tol, **settings)
     fine = [k for k, result in enumerate(solution) if result.emitted is not None]
-    images = dict(zip(fine, barycentric_map([replace(solution[k], warns=False) for k in fine]), strict=True))
+    solved = [replace(solution[k], warns=False) for k in fine]
+    images = dict(zip(fine, barycentric_map(solved), strict=True))
+    shares = dict(zip(fine, _row_shares(solved), strict=True)) if rho is not None else {}
     flows, first = list[Flow](), 0
     for length in lengths:
         places = range(first, first + length)
         displacement = [images[k] - problems[k].x if k in images else None for k in places]
-        flows.append(Flow(displacement, [solution[k] for k in places]))
+        matched = None if rho is None else [shares.get(k) for k in places]
+        flows.append(Flow(displacement, [solution[k] for k in places], matched))
         first += length
     return flows
+
+
+def _row_shares(results: Sequence[Result[Any]]) -> list[Any]:
+    """For every point of x of each problem the part of its weight that the plan moves, (n,) in NumPy."""
+    shares: list[Any] = [None] * len(results)
+    for places, plans in couplings(results):
+        for place, logs in zip(places, plans.log_ratios("row"), strict=True):
+            shares[place] = np.exp(to_numpy(logs).astype(np.float64))
+    return shares

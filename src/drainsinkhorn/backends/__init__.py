@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -103,15 +102,13 @@ def choose(first: Any = None) -> tuple[Backend[Any], str]:
     cost = as_cost(getattr(first, "cost", None))
     if isinstance(cost, Cost) and getattr(cost.kind, "backend", ""):
         return load(cost.kind.backend), f"it computes costs of the caller's own ({cost.kind})"
-    # Backends that solve hard marginals alone are left out.
-    is_soft = _is_soft(getattr(first, "rho", None))
     x: Any = getattr(first, "x", None)
     points = x if x is not None else cost
-    if not is_soft and getattr(points, "is_cuda", False) and importlib.util.find_spec("triton") is not None:
+    if getattr(points, "is_cuda", False) and importlib.util.find_spec("triton") is not None:
         return load("triton"), "the points lie on a CUDA device"
     platform = _jax_platform(points)
     if platform not in ("", "cpu"):
-        if not is_soft and platform == "gpu" and _torch_sees_cuda():
+        if platform == "gpu" and _torch_sees_cuda():
             return load("triton"), "the points lie on a CUDA device"
         if importlib.util.find_spec("ott") is not None:
             return load("ott"), f"the points are JAX arrays on a {platform.upper()}"
@@ -120,12 +117,6 @@ def choose(first: Any = None) -> tuple[Backend[Any], str]:
     if platform and importlib.util.find_spec("ott") is not None:
         return load("ott"), "the points are JAX arrays, and Numba is not installed"
     return load("reference"), "Numba is not installed, so the compiled CPU backend cannot run"
-
-
-def _is_soft(rho: Any) -> bool:
-    """Whether a marginal is soft, of a rho that need not be valid."""
-    prices = rho if isinstance(rho, (tuple, list)) else [rho]
-    return any(isinstance(price, (int, float)) and price != math.inf for price in prices)
 
 
 def _jax_platform(points: Any) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.model.couplings import Couplings
-from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
@@ -26,15 +25,6 @@ Couple = Callable[[Sequence[Instance[Any]], Sequence[Potentials[Any]]], Coupling
 
 FEW_PAIRS, CHUNK_PAIRS = 2**15, 2**22
 """Pairs of points up to which NumPy computes c-transforms as fast as any backend, and costs that it holds at once."""
-
-
-def require_hard(instance: Instance[Any], backend: str) -> None:
-    """Raise ProblemError if a marginal is soft; backends that cannot solve such problems call it in `signature`."""
-    if not instance.marginals.are_hard:
-        raise ProblemError(
-            f"backend {backend!r} solves problems with two hard marginals, and rho = "
-            f'{tuple(side.rho for side in instance.marginals)} makes one soft; use backend="auto" or "reference"'
-        )
 
 
 class _Idle(NamedTuple):

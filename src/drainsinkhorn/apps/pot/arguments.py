@@ -42,24 +42,18 @@ SMALLEST_TOL = sys.float_info.min
 """Stands for a tol of 0, with which POT runs all its iterations."""
 
 
-def refuse_other_problems(call: str, reg: Any, reg_type: Any, unbalanced: Any = None) -> str:
-    """Return the regulariser in lower case; raise NotImplementedError unless the problem is balanced and entropic.
+def refuse_other_problems(call: str, reg: Any, reg_type: Any) -> str:
+    """Return the regulariser in lower case; raise NotImplementedError unless the problem is entropic.
 
     Args:
         call: POT's call, for messages.
         reg: Strength of the regulariser.
         reg_type: Its name, or a pair of functions.
-        unbalanced: Strengths of the marginal penalties; None or infinite: balanced.
     """
     if reg is None or reg == 0:
         raise NotImplementedError(
             f"without reg this is exact transport, which drainsinkhorn does not solve; call ot.{call} of POT, or pass "
             "reg > 0"
-        )
-    if unbalanced is not None and not np.isinf(to_numpy(unbalanced)).all():
-        raise NotImplementedError(
-            f"unbalanced={unbalanced!r} relaxes the marginals, which drainsinkhorn does not do; call "
-            f"ot.{call[:-1]}, reg=..., unbalanced=...) of POT"
         )
     if not isinstance(reg_type, str) or reg_type.lower() not in ("kl", "entropy"):
         raise NotImplementedError(
@@ -67,6 +61,41 @@ def refuse_other_problems(call: str, reg: Any, reg_type: Any, unbalanced: Any = 
             f"ot.{call[:-1]}, reg=..., reg_type=...) of POT for others"
         )
     return reg_type.lower()
+
+
+def prices_of(
+    call: str, unbalanced: Any, regulariser: str, unbalanced_type: Any, reference: Any, arrays: tuple[Any, ...]
+) -> tuple[float, float] | None:
+    """Return the prices of soft marginals; None if both are hard.
+
+    Raises NotImplementedError for a problem that is none of this library, or whose derivatives are wanted.
+
+    Args:
+        call: POT's call, for messages.
+        unbalanced: POT's strengths of the marginal penalties: a number, or one or two in any sequence; None: hard.
+        regulariser: "kl" or "entropy".
+        unbalanced_type: Name of the penalty.
+        reference: POT's reference measure of the entropic term; None: the product of the weights.
+        arrays: The caller's arrays; empty where no derivatives are wanted.
+    """
+    if unbalanced is None or np.isinf(to_numpy(unbalanced)).all():
+        return None
+    prices = np.atleast_1d(to_numpy(unbalanced)).astype(np.float64)
+    if prices.shape not in ((1,), (2,)):
+        raise ProblemError(f"unbalanced must be one number or two, got shape {prices.shape}")
+    others = {
+        f"unbalanced_type={unbalanced_type!r}": str(unbalanced_type).lower() != "kl",
+        "reg_type='entropy' with unbalanced": regulariser != "kl",
+        "c, another reference measure,": reference is not None,
+        "a derivative of an unbalanced problem": asks_gradient(arrays),
+    }
+    for what, is_other in others.items():
+        if is_other:
+            raise NotImplementedError(
+                f"{what} is only in POT: call ot.{call[:-1]}, reg=..., unbalanced=...) of POT; here soft "
+                'marginals have the penalty KL and the reference a b\', and results are constants (grad="detach")'
+            )
+    return float(prices[0]), float(prices[-1])
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -144,14 +173,15 @@ def normalise(weights: Any, size: int) -> tuple[Vector, float]:
     return values / total, total
 
 
-def start_of(potentials: Any, a: Any, b: Any, eps: float) -> Potentials[Any] | None:
-    """Return the start for logarithms of POT's scaling vectors: `f = eps (log u - log a)`.
+def start_of(potentials: Any, a: Any, b: Any, eps: float, *, soft: bool = False) -> Potentials[Any] | None:
+    """Return the start for logarithms of POT's scaling vectors: `f = eps (log u - log a)`; `eps log u` if soft.
 
     Args:
         potentials: `(log u, log v)`, each (n,) or (W, n); None: no start is given.
         a: Weights of x, (n,) or (W, n); None: uniform.
         b: Weights of y.
         eps: Entropic strength.
+        soft: Whether a marginal is soft; POT's kernel then contains the weights.
     """
     if potentials is None:
         return None
@@ -162,7 +192,7 @@ def start_of(potentials: Any, a: Any, b: Any, eps: float) -> Potentials[Any] | N
         logs = to_numpy(log_scaling).astype(np.float64)
         own = np.full(logs.shape[-1], 1 / logs.shape[-1]) if weights is None else to_numpy(weights).astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
-            values = eps * (logs - np.log(own / own.sum(-1, keepdims=True)))
+            values = eps * (logs if soft else logs - np.log(own / own.sum(-1, keepdims=True)))
         # A point without weight has log u = log a = -inf.
         return np.where(np.isneginf(logs), 0.0, values)
 

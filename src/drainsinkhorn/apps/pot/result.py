@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -24,27 +25,38 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedProblem:
-    """A finished problem, its normalised weights, and the mass that they had before.
+    """A finished problem, its weights, and the mass that they had before they were normalised.
 
     Attributes:
         result: Its result.
-        a: Source weights of mass 1, (n,).
-        b: Target weights of mass 1, (m,).
-        mass: Sum of the source weights as the caller gave them. POT's plan has this mass.
+        a: Source weights of mass 1, or as they were given if a marginal is soft, (n,).
+        b: Target weights, (m,).
+        mass: Sum of the source weights as the caller gave them, which is the mass of POT's plan; 1 if a marginal is
+            soft.
+        rho: Prices of soft marginals; None: both are hard.
     """
 
     result: Result[Any]
     a: Vector
     b: Vector
     mass: float
+    rho: tuple[float, float] | None = None
 
     @property
     def is_solved(self) -> bool:
         """True if there are potentials, converged or not."""
         return self.result.emitted is not None
 
-    def value(self, costs: TransportCost, eps: float, regulariser: str) -> float:
-        """Return POT's objective of the plan: `sum P C + eps R(P)` with R(P) = KL(P | a b') or sum P log P."""
+    def value(self, costs: TransportCost, eps: float, regulariser: str, transported: float = 1.0) -> float:
+        """Return POT's objective of the plan: `sum P C + eps R(P)` with R(P) = KL(P | a b') or sum P log P.
+
+        With soft marginals their prices are added. POT's KL(p | q) is `sum p log(p / q)`, without the masses of p and
+        q. `transported` is the mass of the plan, which is used in this case alone.
+        """
+        if self.rho is not None:
+            mass, masses = transported, (float(self.a.sum()), float(self.b.sum()))
+            prices = [rho * (mass - own) for rho, own in zip(self.rho, masses, strict=True) if rho < math.inf]
+            return costs.entropic + eps * (mass - masses[0] * masses[1]) + sum(prices)
         log_mass = float(np.log(self.mass))
         penalty = costs.kl - log_mass
         if regulariser == "entropy":
@@ -55,11 +67,14 @@ class FinishedProblem:
         """Return the logarithms of POT's scaling vectors: `P = diag(u) exp(-C / eps) diag(v)`.
 
         Of all pairs `(log u + t, log v - t)`, which have one plan, it is the one with `sum_j b_j g_j = 0`, the gauge of
-        potentials that are differentiated.
+        potentials that are differentiated. With a soft marginal there is one pair, and `P = diag(u) K diag(v)` with
+        `K = a b' exp(-C / eps)`, as in POT.
         """
         if self.result.emitted is None:
             return np.full(self.a.shape, np.nan), np.full(self.b.shape, np.nan)
         f, g = (to_numpy(side).astype(np.float64) / eps for side in self.result.emitted)
+        if self.rho is not None:
+            return f, g
         has_mass = self.b > 0
         shift = float((self.b[has_mass] * g[has_mass]).sum())
         half = float(np.log(self.mass)) / 2
@@ -201,7 +216,9 @@ class OTResult:
         tensors = self._tensors.values() if self._tensors else None
         if tensors is not None:
             return self._join(tensors)
-        return self._numbers(lambda lane, costs: lane.value(costs, self._eps, self._regulariser))
+        # Soft problems come alone, so that the mass is that of the only plan.
+        mass = float(self._sums("row")[0].sum()) if self._lanes[0].rho is not None else 1.0
+        return self._numbers(lambda lane, costs: lane.value(costs, self._eps, self._regulariser, mass))
 
     def _transport(self) -> Any:
         tensors = self._tensors.linear_values() if self._tensors else None
@@ -251,13 +268,17 @@ class OTResult:
         return self.potentials[1]
 
     def _marginal(self, side: str) -> Any:
+        return self._export(self._sums(side))
+
+    def _sums(self, side: str) -> list[Vector]:
+        """Sums of the rows ("row") or columns ("col") of each plan in float64."""
         logs = self._per_lane(lambda plans: plans.log_ratios(side))
         sums: list[Vector] = []
         for lane, log_ratios in zip(self._lanes, logs, strict=True):
             weights = lane.a if side == "row" else lane.b
             ratios = np.nan if log_ratios is None else np.exp(to_numpy(log_ratios).astype(np.float64))
             sums.append(np.where(weights > 0, lane.mass * weights * ratios, 0.0))
-        return self._export(sums)
+        return sums
 
     @cached_property
     def marginal_a(self) -> Any:

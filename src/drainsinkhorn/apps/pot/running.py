@@ -34,6 +34,7 @@ class Call:
         backend: Backend of this library.
         settings: Fields of Options.
         fixed_plan: Whether transport costs have derivatives at a fixed plan under grad "envelope", as in `ot.batch`.
+        rho: Prices of soft marginals; None: both are hard.
         scalings: Whether `potentials` are u and v, as in POT's batched method "sinkhorn", not their logarithms.
     """
 
@@ -47,6 +48,7 @@ class Call:
     default_tol: float = 1e-9
     fixed_plan: bool = False
     scalings: bool = False
+    rho: tuple[float, float] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def run(arrays: Arrays, cost: Any, call: Call, *, init: Any = None, stacked: boo
     """
     matrix, x, y, a, b = map(without_gradient, arrays)
     cost_or_matrix = cost if matrix is None else matrix
-    solution = solve(x, y, eps=call.eps, a=a, b=b, init=init, cost=cost_or_matrix, **call.options)
+    solution = solve(x, y, eps=call.eps, a=a, b=b, init=init, cost=cost_or_matrix, rho=call.rho, **call.options)
     if not len(solution):
         raise ProblemError("the batch is empty; pass at least one problem")
     rows = [arrays.row(k) for k in range(len(solution))]
@@ -127,7 +129,11 @@ def answer(results: Sequence[Result[Any]], rows: Sequence[Arrays], cost: Any, ca
         raise ProblemError(results[0].detail)
     lanes: list[FinishedProblem] = []
     for result, row in zip(results, rows, strict=True):
-        (a, mass), (b, _) = (normalise(w, size) for w, size in zip((row.a, row.b), row.shape, strict=True))
+        (a, mass), (b, other) = (normalise(w, size) for w, size in zip((row.a, row.b), row.shape, strict=True))
+        if call.rho is not None:
+            # Weights keep their masses.
+            lanes.append(FinishedProblem(result, mass * a, other * b, 1.0, call.rho))
+            continue
         lanes.append(FinishedProblem(result, a, b, 1.0 if row.a is None and row.b is None else mass))
     return OTResult(
         lanes,

@@ -12,6 +12,7 @@ from drainsinkhorn.apps.pot.arguments import (
     check_gradient,
     check_method_of_samples,
     cost_of_metric,
+    prices_of,
     refuse_other_problems,
     start_of,
     strength,
@@ -49,17 +50,18 @@ def solve(
 ) -> OTResult:
     """Solve the entropic problem of a cost matrix; arguments and result fields are those of `ot.solve`.
 
-    `c`, `unbalanced_type`, `n_threads`, `plan_init` and `verbose` have no effect, and `method` is only checked.
+    `n_threads`, `plan_init` and `verbose` have no effect, and `method` is only checked.
 
     Args:
         M: Costs, (n, m), in NumPy, torch or JAX.
         a: Source weights, (n,). None: uniform.
         b: Target weights, (m,). None: uniform.
         reg: Entropic strength in units of the cost, positive.
-        c: Reference of POT's unbalanced problems.
-        reg_type: "KL" or "entropy". Both have the same plan; `value` differs.
-        unbalanced: None, or infinity for balanced problems.
-        unbalanced_type: Name of POT's marginal penalty.
+        c: None: the reference of unbalanced problems is the product of the weights.
+        reg_type: "KL" or "entropy". Both have the same plan; `value` differs. Unbalanced problems have "KL".
+        unbalanced: The prices of both marginals, a number or a pair, in units of the cost; None or infinity: hard. The
+            residual is then relative to the transported mass, and results carry no derivatives.
+        unbalanced_type: "KL".
         method: None, or a name that `ot.solve` knows.
         n_threads: Threads of POT's exact solver.
         max_iter: Largest number of cycles. None: 1000.
@@ -74,7 +76,8 @@ def solve(
         **settings: Keywords of `drainsinkhorn.solve`.
 
     Raises:
-        NotImplementedError: If the problem is exact, unbalanced, or has another regulariser; the text names POT's call.
+        NotImplementedError: If the problem is exact, or has another regulariser or marginal penalty; the text names
+            POT's call.
         ProblemError: If the problem is invalid.
 
     Examples:
@@ -84,13 +87,15 @@ def solve(
         >>> result.plan.shape, result.status
         ((20, 30), 'CONVERGED')
     """
-    regulariser = refuse_other_problems("solve(M, a, b)", reg, reg_type, unbalanced)
+    regulariser = refuse_other_problems("solve(M, a, b)", reg, reg_type)
+    watched = () if grad == "detach" else (M, a, b)
+    rho = prices_of("solve(M, a, b)", unbalanced, regulariser, unbalanced_type, c, watched)
     if method is not None:
         check_choice("method", method, METHODS)
     check_gradient(grad, max_iter)
     arrays = Arrays(as_matrix("M", M, 2), None, None, weights_or_none(a), weights_or_none(b))
-    call = Call(strength(reg), regulariser, grad, max_iter, tol, backend, settings)
-    return run(arrays, None, call, init=start_of(potentials_init, arrays.a, arrays.b, call.eps))
+    call = Call(strength(reg), regulariser, grad, max_iter, tol, backend, settings, rho=rho)
+    return run(arrays, None, call, init=start_of(potentials_init, arrays.a, arrays.b, call.eps, soft=rho is not None))
 
 
 def solve_sample(
@@ -140,7 +145,7 @@ def solve_sample(
         reg: Entropic strength in units of the cost, positive.
         c: See `solve`.
         reg_type: "KL" or "entropy": see `solve`.
-        unbalanced: None, or infinity.
+        unbalanced: See `solve`.
         unbalanced_type: See `solve`.
         lazy: No effect: `lazy_plan` is always there, and `plan` is computed when it is read.
         batch_size: Rows that POT's lazy solver computes at a time.
@@ -165,7 +170,7 @@ def solve_sample(
         **settings: Keywords of `drainsinkhorn.solve`.
 
     Raises:
-        NotImplementedError: If the problem is exact, unbalanced, or for another solver; the text names POT's call.
+        NotImplementedError: If the problem is exact, or for another solver; the text names POT's call.
         ProblemError: If the problem is invalid.
 
     Examples:
@@ -176,18 +181,21 @@ def solve_sample(
         ((5, 30), True)
     """
     check_method_of_samples(method)
-    regulariser = refuse_other_problems("solve_sample(X_a, X_b, a, b)", reg, reg_type, unbalanced)
-    if scaler is not None or isinstance(debias, str):
+    call_of_pot = "solve_sample(X_a, X_b, a, b)"
+    regulariser = refuse_other_problems(call_of_pot, reg, reg_type)
+    watched = () if grad == "detach" else (X_a, X_b, a, b)
+    rho = prices_of(call_of_pot, unbalanced, regulariser, unbalanced_type, c, watched)
+    if scaler is not None or isinstance(debias, str) or (debias and rho is not None):
         name = "scaler" if scaler is not None else f"debias={debias!r}"
         raise NotImplementedError(f"{name} is only in POT: call ot.solve_sample of POT, or leave it out")
     check_gradient(grad, max_iter)
     cost = cost_of_metric(metric)
     points = as_matrix("X_a", X_a, 2), as_matrix("X_b", X_b, 2)
     arrays = Arrays(None, *points, weights_or_none(a), weights_or_none(b))
-    call = Call(strength(reg), regulariser, grad, max_iter, tol, backend, settings)
+    call = Call(strength(reg), regulariser, grad, max_iter, tol, backend, settings, rho=rho)
     if debias:
         return _solve_debiased(arrays, cost, call)
-    return run(arrays, cost, call, init=start_of(potentials_init, arrays.a, arrays.b, call.eps))
+    return run(arrays, cost, call, init=start_of(potentials_init, arrays.a, arrays.b, call.eps, soft=rho is not None))
 
 
 def _solve_debiased(arrays: Arrays, cost: Any, call: Call) -> OTResult:
