@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.divergences import debias, with_clouds_themselves
-from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.couplings import TransportCost
+from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result

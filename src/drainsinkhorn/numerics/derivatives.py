@@ -1,7 +1,7 @@
 """Derivatives of the optimal value in everything that a problem consists of, of first and second order.
 
-Let `D(theta; f, g)` be the dual objective (`numerics.soft.soft_dual_value`) as a function of the inputs theta (points or
-costs, weights, eps, prices) and of the potentials. At the optimum its derivative in the potentials vanishes, so
+Let `D(theta; f, g)` be the dual objective (`numerics.soft.soft_dual_value`) as a function of the inputs theta (points
+or costs, weights, eps, prices) and of the potentials. At the optimum its derivative in the potentials vanishes, so
 
     dV/dtheta = dD/dtheta                                      at fixed potentials (envelope theorem)
     (d^2 V/dtheta^2) w = d/dt (dD/dtheta)(theta + t w; f + t df, g + t dg)
