@@ -19,6 +19,8 @@ COUNTED = (
     *("repacks", "refills", "frozen", "narrowed", "static_slots", "widths"),
 )
 """Fields of a ledger that are compared beside depths, choices and the account of the rescue."""
+SCHEDULE = ("audits", "screened", "repacks", "refills", "frozen", "widths", "executed", "choices", "static_slots")
+"""Fields of a ledger that say when lanes were audited and repacked."""
 ABSENT = "(not in this state)"
 """What is recorded of a field that a state does not have."""
 RTOL = 1e-5
@@ -66,6 +68,24 @@ def record_ledger(ledger: Any) -> dict[str, Any]:
     row["depths"] = [list(pair) for pair in ledger.depths.items()]
     row["choices"] = [[choice.what, choice.picked, choice.reason] for choice in ledger.choices]
     return row | {"rescue": record(ledger.rescue)}
+
+
+def without_schedule(value: Any) -> Any:
+    """A record without what says when lanes were audited and repacked.
+
+    Of the ledger, slots, legs and depths remain; results of a stream are sorted by ticket.
+    """
+    if isinstance(value, list):
+        rows = [without_schedule(each) for each in value]
+        has_tickets = all(isinstance(row, dict) and "ticket" in row for row in rows)
+        return sorted(rows, key=lambda row: row["ticket"]) if has_tickets else rows
+    if not isinstance(value, dict):
+        return value
+    row = {name: without_schedule(each) for name, each in value.items()}
+    if {"slots", "audits"} <= row.keys():
+        row = {name: row[name] for name in row if name not in SCHEDULE}
+        row["depths"] = sorted(row["depths"])
+    return row
 
 
 def record_array(array: Any) -> dict[str, Any]:

@@ -182,6 +182,21 @@ def pbmc(device: str, data: Path | None) -> Any:
     return windows([(rng.choice(before, 2048, False), rng.choice(after, 2048, False)) for _ in range(4)], 0.05, device)
 
 
+def small(name: str) -> Callable[[str, Path | None], Any]:
+    """A case of small.py: a stack where sizes are equal, else a list."""
+
+    def build(device: str, _: Path | None) -> Any:
+        from small_cases import CASES
+
+        case = CASES[name]
+        x, y = ([on_device(device, points) for points in side] for side in case.make())
+        if isinstance(case.points, int):
+            return tuple(on_device(device, np.stack(side)) for side in (x, y)), {"eps": case.eps}
+        return ([ds.Problem(x=own, y=other, eps=case.eps) for own, other in zip(x, y, strict=True)],), {}
+
+    return build
+
+
 CELLS: dict[str, Cell] = {
     "small": Cell(listed(clouds(512, 64, 2, 0.2))),
     "wide": Cell(listed(clouds(16, 512, 16, 1.0))),
@@ -190,6 +205,10 @@ CELLS: dict[str, Cell] = {
     "plain": Cell(listed(clouds(8, 1024, 8, 0.5)), {"accelerate": "none"}),
     "large": Cell(listed(clouds(4, 4096, 15, 1.0))),
     "shared": Cell(listed(one_cost(64, 256, 0.3))),
+    "many stacked": Cell(small("stack64")),
+    "many ragged": Cell(small("ragged")),
+    "four": Cell(small("four512")),
+    "one": Cell(small("one64")),
     "host list": Cell(host_list),
     "host stack": Cell(host_stack),
 }

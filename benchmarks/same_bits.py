@@ -29,7 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bit_records import count_problems, count_statuses, differences, record, record_events
+from bit_records import count_problems, count_statuses, differences, record, record_events, without_schedule
 from states import State, ask_both, serve
 
 BACKENDS = ("reference", "cpu", "triton", "ott", "keops")
@@ -113,6 +113,8 @@ class Comparison:
         total["problems"] += count_problems(old.get("value"))
         total.update(count_statuses(old.get("value")))
         compared = [{key: each[key] for key in ("value", "error") if key in each} for each in (old, new)]
+        if self._asked.results:
+            compared = [without_schedule(each) for each in compared]
         found = list(differences(*compared, self._stride))
         if self._asked.numbers:
             found = [line for line in found if not TEXT.match(line)]
@@ -193,6 +195,7 @@ def main() -> None:
         "--only", default="", metavar="PATTERN", help="cases whose name contains this; * and ? as in a shell"
     )
     parser.add_argument("--numbers", action="store_true", help="leave texts of messages and errors out")
+    parser.add_argument("--results", action="store_true", help="leave out when lanes were audited and repacked")
     parser.add_argument("--verbose", action="store_true", help="print the seconds of every case")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and end")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)

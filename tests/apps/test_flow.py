@@ -100,12 +100,31 @@ class TestSampler:
         x0, x1 = clouds(20, 20)
         cost, a = torch.cdist(x0.double(), x1.double()).square().numpy(), np.full(20, 1 / 20)
         assert np.allclose(OTPlanSampler("exact").get_map(x0, x1), ot.emd(a, a, cost))
-        found = OTPlanSampler("unbalanced", reg=0.5, reg_m=2.0).get_map(x0, x1)
-        assert np.allclose(found, ot.unbalanced.sinkhorn_knopp_unbalanced(a, a, cost, reg=0.5, reg_m=2.0))
         found = OTPlanSampler("partial", reg=0.5).get_map(x0, x1)
         assert np.allclose(found, ot.partial.entropic_partial_wasserstein(a, a, cost, reg=0.5))
         i, j = OTPlanSampler("exact", seed=0).sample_plan(x0, x1)
         assert i.shape == j.shape == x0.shape
+
+    @pytest.mark.parametrize("reg_m", [1.0, 20.0, (2.0, float("inf"))])
+    def test_unbalanced_plans_are_those_of_pot(self, reg_m: Any) -> None:
+        ot = needs("ot")
+        x0, x1 = (points.double() for points in clouds(20, 30))
+        cost, a, b = torch.cdist(x0, x1).square().numpy(), np.full(20, 1 / 20), np.full(30, 1 / 30)
+        sampler = OTPlanSampler("unbalanced", reg=0.5, reg_m=reg_m, tol=1e-11, seed=0)
+        plan = ot.unbalanced.sinkhorn_knopp_unbalanced(a, b, cost, 0.5, reg_m, stopThr=1e-14, numItermax=100_000)
+        np.testing.assert_allclose(sampler.get_map(x0, x1), plan, rtol=1e-5, atol=1e-14)
+        scaled = OTPlanSampler("unbalanced", reg=0.5, reg_m=reg_m, tol=1e-11, normalize_cost=True).get_map(x0, x1)
+        cost = cost / cost.max()
+        plan = ot.unbalanced.sinkhorn_knopp_unbalanced(a, b, cost, 0.5, reg_m, stopThr=1e-14, numItermax=100_000)
+        np.testing.assert_allclose(scaled, plan, rtol=1e-5, atol=1e-14)
+        assert sampler.sample_trajectory(torch.stack([x0, x0 + 1], dim=1)).shape == (20, 2, 2)
+
+    def test_unbalanced_pairs_leave_out_points_without_a_partner(self) -> None:
+        x0, x1 = clouds(200, 200)
+        x0[:20] += 100
+        far = OTPlanSampler("unbalanced", reg=0.5, reg_m=2.0, seed=0).sample_plan(x0, x1)[0]
+        assert (far[:, 0] < 50).all()
+        assert (OTPlanSampler("sinkhorn", reg=0.5, seed=0).sample_plan(x0, x1)[0][:, 0] > 50).any()
 
     def test_nothing_is_silently_replaced(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match="Unknown method: emd; use one of"):

@@ -14,10 +14,12 @@ jax = needs("jax")
 needs("ott")
 
 import jax.numpy as jnp  # noqa: E402
-from ott.geometry import costs, geodesic, geometry, graph, grid, low_rank, pointcloud  # noqa: E402
+from ott.geometry import costs, epsilon_scheduler, geodesic, geometry, graph, grid, low_rank, pointcloud  # noqa: E402
 from ott.problems.linear.linear_problem import LinearProblem  # noqa: E402
 from ott.solvers.linear import acceleration  # noqa: E402
 from ott.solvers.linear.sinkhorn import Sinkhorn, SinkhornState  # noqa: E402
+
+Epsilon = epsilon_scheduler.Epsilon
 
 import drainsinkhorn as ds  # noqa: E402
 from drainsinkhorn import ott as drained  # noqa: E402
@@ -112,12 +114,63 @@ def test_equal_masses_other_than_one_are_scaled_and_scaled_back(mass: float) -> 
         np.testing.assert_allclose(errors[0], errors[1], rtol=0.05, atol=2e-6 * mass)
 
 
-def test_unequal_masses_and_soft_marginals_are_refused() -> None:
+def test_unequal_masses_are_refused() -> None:
     geom = clouds().geom
     with pytest.raises(ds.ProblemError, match="problem 1 has unequal masses: a sums to 1 and b to 2"):
         drained.solve([clouds(), LinearProblem(geom, A, 2 * B)])
-    with pytest.raises(ds.ProblemError, match="unbalanced"):
-        drained.solve([LinearProblem(geom, A, 2 * B, tau_a=0.9)])
+    with pytest.raises(ds.ProblemError, match=r"problem 0 has tau_b=0.0"):
+        drained.solve([LinearProblem(geom, A, 2 * B, tau_a=0.9, tau_b=0.0)])
+
+
+@pytest.mark.parametrize("taus", [(0.9, 0.7), (1.0, 0.8), (0.6, 1.0), (0.3, 0.999)])
+@pytest.mark.parametrize("kind", ["points", "matrix"])
+def test_soft_marginals_are_those_of_ott(taus: tuple[float, float], kind: str) -> None:
+    with jax.enable_x64(True):
+        x, y, a, b = (jnp.asarray(np.asarray(side, dtype="float64")) for side in (X, Y, *WEIGHTS))
+        cloud = pointcloud.PointCloud(x, y, epsilon=0.3)
+        geom = cloud if kind == "points" else geometry.Geometry(cloud.cost_matrix, epsilon=0.3)
+        problem = LinearProblem(geom, a / a.sum(), 1.7 * b / b.sum(), taus[0], taus[1])
+        ours, balanced = drained.solve([problem, clouds()], Sinkhorn(threshold=1e-11, max_iterations=20000))
+        theirs = Sinkhorn(threshold=1e-11, max_iterations=20000)(problem)
+        assert bool(ours.converged)
+        assert bool(theirs.converged)
+        np.testing.assert_allclose(ours.matrix, theirs.matrix, rtol=1e-5, atol=1e-14)
+        np.testing.assert_allclose(float(ours.reg_ot_cost), float(theirs.reg_ot_cost), rtol=1e-8)
+        np.testing.assert_allclose(float(ours.transport_mass), float(theirs.transport_mass), rtol=1e-8)
+        np.testing.assert_allclose(ours.f[1:], theirs.f[1:], atol=1e-7)
+        assert np.isneginf(ours.f[0])
+        assert abs(ours.n_iters - theirs.n_iters) <= 10
+        assert balanced.errors.shape == ours.errors.shape
+
+
+@pytest.mark.parametrize("taus", [(1.0, 1.0), (0.9, 0.8)])
+def test_schedules_of_epsilon_end_at_their_target(taus: tuple[float, float]) -> None:
+    cost = clouds().geom.cost_matrix
+    problems = [
+        LinearProblem(geometry.Geometry(cost, epsilon=epsilon), A, B, *taus)
+        for epsilon in (Epsilon(0.1, init=30.0, decay=0.9), Epsilon(0.3, init=0.5), 0.2, Epsilon(0.2, 5.0, 0.85))
+    ]
+    solver = Sinkhorn(threshold=1e-5, max_iterations=4000)
+    for ours, problem in zip(drained.solve(problems, solver), problems, strict=True):
+        theirs = solver(problem)
+        assert_same(ours, theirs)
+        assert abs(ours.n_iters - theirs.n_iters) <= 20
+        assert np.count_nonzero(np.asarray(ours.errors) >= 0) * 10 == ours.n_iters
+
+
+def test_schedules_that_do_not_reach_their_target_are_refused() -> None:
+    cost = clouds().geom.cost_matrix
+    for epsilon, words in ((Epsilon(0.1, 9.0), "pass decay below 1"), (Epsilon(0.1, 9.0, 0.9999), "max_iterations")):
+        with pytest.raises(ds.ProblemError, match=f"problem 1 has a schedule of epsilon.*{words}"):
+            drained.solve([clouds(), LinearProblem(geometry.Geometry(cost, epsilon=epsilon), A, B)])
+
+
+def test_a_start_holds_for_soft_marginals() -> None:
+    problem = LinearProblem(clouds().geom, A, 2 * B, tau_a=0.9, tau_b=0.9)
+    (first,) = drained.solve([problem], Sinkhorn(threshold=1e-4))
+    (again,) = drained.solve([problem], Sinkhorn(threshold=1e-3), init=[(first.f, first.g)])
+    assert again.n_iters == 10
+    assert first.n_iters > 10
 
 
 def test_weights_normalised_in_half_precision_are_of_equal_mass() -> None:

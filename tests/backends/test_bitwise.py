@@ -29,9 +29,11 @@ class Picky:
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
         said = super().verify(lanes, exact=exact).rows()  # type: ignore[misc]
         counts = self.__dict__.setdefault("counts", {})
-        for k, lane in enumerate(self._lanes[i] for i in lanes):  # type: ignore[attr-defined]
-            if lane.instance.tol == REJECTED_TOL and counts.setdefault(lane, 0) < 2:
-                counts[lane] += 1
+        own = self._lanes  # type: ignore[attr-defined]
+        instances = getattr(own, "instances", None) or [lane.instance for lane in own]
+        for k, instance in enumerate(instances[i] for i in lanes):
+            if instance.tol == REJECTED_TOL and counts.setdefault(instance, 0) < 2:
+                counts[instance] += 1
                 said[k] = said[k]._replace(col=1.0)
         return Residuals.from_rows(said)
 
@@ -80,7 +82,9 @@ def random_batch(rng: np.random.Generator) -> list[ds.Problem[Any]]:
         a = rng.exponential(size=n) + 1e-3 if rng.random() < 0.5 else None
         kind = rng.choice(["sqeuclidean", "euclidean", "cosine"])
         tol = rng.choice([None, 1e-2, 1e-4])
-        batch.append(ds.Problem(x=x, y=y, a=a, eps=float(rng.uniform(0.2, 2)), tol=tol, cost=ds.Cost(str(kind), 0.7)))
+        rho = [None, None, 0.5, 20.0, (1.0, np.inf), (np.inf, 3.0)][rng.integers(6)]
+        fields = {"eps": float(rng.uniform(0.2, 2)), "tol": tol, "cost": ds.Cost(str(kind), 0.7), "rho": rho}
+        batch.append(ds.Problem(x=x, y=y, a=a, **fields))
     x, y = rng.normal(size=(20, 2)), rng.normal(size=(25, 2))
     rejected = ds.Problem(x=x, y=y, eps=1.0, tol=REJECTED_TOL)
     deep = ds.Problem(x=6 * x, y=6 * y, eps=0.001)

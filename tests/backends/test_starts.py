@@ -14,8 +14,8 @@ from scipy.special import logsumexp
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load, support
 from drainsinkhorn.backends.cpu import CpuBackend
-from drainsinkhorn.backends.cpu.loading import gaussian_starts
 from drainsinkhorn.testing.auditor import marginal_errors
+from tests.gaussian import gaussian_starts
 
 BACKENDS = ["reference", "cpu"]
 

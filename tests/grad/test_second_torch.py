@@ -10,13 +10,15 @@ import pytest
 
 import drainsinkhorn as ds
 from tests.conftest import needs
-from tests.run.test_soft import SOLVERS
+from tests.run.test_soft import SOLVERS as ALL_SOLVERS
 
 torch = needs("torch")
 
 from drainsinkhorn.grad import torch as grad  # noqa: E402
 
 INF = math.inf
+SOLVERS = [name for name in ALL_SOLVERS if " " not in name]
+"""Backends by name."""
 TIGHT: dict[str, Any] = {"tol": 1e-12, "max_depth": 20_000, "backend": "reference"}
 PRICES = [None, (0.8, 2.0), (INF, 0.7), (0.7, INF)]
 COSTS = ["sqeuclidean", "euclidean", "cosine", "negdot"]

@@ -14,6 +14,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.cli.files import read_problems
 from drainsinkhorn.fleet.wire import Unsendable, plain_problem, receive, send
 from drainsinkhorn.run.journal import fingerprint
+from drainsinkhorn.run.lists import validate_list
 from drainsinkhorn.run.stack import validate_stack
 from drainsinkhorn.run.validate import validate
 from tests.outside.costs import Uphill
@@ -43,6 +44,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     ],
     "chain": [{"chain": "k"}],
     "rho": [{"rho": (0.5, 2.0)}, {"rho": 0.75}, {"rho": (float("inf"), 2.0)}, {"rho": (None, 3.0)}],
+    "max_depth": [{"max_depth": 3}],
 }
 """Other values of each field than those of BASE, of every kind that the field takes. A new field needs an entry."""
 
@@ -62,7 +64,10 @@ FILES: dict[str, dict[str, Any]] = {
 }
 """Keys of a file that hold the first of CHANGES."""
 
-NOT_IN_FILES = {"chain": "problems of a file are independent; docs/guides/command-line.md has no key for it"}
+NOT_IN_FILES = {
+    "chain": "problems of a file are independent; docs/guides/command-line.md has no key for it",
+    "max_depth": "one depth limit for a file is an option of the command",
+}
 """Fields that files do not have, and why."""
 
 CASES = [(name, change) for name, changes in CHANGES.items() for change in changes]
@@ -171,3 +176,15 @@ def test_a_stack_is_validated_as_its_problems_are(init: str, dtype: str) -> None
         alone = validate(problem, 1e-3, 0.9, init)
         for field in dataclasses.fields(ds.Instance):
             assert same(getattr(instance, field.name), getattr(alone, field.name)), field.name
+
+
+@pytest.mark.parametrize(("name", "change"), CASES, ids=[f"{name}-{place}" for place, (name, _) in enumerate(CASES)])
+def test_a_list_is_validated_as_its_problems_are(name: str, change: dict[str, Any]) -> None:
+    """Whatever field one problem of a list has, the list gives the normal forms of its problems, or none."""
+    for problems in ([BASE, changed(change)], [changed(change), BASE], [changed(change), changed(change)]):
+        together = validate_list(problems, 1e-3, 0.9, "auto")
+        for problem, instance in zip(problems, together or (), strict=together is not None):
+            alone = validate(problem, 1e-3, 0.9, "auto")
+            for field in dataclasses.fields(ds.Instance):
+                assert same(getattr(instance, field.name), getattr(alone, field.name)), field.name
+    assert validate_list([BASE, BASE], 1e-3, 0.9, "auto") is not None

@@ -16,6 +16,7 @@ from drainsinkhorn.numerics.soft import (
     SERIES,
     balanced_gap,
     duality_gap,
+    leg_gain,
     log_deviations,
     log_total,
     penalised_mass,
@@ -199,6 +200,8 @@ class TestValues:
         a, f = rng.uniform(size=6), rng.normal(size=6)
         assert penalised_mass(a, f, 1e-9) == pytest.approx(penalised_mass(a, f, 0.0), rel=1e-8)
         assert penalty(a, f, 0.0) == 0.0
+        # A point that receives nothing costs its whole weight.
+        assert penalty(a, np.full(6, -900.0), 2.0) == pytest.approx(a.sum() / 2)
 
     def test_penalties_and_gaps_point_by_point(self) -> None:
         rng = np.random.default_rng(5)
@@ -268,8 +271,10 @@ class TestBounds:
             state.f = state.leg(0)
             spread = float((state.cost.max(axis=1) - state.cost.min(axis=1)).max())
             missed = float(np.abs(state.plan.sum(axis=0) - state.b).sum())
+            before, logs = state.dual(), state.logs(1)
             assert 0 <= best.dual() - state.dual() <= balanced_gap(missed, spread, float(np.ptp(state.g)))
             state.g = state.leg(1)
+            assert state.dual() - before == pytest.approx(leg_gain(state.b, logs, state.eps), rel=1e-6, abs=1e-14)
 
     def test_rounding_of_targets(self) -> None:
         assert soft_exponents(0.0, 1e300) == 0.0

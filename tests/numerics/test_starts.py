@@ -7,9 +7,9 @@ import pytest
 from threadpoolctl import threadpool_info
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.cpu import loading
 from drainsinkhorn.numerics import starts
 from drainsinkhorn.numerics.blas import single_thread
+from tests.gaussian import gaussian_starts
 
 
 def blas_threads() -> set[int]:
@@ -79,9 +79,9 @@ class TestNegligible:
             given = (*moments[0], *moments[1], eps)
             if starts.is_negligible(*given)[0]:
                 negligible += 1
-                whole = loading.gaussian_starts(x[None], y[None], weights, weights, eps)
+                whole = gaussian_starts(x[None], y[None], weights, weights, eps)
                 assert not starts.worthwhile(whole, weights)[0]
-                short = loading.gaussian_starts(x[None], y[None], weights, weights, eps, always=False)
+                short = gaussian_starts(x[None], y[None], weights, weights, eps, always=False)
                 assert not short.any()
         assert negligible > 10
 
@@ -101,6 +101,6 @@ class TestNegligible:
         y[1] *= 5
         a = np.full((3, 100), 0.01)
         eps = np.full(3, 10.0)
-        together = loading.gaussian_starts(x, y, a, a, eps, always=False)
+        together = gaussian_starts(x, y, a, a, eps, always=False)
         assert [bool(each.any()) for each in together] == [False, True, False]
-        assert np.array_equal(together[1], loading.gaussian_starts(x[1:2], y[1:2], a[:1], a[:1], eps[:1])[0])
+        assert np.array_equal(together[1], gaussian_starts(x[1:2], y[1:2], a[:1], a[:1], eps[:1])[0])

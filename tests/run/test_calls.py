@@ -208,3 +208,42 @@ def test_a_bar_of_a_stream_whose_end_is_unknown(terminal: Terminal) -> None:
 def test_nothing_is_shown_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     ds.solve(CLOUDS, eps=0.5, progress=True, **SETTINGS)
     assert capfd.readouterr() == ("", "")
+
+
+class TestDepthLimits:
+    """Each problem may have a depth limit of its own."""
+
+    EPS = 0.002
+
+    def check(self, solution: ds.Solution[Any], limits: list[int]) -> None:
+        assert [result.status for result in solution] == [ds.Status.DEPTH_LIMIT] * len(limits)
+        assert [result.depth for result in solution] == limits
+
+    @pytest.mark.parametrize("backend", ["reference", "cpu"])
+    @pytest.mark.parametrize("mode", ["compact", "mask", "width-one"])
+    def test_lists_arrays_and_fields_are_alike(self, backend: str, mode: str) -> None:
+        x, y = RNG.normal(size=(3, 12, 2)), RNG.normal(size=(3, 9, 2))
+        settings: Any = {"backend": backend, "mode": mode, "rescue": False, "warn": False, "accelerate": "none"}
+        limits = [3, 11, 5]
+        self.check(ds.solve(x, y, eps=self.EPS, max_depth=limits, **settings), limits)
+        self.check(ds.solve(x, y, eps=self.EPS, max_depth=np.array(limits), **settings), limits)
+        made = [ds.Problem(x=x[i], y=y[i], eps=self.EPS, max_depth=limits[i]) for i in range(3)]
+        self.check(ds.solve(made, max_depth=100, **settings), limits)
+
+    def test_a_limit_changes_no_other_problem(self) -> None:
+        x, y = RNG.normal(size=(4, 12, 2)), RNG.normal(size=(4, 9, 2))
+        usual = ds.solve(x, y, eps=0.1, rescue=False)
+        problems = ds.problems(x, y, eps=0.1, max_depth=[None, 2, None, None])
+        some = ds.solve(problems, rescue=False, warn=False)
+        assert some[1].status is ds.Status.DEPTH_LIMIT
+        assert some[1].depth == 2
+        for place in (0, 2, 3):
+            assert some[place].depth == usual[place].depth
+            assert np.array_equal(some[place].potentials.f, usual[place].potentials.f)
+
+    @pytest.mark.parametrize("limit", [0, -1, 2.5, True, "3"])
+    def test_no_other_limit_is_accepted(self, limit: Any) -> None:
+        problem = ds.Problem(x=RNG.normal(size=(4, 2)), y=RNG.normal(size=(4, 2)), eps=1.0, max_depth=limit)
+        (result,) = ds.solve([problem], warn=False)
+        assert result.status is ds.Status.INVALID
+        assert "max_depth must be a positive integer" in result.message

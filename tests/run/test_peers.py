@@ -98,6 +98,7 @@ class Soft:
     """A problem with soft marginals and unequal masses, solved to 1e-9."""
 
     def __init__(self, rho: tuple[float, float], backend: str, cost: Any = "sqeuclidean", mass: float = 1.7) -> None:
+        needs({"ott": "ott", "keops": "pykeops"}.get(backend, "numpy"))
         rng = np.random.default_rng(3)
         self.x, self.y = rng.normal(size=(40, 3)) + 0.3, rng.normal(size=(50, 3))
         a, b = rng.uniform(0.2, 2, size=40), rng.uniform(0.2, 2, size=50)
@@ -115,7 +116,7 @@ class Soft:
         assert self.plan.sum() == pytest.approx(plan.sum(), rel=AGREE)
 
 
-SOFT_BACKENDS = ["reference"]
+SOFT_BACKENDS = ["reference", "cpu", "ott", "keops"]
 
 
 @pytest.mark.parametrize("backend", SOFT_BACKENDS)

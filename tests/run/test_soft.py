@@ -25,7 +25,7 @@ from drainsinkhorn.testing import judgements
 from drainsinkhorn.testing.auditor import judge, marginal_errors
 from tests.conftest import needs
 
-SOLVERS = ["reference"]
+SOLVERS = ["reference", "cpu", "cpu streaming"]
 INF = math.inf
 
 
@@ -63,12 +63,13 @@ def various() -> list[ds.Problem[Any]]:
 
 
 @pytest.fixture(scope="module", params=SOLVERS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return request.param
+def backend(request: pytest.FixtureRequest) -> Any:
+    name, _, representation = request.param.partition(" ")
+    return load(name).frugal() if representation else load(name)
 
 
 @pytest.fixture(scope="module")
-def solution(backend: str) -> ds.Solution[Any]:
+def solution(backend: Any) -> ds.Solution[Any]:
     solution = ds.solve(various(), backend=backend, recheck="all")
     solution.raise_for_status()
     return solution
@@ -83,7 +84,7 @@ def test_the_auditor_confirms_every_result(solution: ds.Solution[Any]) -> None:
             assert max(marginal_errors(asked, result.potentials)) <= result.residual.worst + 1e-9
 
 
-def test_bounds_hold_against_exact_solutions(solution: ds.Solution[Any], backend: str) -> None:
+def test_bounds_hold_against_exact_solutions(solution: ds.Solution[Any], backend: Any) -> None:
     exact = ds.solve([replace(p, tol=1e-12) for p in various()], backend="reference", max_depth=50_000, warn=False)
     checked = 0
     for result, best in zip(solution, exact, strict=True):
@@ -100,7 +101,7 @@ def test_bounds_hold_against_exact_solutions(solution: ds.Solution[Any], backend
 
 
 @pytest.mark.parametrize("certify", ["always", "auto"])
-def test_lanes_leave_with_bands_that_hold(certify: Any, backend: str) -> None:
+def test_lanes_leave_with_bands_that_hold(certify: Any, backend: Any) -> None:
     for result in ds.solve(various(), backend=backend, certify=certify, warn=False):
         if not result.converged:
             continue
@@ -114,7 +115,7 @@ def test_lanes_leave_with_bands_that_hold(certify: Any, backend: str) -> None:
         assert truth.worst - truth.error <= result.residual.worst, result.ticket
 
 
-def test_infinite_prices_give_the_bits_of_balanced_problems(backend: str) -> None:
+def test_infinite_prices_give_the_bits_of_balanced_problems(backend: Any) -> None:
     balanced = [replace(p, rho=None, b=None) for p in various()]
     infinite = [replace(p, rho=rho) for p, rho in zip(balanced, [INF, (INF, INF), (None, INF)] * 9, strict=False)]
     for one, other in zip(*(ds.solve(asked, backend=backend) for asked in (balanced, infinite)), strict=True):
@@ -122,12 +123,12 @@ def test_infinite_prices_give_the_bits_of_balanced_problems(backend: str) -> Non
         assert all(np.array_equal(p, q) for p, q in zip(one.potentials, other.potentials, strict=True))
 
 
-def test_nearly_infinite_prices_are_nearly_balanced(backend: str) -> None:
+def test_nearly_infinite_prices_are_nearly_balanced(backend: Any) -> None:
     balanced, soft = (ds.solve([cloud(1, rho=rho, b=None, tol=1e-9)], backend=backend)[0] for rho in (None, 1e7))
     assert np.abs(balanced.plan() - soft.plan()).sum() < 1e-5
 
 
-def test_hard_and_soft_lanes_share_a_pack(backend: str) -> None:
+def test_hard_and_soft_lanes_share_a_pack(backend: Any) -> None:
     mixed = [replace(p, rho=None, b=None) if k % 2 else p for k, p in enumerate(various())]
     together, alone = (ds.solve(mixed, backend=backend, mode=mode) for mode in ("auto", "width-one"))
     for one, other in zip(together, alone, strict=True):
@@ -136,7 +137,7 @@ def test_hard_and_soft_lanes_share_a_pack(backend: str) -> None:
 
 
 @pytest.mark.parametrize("init", [*STARTS, "shifted"])
-def test_starts_change_the_depth_alone(init: Any, backend: str) -> None:
+def test_starts_change_the_depth_alone(init: Any, backend: Any) -> None:
     problem = cloud(3, tol=1e-10)
     truth = ds.solve([problem], backend="reference")[0]
     if init == "shifted":
@@ -152,7 +153,7 @@ def test_potentials_are_not_recentred() -> None:
     assert validate(replace(cloud(1), init=ds.Potentials(np.full(40, 1e30), np.full(50, 0.0))), 1e-3).init == "zero"
 
 
-def test_chains_go_on_from_their_predecessors(backend: str) -> None:
+def test_chains_go_on_from_their_predecessors(backend: Any) -> None:
     links = [cloud(1, rho=rho, tol=1e-8, chain="days") for rho in (1.0, 1.1, (1.1, 2.0), None)]
     links[-1] = replace(links[-1], b=None)
     apart = ds.solve([replace(link, chain=None) for link in links], backend=backend)
@@ -164,7 +165,7 @@ def test_chains_go_on_from_their_predecessors(backend: str) -> None:
     assert ds.solve(moved, backend=backend).converged
 
 
-def test_points_without_weight_have_the_potential_of_a_light_one(backend: str) -> None:
+def test_points_without_weight_have_the_potential_of_a_light_one(backend: Any) -> None:
     problem = cloud(2, tol=1e-10)
     a = np.array(problem.a)
     light, without = a.copy(), a.copy()
@@ -216,14 +217,18 @@ def test_bad_prices(rho: Any, words: str) -> None:
     assert good.converged
 
 
-@pytest.mark.parametrize("name", ["cpu", "ott", "keops", "triton"])
+@pytest.mark.parametrize("name", ["triton"])
 def test_a_backend_without_soft_marginals_says_so(name: str) -> None:
-    if name in SOLVERS:
-        pytest.skip("it has them")
-    needs({"ott": "ott", "keops": "pykeops"}.get(name, "numba" if name == "cpu" else name))
+    needs({"ott": "ott", "keops": "pykeops"}.get(name, name))
     with pytest.raises(ds.ProblemError, match="solves problems with two hard marginals"):
         load(name).signature(validate(cloud(1), 1e-3))
     assert choose(cloud(1))[0].name in SOLVERS
+
+
+def test_dot_products_with_a_soft_marginal_need_the_reference() -> None:
+    problem = cloud(1, cost="dot")
+    assert ds.solve([problem], backend="reference")[0].converged
+    assert "dot products as squared distances" in ds.solve([problem], backend="cpu", warn=False)[0].message
 
 
 class TestArguments:

@@ -454,7 +454,7 @@ class TestStream:
     def test_results_come_as_they_drain(self) -> None:
         eps = [0.02, 1.0, 0.02, 1.0]
         batch = [ds.Problem(x=X[i], y=Y[i], eps=eps[i]) for i in range(4)]
-        tickets = [result.ticket for result in ds.stream(batch, width=4)]
+        tickets = [result.ticket for result in ds.stream(batch, width=4, audit=ds.Audit(every=8))]
         assert sorted(tickets[:2]) == [1, 3]
 
     def test_it_is_lazy(self) -> None:

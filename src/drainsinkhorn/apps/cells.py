@@ -6,7 +6,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from drainsinkhorn.apps.cell_points import (
     read_timepoints,
     unknown_name,
 )
+from drainsinkhorn.apps.growth import check_taus, read_growth, soft_fields
 from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.options import check_settings
 from drainsinkhorn.model.brief import brief, call, count_of, html_table, status_counts
@@ -266,6 +267,9 @@ def couple_timepoints(
     eps: Eps = 0.05,
     relative: bool = True,
     weights: Any = None,
+    growth: Any = None,
+    tau_a: float = 1.0,
+    tau_b: float = 1.0,
     bootstraps: int = 0,
     seed: int = 0,
     tol: float | None = None,
@@ -289,10 +293,16 @@ def couple_timepoints(
             `sharpness`, which are found once for each pair, so that its bootstraps have the same eps. None:
             `relative(0.05)`.
         relative: Whether a number is a share of the pair's mean cost.
-        weights: A column of obs, or an array: weights of all cells, for example of growth; None: uniform.
+        weights: A column of obs, or an array: weights of all cells; None: uniform.
+        growth: A column of obs, an array, or for a mapping of clouds a mapping: how many descendants each cell is
+            expected to have at the next time point, up to a factor for each time point. It multiplies the weight of a
+            cell as a source, and is not read at the last time point. None: equal for all cells.
+        tau_a: How strictly the plan keeps to the weights of the sources: 1: exactly; below 1 the marginal is soft, with
+            moscot's meaning (`rho = eps tau / (1 - tau)`, and an entropic term that counts cells).
+        tau_b: The same for the targets.
         bootstraps: How often the cells of every time point are drawn anew, with replacement.
         seed: Decides the draws.
-        tol: Bound on the larger L1 marginal residual.
+        tol: Bound on the larger L1 marginal residual; with a soft marginal relative to the transported mass.
         **settings: Keywords of `solve`.
 
     Examples:
@@ -312,13 +322,21 @@ def couple_timepoints(
     else:
         number: Any = eps
         scales = [number * (_mean_cost(x, y) if relative else 1.0) for x, y in itertools.pairwise(clouds)]
-    solution = solve(_make_problems(clouds, masses, scales, bootstraps, seed), tol=tol, **settings)
+    growths = None if growth is None else read_growth(data, growth, names, cells, index)
+    taus = check_taus(tau_a, tau_b)
+    solution = solve(_make_problems(clouds, masses, growths, taus, scales, bootstraps, seed), tol=tol, **settings)
     count = None if isinstance(data, Mapping) else data.shape[0] if hasattr(data, "shape") else len(data)
     return Timepoints(names, cells, solution, data if hasattr(data, "obs") else None, count, index)
 
 
 def _make_problems(
-    clouds: list[Any], masses: list[Any], strengths: Sequence[Any], bootstraps: int, seed: int
+    clouds: list[Any],
+    masses: list[Any],
+    growths: list[Array] | None,
+    taus: tuple[float, float],
+    strengths: Sequence[Any],
+    bootstraps: int,
+    seed: int,
 ) -> list[Problem[Any]]:
     """Return the problems of all pairs of consecutive time points, then those of each bootstrap."""
     rng, problems = np.random.default_rng(seed), list[Problem[Any]]()
@@ -328,7 +346,13 @@ def _make_problems(
         drawn = masses if draw == 0 else [rng.multinomial(len(m), m / m.sum()).astype(float) for m in masses]
         drawn = [m / m.sum() for m in drawn]
         for k, eps in enumerate(strengths):
-            problems.append(Problem(x=clouds[k], y=clouds[k + 1], a=drawn[k], b=drawn[k + 1], eps=eps))
+            a, b = drawn[k], drawn[k + 1]
+            if growths is not None:
+                a = a * growths[k]
+                # Cells that were drawn may all have no descendants: then the problem says that there is no mass.
+                a = a / (a.sum() or 1.0)
+            problem = Problem(x=clouds[k], y=clouds[k + 1], a=a, b=b, eps=eps)
+            problems.append(replace(problem, **soft_fields(a, b, eps, taus)))
     return problems
 
 

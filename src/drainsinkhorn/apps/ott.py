@@ -27,6 +27,8 @@ from ott.solvers.linear.sinkhorn import Sinkhorn, SinkhornOutput
 
 from drainsinkhorn.apps.ott_geometry import side_by_side
 from drainsinkhorn.apps.ott_history import History
+from drainsinkhorn.apps.ott_schedule import multiples_of, run_stages
+from drainsinkhorn.apps.ott_soft import dual_cost, price, taus_of, weights_of
 from drainsinkhorn.backends.ottjax import OttBackend
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.options import Settings
@@ -59,7 +61,9 @@ def solve(
     Args:
         problems: A list of LinearProblems over any geometries, of any sizes; or one whose arrays have a leading axis,
             as `jax.vmap` makes it. Point clouds and grids are solved from their points, other geometries from their
-            cost matrix. Both sides of a problem must have the same mass, which need not be 1.
+            cost matrix. Both sides of a problem must have the same mass, which need not be 1, unless `tau_a` or
+            `tau_b` is below 1. With such a soft marginal, `threshold` and `errors` are relative to the transported
+            mass. A schedule of epsilon changes it at the end of every `inner_iterations`.
         solver: Its threshold, inner, min and max iterations, initializer, recenter_potentials and progress_fn are used.
             The states that progress_fn receives hold errors, but no potentials. None: OTT's defaults.
         init: A start for each problem, as OTT's solvers take it as their second argument; None: the initializer's.
@@ -73,7 +77,7 @@ def solve(
 
     Raises:
         OptionsError: If this function is called under jit, vmap or grad, or the number of starts is wrong.
-        ProblemError: If a problem has soft marginals, a schedule of epsilon, or unequal masses.
+        ProblemError: If a schedule of epsilon does not reach its target, or masses are unequal and no marginal is soft.
     """
     solver = Sinkhorn() if solver is None else solver
     each = _unstack(problems) if isinstance(problems, LinearProblem) else list(problems)
@@ -89,28 +93,39 @@ def solve(
         "warn": False,
         **settings,
     }
-    # batch_size is a setting of the backend, so problems that differ in it are solved one group after another.
-    for batch_size in sorted({_batch_size(problem) for problem in each}):
-        places = [place for place, problem in enumerate(each) if _batch_size(problem) == batch_size]
+    multiples = [multiples_of(problem, solver, place) for place, problem in enumerate(each)]
+    # batch_size is a setting of the backend, and the stages of a schedule are runs, so problems that differ in them are
+    # solved one group after another.
+    groups = [(_batch_size(problem), len(stages)) for problem, stages in zip(each, multiples, strict=True)]
+    for group in sorted(set(groups)):
+        places = [place for place, own in enumerate(groups) if own == group]
+        batch_size = group[0]
         batch = [_problem(each[place], solver, starts[place], place) for place in places]
         history = History([_mass(each[place]) for place in places], solver)
         chosen = replace(backend or OttBackend(), stride=solver.inner_iterations, batch_size=batch_size or None)
-        results = _run(batch, solver, chosen, history, options)
+        batch = run_stages(batch, [multiples[place] for place in places], chosen, history, options)
+        results = _run(batch, solver, chosen, history, options, group[1] * solver.inner_iterations)
         for place, result, errors in zip(places, results, history.of, strict=True):
             outputs[place] = _output(each[place], result, solver, errors)
     return [outputs[place] for place in range(len(each))]
 
 
 def _run(
-    batch: list[Problem[Any]], solver: Sinkhorn, backend: OttBackend, history: History, options: Settings
+    batch: list[Problem[Any]],
+    solver: Sinkhorn,
+    backend: OttBackend,
+    history: History,
+    options: Settings,
+    done: int,
 ) -> list[Result[Any]]:
     """Solve a batch in which no problem is checked before `min_iterations` updates.
 
     The first run ends after that many updates, rounded up to whole phases, and is verified there. Problems that have
-    not converged continue from its potentials.
+    not converged continue from its potentials. `done` updates were made before, in the stages of a schedule.
     """
-    every, limit = solver.inner_iterations, options.get("max_depth", solver.max_iterations)
-    first = min(-(-solver.min_iterations // every) * every, limit)
+    every, limit = solver.inner_iterations, options.get("max_depth", solver.max_iterations) - done
+    options = {**options, "max_depth": limit}
+    first = min(-(-(solver.min_iterations - done) // every) * every, limit)
     if first <= every:
         return list(api.solve(batch, backend=backend, observe=history.note, **options))
     unchecked: Settings = {
@@ -122,7 +137,7 @@ def _run(
     results = list(api.solve(batch, backend=backend, observe=history.note, **unchecked))
     open_places = [place for place, result in enumerate(results) if result.status is Status.DEPTH_LIMIT]
     if open_places and first < limit:
-        history.resume(open_places, first)
+        history.resume(open_places, done + first)
         again = [replace(batch[place], init=results[place].emitted) for place in open_places]
         rest: Settings = {**options, "max_depth": limit - first}
         continued = api.solve(again, backend=backend, observe=history.note, **rest)
@@ -193,7 +208,9 @@ def _unstack(problem: LinearProblem) -> list[LinearProblem]:
 
 
 def _mass(problem: LinearProblem) -> float:
-    """Total mass of the weights; exactly 1 if it differs from 1 by rounding."""
+    """Total mass of the weights; exactly 1 if it differs from 1 by rounding, or if weights keep their masses."""
+    if not problem.is_balanced:
+        return 1.0
     mass = float(np.asarray(problem.a, dtype=np.float64).sum())
     return 1.0 if abs(mass - 1) <= UNEQUAL_MASS else mass
 
@@ -201,27 +218,29 @@ def _mass(problem: LinearProblem) -> float:
 def _problem(problem: LinearProblem, solver: Sinkhorn, init: Start | None, place: int) -> Problem[Any]:
     """The problem with x and y exchanged: OTT updates g first, the lanes of this library update f first."""
     geom = problem.geom
-    if not problem.is_balanced:
-        raise ProblemError(
-            f"problem {place} is unbalanced (tau_a={problem.tau_a}, tau_b={problem.tau_b}); use OTT itself"
-        )
-    schedule = geom.epsilon_scheduler
-    if float(schedule.init) != 1.0:
-        raise ProblemError(f"problem {place} has a schedule of epsilon ({schedule!r}); use OTT itself, or a fixed one")
-    eps, mass = float(schedule.target), _mass(problem)
-    a, b = (np.asarray(weights, dtype=np.float64) for weights in (problem.a, problem.b))
-    if abs(a.sum() - b.sum()) > (UNEQUAL_MASS + 2 * float(jnp.finfo(problem.dtype).eps)) * mass:
+    eps, mass = float(geom.epsilon_scheduler.target), _mass(problem)
+    a, b = weights_of(problem)
+    taus = taus_of(problem, place)
+    if problem.is_balanced and abs(a.sum() - b.sum()) > (UNEQUAL_MASS + 2 * _rounding(problem)) * mass:
         raise ProblemError(
             f"problem {place} has unequal masses: a sums to {a.sum():.6g} and b to {b.sum():.6g}; normalise both, or "
-            "use soft marginals (tau_a, tau_b) with OTT itself"
+            "use soft marginals (tau_a or tau_b below 1)"
         )
+    # See `ott_soft`; a hard marginal has tau = 1.
+    prices: dict[str, Any] = {} if problem.is_balanced else {"rho": (price(taus[1], eps), price(taus[0], eps))}
+    a, b = a ** taus[0], b ** taus[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         f, g = _start(problem, solver, init, eps)
         pairs = ((g, b), (f, a / mass))
         start = Potentials(*(np.nan_to_num(p - eps * np.log(w), posinf=0, neginf=0) for p, w in pairs))
     # OTT's threshold bounds residuals of the caller's weights, tol those of weights of mass 1.
     shared: dict[str, Any] = {"eps": eps, "a": b, "b": a, "tol": float(solver.threshold) / mass, "init": start}
-    return Problem(**side_by_side(geom, lse_mode=solver.lse_mode), **shared)
+    return Problem(**side_by_side(geom, lse_mode=solver.lse_mode), **shared, **prices)
+
+
+def _rounding(problem: LinearProblem) -> float:
+    """Unit roundoff of the dtype of a problem."""
+    return float(jnp.finfo(problem.dtype).eps)
 
 
 def _start(problem: LinearProblem, solver: Sinkhorn, init: Start | None, eps: float) -> list[Any]:
@@ -235,18 +254,22 @@ def _start(problem: LinearProblem, solver: Sinkhorn, init: Start | None, eps: fl
 def _output(problem: LinearProblem, result: Result[Any], solver: Sinkhorn, errors: Any) -> SinkhornOutput:
     """The result as an output of OTT, in OTT's convention for potentials and in the caller's mass."""
     eps, dtype, mass = float(problem.epsilon), problem.dtype, _mass(problem)
-    weights = [np.asarray(side, dtype=np.float64) for side in (problem.a, problem.b)]
+    taus = taus_of(problem, 0)
+    weights = [side**tau for side, tau in zip(weights_of(problem), taus, strict=True)]
     ours = [np.full(side.shape, np.nan) for side in weights]
     if result.emitted is not None:
         ours = [np.asarray(side, dtype=np.float64) for side in (result.emitted.g, result.emitted.f)]
     with np.errstate(divide="ignore"):
         f, g = (side + eps * np.log(share) for side, share in zip(ours, (weights[0] / mass, weights[1]), strict=True))
-    if solver.recenter_potentials:
+    if solver.recenter_potentials and problem.is_balanced:
         shift = f[np.isfinite(f)].mean() if np.isfinite(f).any() else 0.0
         f, g = f - shift, g + shift
-    # OTT's value of a plan of the given mass. For mass 1 the last term is 0.
-    cost = sum(float(side @ weight) for side, weight in zip(ours, weights, strict=True))
-    cost += eps * mass * (mass - 1 - np.log(mass))
+    if problem.is_balanced:
+        # OTT's value of a plan of the given mass. For mass 1 the last term is 0.
+        cost = sum(float(side @ weight) for side, weight in zip(ours, weights, strict=True))
+        cost += eps * mass * (mass - 1 - np.log(mass))
+    else:
+        cost = dual_cost(problem, f, g)
     # OTT's type says bool; its solver returns an array.
     converged: Any = jnp.asarray(result.converged)
     return SinkhornOutput(

@@ -75,7 +75,7 @@ def _measure(instance: Instance[Any]) -> CostSizes:
         costs = np.abs(evaluate(kind, *samples))
         far = 2 * float(costs.max())
         return CostSizes(factor * float(costs.mean()), factor * far, factor * kind.rounding(x.shape[1], far))
-    a, b, x, y = to_numpy(instance.a), to_numpy(instance.b), native(x), native(y)
+    (a, b), x, y = unit_weights(instance), native(x), native(y)
     if kind.distances.directions:
         x, y = (unit_rows(points.astype(np.float64)) for points in (x, y))
     centre = middle(a, b, x, y)
@@ -83,6 +83,12 @@ def _measure(instance: Instance[Any]) -> CostSizes:
     far = float(kind.largest(float(from_x.max()) + float(from_y.max())))
     typical = float(a @ kind.largest(from_x) + b @ kind.largest(from_y))
     return CostSizes(factor * typical, factor * far, factor * float(kind.rounding(x.shape[1], far)))
+
+
+def unit_weights(instance: Instance[Any]) -> tuple[Vector, Vector]:
+    """Weights of both sides with mass 1, which those of soft marginals need not have."""
+    a, b = (to_numpy(weights) / mass for weights, mass in zip((instance.a, instance.b), instance.masses, strict=True))
+    return a, b
 
 
 def native(points: Any) -> Any:

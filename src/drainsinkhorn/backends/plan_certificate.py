@@ -1,7 +1,8 @@
 """What is certain of one plan: residuals, the duality gap, and how far the plan is from the optimal one.
 
 The bounds follow from exact marginals on each hard side. Where one side is hard, or both are, its measured leg is
-applied first, which gives another plan P' at a known distance from P, `sum_i a_i |r_i - 1|`. Write R for the residual
+applied first, which gives another plan P' at a known distance from P, `sum_i a_i |r_i - 1|`, and raises the dual value
+by a known amount (`numerics.soft.leg_gain`), which is part of the gap. Write R for the residual
 of the other side after that, not relative to the mass.
 
 - One hard side: the gap of P' is that of the soft side (`numerics.soft.duality_gap`).
@@ -27,7 +28,7 @@ from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT
 from drainsinkhorn.numerics.residual import residual
-from drainsinkhorn.numerics.soft import balanced_gap, duality_gap, plan_distance
+from drainsinkhorn.numerics.soft import balanced_gap, duality_gap, leg_gain, plan_distance
 
 Vector = NDArray[np.float64]
 LogRatios = Callable[[Potentials[Any], str], Vector]
@@ -68,12 +69,17 @@ class _Sides:
     def _logs(self, side: int) -> Vector:
         return self._log_ratios(Potentials(*self._whole), ("row", "col")[side])
 
-    def _make_exact(self, side: int) -> float:
-        """Apply the measured leg of a hard side; return how far this moves the plan, rounding included."""
+    def _make_exact(self, side: int) -> tuple[float, float]:
+        """Apply the measured leg of a hard side; return how far it moves the plan, and how much it raises the dual.
+
+        Both include rounding.
+        """
         logs = self._logs(side)
         self._whole[side] = np.where(self._some[side], self._whole[side] - self._instance.eps * logs, 0.0)
-        moved = residual(self._weights[side], logs[self._some[side]])
-        return float(moved) + self._rounding() * float(self._weights[side].sum())
+        weights, logs, rounding = self._weights[side], logs[self._some[side]], self._rounding()
+        raised = logs + np.copysign(rounding, logs)
+        moved = float(residual(weights, logs)) + rounding * float(weights.sum())
+        return moved, leg_gain(weights, raised, self._instance.eps)
 
     def _rounding(self) -> float:
         """Return a bound on the rounding error of a log ratio, in nats."""
@@ -84,7 +90,7 @@ class _Sides:
     def bound(self, spread: Callable[[], float]) -> tuple[float, float, float]:
         """Return mass, gap, and distance."""
         instance, hard = self._instance, [side for side in (0, 1) if self._kappas[side] == 0.0]
-        moved = self._make_exact(hard[0]) if hard else 0.0
+        moved, gain = self._make_exact(hard[0]) if hard else (0.0, 0.0)
         rounding = self._rounding()
         logs = [self._logs(side)[some] for side, some in zip((0, 1), self._some, strict=True)]
         masses = [float(weights @ np.exp(ratios)) for weights, ratios in zip(self._weights, logs, strict=True)]
@@ -94,10 +100,10 @@ class _Sides:
             other = self._whole[1][self._some[1]]
             gap = balanced_gap(missed, spread(), float(other.max() - other.min()))
             distance = min(2.0, moved + plan_distance(gap, 1.0, instance.eps))
-            return mass, gap, distance
+            return mass, gain + gap, distance
         gap = 0.0
         for side in (0, 1):
             potentials = self._whole[side][self._some[side]]
             gap += duality_gap(self._weights[side], logs[side], potentials, self._kappas[side], rounding)
         distance = moved + plan_distance(gap, max(masses) * (1 + 4 * rounding), instance.eps)
-        return mass, gap, distance
+        return mass, gain + gap, distance

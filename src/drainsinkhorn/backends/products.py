@@ -25,6 +25,7 @@ from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.emission import CHOICES, Rounded, emit_states, rounded
 from drainsinkhorn.backends.wrapped import WrappedPack
 from drainsinkhorn.core.protocol import Emission, Hints, Pack, Progress
+from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.arrays import LARGEST, float_name, library, to_numpy
@@ -41,9 +42,15 @@ def solves_products(backend: B) -> B:
     methods = {name: getattr(backend, name) for name in ("signature", "hints", "prepare", "pack")}
 
     def signature(self: Any, instance: Instance[Any]) -> Hashable:
-        """As the method of the class, with a line of their own for dot products."""
-        key = methods["signature"](self, as_squares(instance))
-        return ("products", key) if has_products(instance) else key
+        """As the method of the class, with a line of their own for dot products, which need hard marginals."""
+        if not has_products(instance):
+            return methods["signature"](self, instance)
+        if not instance.marginals.are_hard:
+            raise ProblemError(
+                f"backend {self.name!r} solves dot products as squared distances, with other soft marginals; "
+                'use backend="reference", or pass the matrix of costs'
+            )
+        return "products", methods["signature"](self, as_squares(instance))
 
     def hints(self: Any, instance: Instance[Any]) -> Hints:
         """As the method of the class."""

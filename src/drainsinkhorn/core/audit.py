@@ -142,19 +142,19 @@ Verify = Callable[[Sequence[int], bool], Residuals]
 
 
 def last_states(
-    live: Mapping[int, tuple[int, Any]], depths: Sequence[int], max_depth: int, expired: Container[int]
+    live: Mapping[int, tuple[int, Any]], depths: Sequence[int], depth_limits: Sequence[int], expired: Container[int]
 ) -> dict[int, Status]:
     """Lanes at their depth limit or past their deadline, and how they end unless they pass.
 
     Args:
         live: Ticket and instance of every live lane.
         depths: Cycles run, by lane.
-        max_depth: The depth limit.
+        depth_limits: Largest number of cycles, by lane.
         expired: Tickets whose deadline has come.
     """
     final = dict[int, Status]()
     for lane, (ticket, _) in live.items():
-        if depths[lane] >= max_depth:
+        if depths[lane] >= depth_limits[lane]:
             final[lane] = Status.DEPTH_LIMIT
         elif ticket in expired:
             final[lane] = Status.EXPIRED

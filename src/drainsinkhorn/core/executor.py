@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from drainsinkhorn.core.audit import Limits, Standing, judge, last_states
 from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired
-from drainsinkhorn.core.options import Plan
+from drainsinkhorn.core.options import FEW_LANES, Plan
 from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
 from drainsinkhorn.core.source import Admission, Batch, Source
 from drainsinkhorn.model.errors import ContractError, ProblemError
@@ -55,7 +55,7 @@ def execute(
             emit, repack.
     """
     seconds = {} if seconds is None else seconds
-    while opening := source.take(plan.width):
+    while opening := _take(source, plan.width, plan):
         plan, shortage = yield from _Window(backend, plan, observe, seconds).run(source, opening)
         if shortage is None:
             continue
@@ -68,6 +68,21 @@ def execute(
         else:
             observe(Narrowed(plan.width, tickets))
             yield from _run_alone(backend, shortage.again[0], plan, observe, seconds)
+
+
+def _take(source: Source, count: int, plan: Plan, live: Sequence[Admission] = ()) -> Sequence[Admission]:
+    """Take up to `count` problems, as many as the plan allows pairs of points besides those of the live lanes."""
+    taken = source.take(count)
+    if not taken or plan.pairs == math.inf:
+        return taken
+    room = plan.pairs - sum(n * m for n, m in (lane.instance.shape for lane in live))
+    for place, lane in enumerate(taken):
+        n, m = lane.instance.shape
+        room -= n * m
+        if room < 0 and len(live) + place >= FEW_LANES:
+            source.give_back(taken[place:])
+            return taken[:place]
+    return taken
 
 
 def _run_alone(
@@ -114,6 +129,7 @@ class _Window:
         live: Lanes still to be solved, by their number in the pack.
         progress: Depths and stale residuals of all lanes of the pack, live or not, as columns.
         stops: Largest residual at which each lane of the pack passes.
+        limits: Depth limit of each lane of the pack.
         holds: The residual at which each lane of the pack is held; -inf: it is not held.
         clock: Cycles that the pack has run.
         on_grid: Whether all live lanes are due for an audit, not only those at their last state.
@@ -126,6 +142,7 @@ class _Window:
     live: dict[int, Admission]
     progress: Progress
     stops: list[float]
+    limits: list[int]
     holds: list[float]
 
     def __init__(
@@ -181,7 +198,7 @@ class _Window:
     def _advance(self) -> None:
         """Advance to the next audit or the nearest depth limit."""
         before, audit_at = self.progress.depths, self.plan.audit.following(self.clock)
-        span = min(audit_at - self.clock, self.plan.max_depth - max(before[lane] for lane in self.live))
+        span = min(audit_at - self.clock, min(self.limits[lane] - before[lane] for lane in self.live))
         span = -(-span // self.backend.stride) * self.backend.stride
         with self._verb("advance"):
             self.progress = self.pack.advance(span, self.holds, lockstep=self.plan.mode.lockstep)
@@ -196,7 +213,7 @@ class _Window:
     def _audit(self) -> tuple[list[int], Residuals, list[Status]]:
         """Judge the lanes that are due; return those that leave, with residuals and statuses."""
         plan, live = self.plan, self.live
-        final = last_states(live, self.progress.depths, plan.max_depth, plan.expired)
+        final = last_states(live, self.progress.depths, self.limits, plan.expired)
         limits = Limits(self.progress.stale, self.stops, self.holds, final)
         due, quorum = list(live) if self.on_grid else list(final), len(live) if plan.mode.together else 0
         leaving, residuals, statuses, counts = judge(
@@ -258,7 +275,7 @@ class _Window:
         """Refill vacancies, or compact the pack, or freeze the lanes that have left."""
         mode, live, vacancies = self.plan.mode, len(self.live), self.plan.width - len(self.live)
         due = mode.refill is not None and vacancies >= mode.refill and self.on_grid
-        new = source.take(vacancies) if due else ()
+        new = _take(source, vacancies, self.plan, list(self.live.values())) if due else ()
         if new:
             try:
                 with self._verb("repack"):
@@ -296,7 +313,8 @@ class _Window:
             holds = [self.holds[lane] for lane in kept]
         self.progress = Progress([*depths, *[0] * fresh], [*stale, *[math.inf] * fresh])
         self.stops = [self.plan.stop(lane.instance) for lane in lanes]
-        self.holds = [*holds, *(stop if self.plan.holds else -math.inf for stop in self.stops[len(kept) :])]
+        self.limits = [lane.instance.max_depth or self.plan.max_depth for lane in lanes]
+        self.holds = [*holds, *(self.stops[len(kept) :] if self.plan.holds else [-math.inf] * fresh)]
 
     def _screen(self, lanes: Sequence[int]) -> Sequence[float]:
         with self._verb("screen"):

@@ -70,7 +70,7 @@ class Mode:
         if audit.every is not None:
             return audit.every
         if self.refill is not None:
-            return hints.refilled
+            return min(hints.refilled, hints.draining) if polled else hints.refilled
         return hints.held if self.holds(audit) and not polled else hints.draining
 
 
@@ -86,6 +86,8 @@ MODES: dict[str, Mode] = {
 }
 
 
+FEW_LANES = 16
+"""Lanes that a pack may have whatever their sizes."""
 ORDERS = ("given", "grouped", "mixed")
 """Orders of work by name."""
 RECHECKS = ("sampled", "all", "none")
@@ -129,10 +131,11 @@ class Plan:
         mode: How finished lanes are treated.
         width: Largest number of lanes of a pack.
         audit: When and how lanes are checked.
-        max_depth: The depth limit, in cycles.
+        max_depth: The depth limit of problems without their own, in cycles.
         exact: True if every verify is a certificate.
         reason: Why the mode was chosen.
         expired: Tickets whose deadline has come; their lanes leave at the next audit.
+        pairs: Largest number of pairs of points of all lanes of a pack with more than FEW_LANES lanes.
     """
 
     mode: Mode
@@ -142,6 +145,7 @@ class Plan:
     exact: bool
     reason: str
     expired: Container[int] = ()
+    pairs: float = math.inf
 
     @property
     def holds(self) -> bool:
@@ -177,7 +181,8 @@ class Options:
 
     Attributes:
         tol: Bound on the larger L1 marginal residual, for problems that bring none of their own.
-        max_depth: Largest number of cycles of a problem, after which it is given up; a rescue may run as many again.
+        max_depth: Largest number of cycles, after which a problem is given up, for problems that bring none of their
+            own; a rescue may run as many again.
         width: Lanes of a pack; None: what the backend recommends for problems of this size.
         mode: "auto", a name in MODES, or a Mode.
         audit: When and how lanes are checked.

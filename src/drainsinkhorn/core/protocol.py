@@ -137,6 +137,8 @@ class Hints(NamedTuple):
         draining: Cycles between audits where lanes are neither refilled nor held.
         held: Cycles between audits where lanes are held and not refilled. An audit may come late: a held lane keeps the
             state that passed, and a call ends when all lanes are held.
+        pairs: Pairs of points of all lanes of a pack, unless it has few lanes (`core.options.FEW_LANES`): a bound on
+            memory where lanes of unequal sizes share packs.
     """
 
     arithmetic: str
@@ -144,6 +146,7 @@ class Hints(NamedTuple):
     refilled: int = EVERY
     draining: int = EVERY
     held: int = EVERY
+    pairs: float = math.inf
 
 
 class Backend(Protocol[A]):

@@ -102,6 +102,7 @@ def _is_plain(problem: Any) -> bool:
         and (type(problem.eps) is float or is_descriptor(problem.eps))
         and (problem.tol is None or type(problem.tol) is float)
         and (problem.rho is None or type(problem.rho) is float)
+        and problem.max_depth is None
         and (problem.init is None or type(problem.init) is str)
         and type(problem.cost) is str
         and type(problem.x) is type(problem.y)
@@ -146,6 +147,8 @@ def _to_plain_dict(problem: Any, place: Any) -> dict[str, Any]:
         sent["tol"] = _number(problem.tol)
     if problem.rho is not None:
         sent["rho"] = _sent_rho(problem.rho)
+    if problem.max_depth is not None:
+        sent["max_depth"] = int(problem.max_depth)
     sent["cost"] = _sent_cost(problem.cost, place)
     if isinstance(problem.init, (tuple, list)):
         sent["init"] = [place(part) for part in problem.init]
@@ -231,6 +234,7 @@ def _from_plain_dict(sent: dict[str, Any], arrays: Sequence[Array]) -> Problem[A
     numbers = {
         "eps": _received_eps(sent["eps"]),
         "tol": sent.get("tol"),
+        "max_depth": sent.get("max_depth"),
         "rho": tuple(rho) if isinstance(rho, list) else rho,
     }
     return Problem(**numbers, cost=cost, init=init, **parts)

@@ -15,7 +15,7 @@ LONGEST = 60
 """Characters of the repr of an unknown object that are shown."""
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """Return one line about a value: shape and dtype of an array, the length of a list, or its repr."""
     if isinstance(value, numbers.Real) and not isinstance(value, int):
         return f"{float(value):.6g}"
@@ -26,17 +26,19 @@ def brief(value: Any) -> str:
         device = str(getattr(value, "device", "cpu"))
         where = f" on {device}" if device.startswith(("cuda", "mps", "xpu")) else ""
         return f"({', '.join(lengths)}{',' * (len(lengths) == 1)}) {str(dtype).removeprefix('torch.')}{where}"
-    if type(value) is tuple:
-        parts = cast("tuple[object, ...]", value)
-        numbers_only = [each for each in parts if isinstance(each, float)]
-        if parts and len(numbers_only) == len(parts):
-            return f"({', '.join(f'{each:.6g}' for each in numbers_only)})"
+    if type(value) in (list, tuple):
+        return _describe_sequence(cast("Sequence[object]", value))
     # A named tuple has a repr of its own.
-    for kind in (list, tuple):
-        if type(value) is kind:
-            return f"{kind.__name__} of {len(cast('Sequence[object]', value))}"
-    text = " ".join(repr(cast("object", value)).split())
+    text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _describe_sequence(items: Sequence[object]) -> str:
+    """Return the numbers of a tuple of floats, or the length of any other list or tuple."""
+    floats = [item for item in items if isinstance(item, float)]
+    if isinstance(items, tuple) and items and len(floats) == len(items):
+        return f"({', '.join(f'{number:.6g}' for number in floats)})"
+    return f"{'tuple' if isinstance(items, tuple) else 'list'} of {len(items)}"
 
 
 def call(name: str, *counts: str, **fields: Any) -> str:

@@ -30,6 +30,7 @@ class Instance(WeaklyReferable, Generic[A]):
         matrix: A dense cost, (n, m), as the caller gave it; None with points.
         init: Where to start: Potentials, "gaussian", "zero", or "auto" where a backend chooses between these two.
         chain: Instances with equal keys run in order, each from its predecessor's potentials.
+        max_depth: Largest number of cycles; None: that of the run.
         marginals: The constraints on both marginals.
         uniform: True if the caller gave no weights, so that those of each side are equal.
         positive: True if every weight is known to be positive. If it is False, backends remove points without weight.
@@ -46,6 +47,7 @@ class Instance(WeaklyReferable, Generic[A]):
     matrix: A | None = None
     init: Potentials[A] | str = "zero"
     chain: Hashable = None
+    max_depth: int | None = None
     marginals: Marginals = BALANCED
     uniform: bool = False
     positive: bool = False
@@ -77,7 +79,8 @@ class Instance(WeaklyReferable, Generic[A]):
         sides = {"x": self.x, "y": self.y, "a": self.a, "b": self.b}
         cost: Any = self.cost if self.matrix is None else self.matrix
         rho = None if self.marginals.are_hard else tuple(side.rho for side in self.marginals)
-        return Problem(**sides, eps=self.eps, tol=self.tol, init=self.init, cost=cost, chain=self.chain, rho=rho)
+        others: dict[str, Any] = {"init": self.init, "chain": self.chain, "max_depth": self.max_depth, "rho": rho}
+        return Problem(**sides, eps=self.eps, tol=self.tol, cost=cost, **others)
 
     @property
     def like(self) -> Any:
@@ -87,4 +90,5 @@ class Instance(WeaklyReferable, Generic[A]):
     def __repr__(self) -> str:
         sides = {"x": self.x, "y": self.y, "matrix": self.matrix, "a": self.a, "b": self.b}
         rho = None if self.marginals.are_hard else tuple(side.rho for side in self.marginals)
-        return call("Instance", **sides, eps=self.eps, tol=self.tol, init=self.init, chain=self.chain, rho=rho)
+        others: dict[str, Any] = {"init": self.init, "chain": self.chain, "max_depth": self.max_depth, "rho": rho}
+        return call("Instance", **sides, eps=self.eps, tol=self.tol, **others)

@@ -63,6 +63,7 @@ class Problem(WeaklyReferable, Generic[A]):
         rho: Price of a marginal's deviation from its weights, `rho KL(P 1 | a)`, in units of the cost: a number for
             both marginals, or a pair (rows, columns). inf or None: that marginal is hard, it equals its weights. If a
             marginal is soft, weights keep their masses, which may be unequal.
+        max_depth: Largest number of cycles. None: that of the run.
     """
 
     # One of `Eps`. For type checkers it may be read as a number, which it is in most programs.
@@ -76,11 +77,12 @@ class Problem(WeaklyReferable, Generic[A]):
     cost: str | Cost | A = DEFAULT_COST
     chain: Hashable = None
     rho: float | tuple[float | None, float | None] | Any = None
+    max_depth: int | None = None
 
     def __repr__(self) -> str:
         sides = {"x": self.x, "y": self.y, "a": self.a, "b": self.b}
         cost = None if isinstance(self.cost, str) and self.cost == DEFAULT_COST else self.cost
-        others = {"init": self.init, "cost": cost, "chain": self.chain, "rho": self.rho}
+        others = {"init": self.init, "cost": cost, "chain": self.chain, "rho": self.rho, "max_depth": self.max_depth}
         return call("Problem", **sides, eps=self.eps, tol=self.tol, **others)
 
     if not TYPE_CHECKING:
@@ -99,6 +101,7 @@ class Problem(WeaklyReferable, Generic[A]):
             cost: Any = "sqeuclidean",
             chain: Hashable = None,
             rho: Any = None,
+            max_depth: int | None = None,
             **unknown: Any,
         ) -> None:
             if unknown:
@@ -115,3 +118,4 @@ class Problem(WeaklyReferable, Generic[A]):
             put(self, "cost", cost)
             put(self, "chain", chain)
             put(self, "rho", rho)
+            put(self, "max_depth", max_depth)

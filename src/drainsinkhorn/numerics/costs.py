@@ -354,6 +354,8 @@ def is_squares(cost: Cost) -> bool:
 
 def require_form(instance: Instance[Any], backend: str, forms: Collection[str]) -> None:
     """Raise ProblemError unless the cost has one of the forms that a backend has kernels for."""
+    if instance.matrix is None and type(instance.cost.kind) is DistanceCost and "distances" in forms:
+        return
     if instance.is_dense:
         if "matrix" not in forms:
             raise ProblemError(

@@ -30,7 +30,7 @@ _known: WeakKeyDictionary[Instance[Any], Instance[Any]] = WeakKeyDictionary()
 
 def has_products(instance: Instance[Any]) -> bool:
     """True if costs are dot products of points."""
-    return not instance.is_dense and isinstance(instance.cost.kind, DotProduct)
+    return instance.matrix is None and isinstance(instance.cost.kind, DotProduct)
 
 
 def takes_gaussians(cost: Cost) -> bool:

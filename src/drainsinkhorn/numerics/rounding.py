@@ -106,7 +106,7 @@ def rounding_bound(rounding: Any, potentials: Any, units: float = 4.0) -> Any:
     return SAFETY * (rounding + units * UNIT * potentials)
 
 
-def soft_bound(bound: Any, exponents: float, residual: Any) -> Any:
+def soft_bound(bound: Any, exponents: Any, residual: Any) -> Any:
     """Bound on the rounding error of a residual relative to the mass of the plan: `(bound + SAFETY u e) (1 + R)`.
 
     An error of t nats in log ratios changes numerator and mass of the residual R by factors of up to `exp(t)`.

@@ -43,15 +43,15 @@ def largest(values: Vector) -> float:
     return float(np.max(values))
 
 
-def log_deviations(log_ratios: Any, potentials: Any, kappa: float) -> Any:
+def log_deviations(log_ratios: Any, potentials: Any, kappa: Any) -> Any:
     """`L = log r + kappa f`, the leg of a side, (n,); the log ratios themselves where the marginal is hard.
 
     Args:
         log_ratios: Log marginal ratios `log r` of the side, (n,).
         potentials: Potentials f of the side, (n,).
-        kappa: The marginal's kappa, times the unit of the potentials.
+        kappa: The marginal's kappa, times the unit of the potentials; or one for each point, (n,).
     """
-    return log_ratios if kappa == 0.0 else log_ratios + kappa * potentials
+    return log_ratios if isinstance(kappa, float) and kappa == 0.0 else log_ratios + kappa * potentials
 
 
 def log_total(
@@ -70,6 +70,24 @@ def log_total(
     """
     top = most(exponents)
     return top + float(np.log(add(weights * np.exp(exponents - top))))
+
+
+def deviation_terms(xp: Any, weights: Any, log_ratios: Any, potentials: Any, kappa: Any, top: Any) -> tuple[Any, Any]:
+    """`a_i |r_i - exp(-kappa f_i)|` and `a_i r_i` of every point, both over `exp(top)`, (n,): the terms of a residual.
+
+    Args:
+        xp: The array library: NumPy, torch or JAX's NumPy.
+        weights: Weights a of the side, (n,).
+        log_ratios: Log marginal ratios `log r` of the side, (n,).
+        potentials: Potentials f of the side, (n,).
+        kappa: The marginal's kappa, times the unit of the potentials; or one for each point, (n,).
+        top: The largest log ratio of the side, or of each point's lane, (n,).
+    """
+    deviations = log_deviations(log_ratios, potentials, kappa)
+    # The larger of r and exp(-kappa f), times one minus their ratio.
+    higher = xp.maximum(log_ratios, -kappa * potentials)
+    missed = weights * xp.exp(higher - top) * -xp.expm1(-abs(deviations))
+    return missed, weights * xp.exp(log_ratios - top)
 
 
 class Deviation(NamedTuple):
@@ -106,11 +124,7 @@ def soft_residual(
         most: Takes the largest of one value for each point of the side.
     """
     top = most(log_ratios)
-    deviations = log_deviations(log_ratios, potentials, kappa)
-    # The larger of r and exp(-kappa f), times one minus their ratio.
-    higher = np.maximum(log_ratios, -kappa * potentials)
-    mass = add(weights * np.exp(log_ratios - top))
-    missed = add(weights * np.exp(higher - top) * -np.expm1(-np.abs(deviations)))
+    missed, mass = map(add, deviation_terms(np, weights, log_ratios, potentials, kappa, top))
     return Deviation(float(np.divide(missed, mass)), top + float(np.log(mass)))
 
 
@@ -161,10 +175,8 @@ def penalty(weights: Vector, log_ratios: Vector, kappa: float) -> float:
     """
     if kappa == 0.0:
         return 0.0
-    # r log r - r + 1 = r (exp(-L) - 1 + L) with L = log r. For small r nothing cancels, and exp(-L) may overflow.
-    ratios, raised = np.exp(log_ratios), np.maximum(log_ratios, -1.0)
-    terms = np.where(log_ratios < -1.0, ratios * log_ratios - ratios + 1, _divergence(raised, np.exp(raised)))
-    return float(weights @ terms) / kappa
+    # r log r - r + 1 = r (exp(-L) - 1 + L) with L = log r.
+    return float(weights @ _divergence(log_ratios, log_ratios)) / kappa
 
 
 def soft_dual_value(eps: float, rows: float, cols: float, mass: float, masses: tuple[float, float]) -> float:
@@ -192,11 +204,14 @@ def debiasing_mass(eps: Any, masses: tuple[Any, Any]) -> Any:
     return eps / 2 * (masses[0] - masses[1]) ** 2
 
 
-def _divergence(log_deviations: Vector, ratios: Vector) -> Vector:
-    """`r (exp(-L) - 1 + L)`, which is not negative, without cancellation."""
-    small = np.abs(log_deviations) < SERIES
+def _divergence(log_deviations: Vector, log_ratios: Vector) -> Vector:
+    """`r (exp(-L) - 1 + L)`, which is not negative, without cancellation and in range for every L."""
+    ratios, distance = np.exp(log_ratios), np.abs(log_deviations)
     series = log_deviations * log_deviations * (0.5 - log_deviations / 6 + log_deviations**2 / 24)
-    return ratios * np.where(small, series, np.expm1(-log_deviations) + log_deviations)
+    clipped = np.clip(log_deviations, -1, 1)
+    near = ratios * np.where(distance < SERIES, series, np.expm1(-clipped) + clipped)
+    far = np.exp(log_ratios - log_deviations) + np.where(ratios > 0, ratios * (log_deviations - 1), 0.0)
+    return np.where(distance < 1, near, far)
 
 
 def duality_gap(weights: Vector, log_ratios: Vector, potentials: Vector, kappa: float, rounding: float = 0.0) -> float:
@@ -216,7 +231,18 @@ def duality_gap(weights: Vector, log_ratios: Vector, potentials: Vector, kappa: 
         return 0.0
     deviations = log_deviations(log_ratios, potentials, kappa)
     raised = deviations + np.copysign(rounding, deviations)
-    return float(weights @ _divergence(raised, np.exp(log_ratios + rounding))) / kappa
+    return float(weights @ _divergence(raised, log_ratios + rounding)) / kappa
+
+
+def leg_gain(weights: Vector, log_ratios: Vector, eps: float) -> float:
+    """What a plain leg of a hard side adds to the dual value, `eps sum_i a_i (r_i - 1 - log r_i)`; it is not negative.
+
+    Args:
+        weights: Weights a of the side, (n,).
+        log_ratios: Log marginal ratios of the side before the leg, (n,).
+        eps: Strength of the entropic term.
+    """
+    return eps * float(weights @ _divergence(-log_ratios, np.zeros_like(log_ratios)))
 
 
 def balanced_gap(missed: float, spread: float, oscillation: float) -> float:

@@ -345,8 +345,8 @@ def fingerprint(problem: Any) -> bytes:
         cost = f"{_cost_key(cost.kind)} {cost.scale!r}"
     # A problem that states no eps has the default, which another version may change.
     eps = DEFAULT_EPS if problem.eps is None else problem.eps
-    fields = (problem.x, problem.y, problem.a, problem.b, eps, problem.tol, f, g, cost, problem.chain, problem.rho)
-    for value in fields:
+    numbers = (eps, problem.tol, problem.rho, problem.max_depth)
+    for value in (problem.x, problem.y, problem.a, problem.b, *numbers, f, g, cost, problem.chain):
         if is_array(value):
             array = np.ascontiguousarray(to_numpy(value))
             # NumPy holds bfloat16 as float32; results are returned in the caller's dtype.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -146,11 +147,19 @@ class Queue:
         self._next = 0
         self._exhausted = False
 
-    def enter(self, instances: Iterable[Instance[Any]]) -> None:
-        """Append validated instances to their lines, with tickets from zero on."""
-        for ticket, instance in enumerate(instances):
-            self._put(Admission(ticket, instance), self._gate.signature(instance))
-            self._next = ticket + 1
+    def enter(self, instances: Sequence[Instance[Any]], *, alike: bool = False) -> None:
+        """Append validated instances to their lines, with tickets from zero on.
+
+        Args:
+            instances: Problems in the order of submission, none of which has a chain.
+            alike: True if they differ in nothing but numbers, so that they have one signature.
+        """
+        if alike and instances:
+            self._lines[self._gate.signature(instances[0])] = deque(map(Admission, itertools.count(), instances))
+        else:
+            for ticket, instance in enumerate(instances):
+                self._put(Admission(ticket, instance), self._gate.signature(instance))
+        self._next = len(instances)
 
     def fill(self) -> None:
         """Read problems ahead until the lookahead is reached."""

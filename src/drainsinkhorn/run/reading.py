@@ -32,7 +32,7 @@ class Reader:
 
     def __init__(self, session: Session, solve: Callable[..., Any]) -> None:
         self._session = session
-        self._solve_trials = partial(solve, backend=session.backend, options=trial_options(session.options))
+        self._solve = solve
         # Problems that were read ahead; None at the end.
         self._ahead: deque[Pair | None] = deque()
         # For those: the eps of problems in which it is relative, and what a search found, by ticket.
@@ -85,7 +85,8 @@ class Reader:
         searched = [(ticket, problem) for ticket, problem in searched if self._session.recall(ticket, problem) is None]
         if searched:
             begun, seconds = time.perf_counter(), self._session.ledger.seconds
-            answers = find_sharpness([problem for _, problem in searched], self._solve_trials)
+            trials = partial(self._solve, backend=self._session.backend, options=trial_options(self._session.options))
+            answers = find_sharpness([problem for _, problem in searched], trials)
             self._answers |= {ticket: answer for (ticket, _), answer in zip(searched, answers, strict=True)}
             seconds["sharpness"] = seconds.get("sharpness", 0.0) + time.perf_counter() - begun
 

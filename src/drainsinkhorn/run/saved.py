@@ -36,7 +36,7 @@ from drainsinkhorn.run.validate import validate
 
 FORMAT = 1
 """Version of the keys of files of problems and solutions. A file that does not state its format has this one."""
-FIELDS = ("eps", "x", "y", "a", "b", "tol", "cost", "init", "chain", "rho")
+FIELDS = ("eps", "x", "y", "a", "b", "tol", "cost", "init", "chain", "rho", "max_depth")
 """Fields of a problem that are saved, or that change only how its result was reached."""
 
 

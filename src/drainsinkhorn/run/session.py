@@ -164,7 +164,9 @@ class Session:
         hints, feed = self.backend.hints(instance), self.feed
         # The number of problems in a line of chains is unknown, because successors come as predecessors leave.
         count = self.count if instance.chain is None else None
-        plan = self.options.plan(count, hints.width)
+        # A stream returns its first results before it has read much further.
+        width = hints.width if self.count is not None else min(hints.width, self.options.lookahead)
+        plan = self.options.plan(count, width)
         # Callers of a feed wait for each result, so audits must not be rare.
         every = plan.mode.spacing(plan.audit, hints, polled=feed is not None)
         chosen = Chosen("mode", plan.mode.name, plan.reason)
@@ -172,7 +174,8 @@ class Session:
             self.observe(chosen)
         # The tol of an instance contains the margin, so backends compare rounding errors with the limit that decides.
         expired = () if feed is None else feed.expired
-        return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired)
+        pairs = hints.pairs if self.options.width is None and plan.mode.width is None else math.inf
+        return replace(plan, audit=replace(plan.audit, margin=1.0, every=every), expired=expired, pairs=pairs)
 
     @property
     def has_journal(self) -> bool:

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.run import rescue
 from drainsinkhorn.run.extend import start_from_predecessor
 from drainsinkhorn.run.feed import Tap
+from drainsinkhorn.run.lists import validate_list
 from drainsinkhorn.run.pairs import as_problems
 from drainsinkhorn.run.queue import Ended, Policy, Queue
 from drainsinkhorn.run.reading import Reader
@@ -81,7 +82,8 @@ def solve(
             raises, it is not called again; the run continues, and an ObserverWarning names the exception at the end.
         journal: Path of a file in which finished problems are recorded, so that a killed run can be resumed.
         progress: Show a bar on stderr, if it is a terminal or a notebook.
-        **settings: Fields of Options, such as mode, width, max_depth, audit, certify, accelerate, rescue and recheck.
+        **settings: Fields of Options, such as mode, width, max_depth (a number, or one per problem), audit, certify,
+            accelerate, rescue and recheck.
 
     Returns:
         One Result per problem in the order of submission, and the ledger. A problem that cannot be solved has a status
@@ -103,9 +105,14 @@ def solve(
         raise OptionsError(f"options must be an Options, got {options!r}")
     has_many_tols = isinstance(tol, (list, tuple)) or getattr(tol, "ndim", 0) > 0
     start, init = (init, None) if isinstance(init, str) else ("auto", init)
+    depths: Any = settings.get("max_depth")
+    if isinstance(depths, (list, tuple)) or getattr(depths, "ndim", 0) > 0:
+        settings = cast("Settings", {name: value for name, value in settings.items() if name != "max_depth"})
+    else:
+        depths = None
     options = options.with_settings(None if has_many_tols else tol, settings, start)
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if has_many_tols else None, "chain": chain}
-    columns["rho"] = rho
+    columns |= {"rho": rho, "max_depth": depths}
     if isinstance(x, Tap):
         raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
     waiting = as_problems(x, y, cost=cost, batch=batch, **columns)
@@ -162,7 +169,9 @@ class LocalRun:
         self._unclaimed, self._refuted = list[Retired](), set[int]()
         self._reader = Reader(session, solve)
         self._validation = options.tol, options.audit.margin, options.init
-        self._ready = None if session.has_journal else validate_stack(problems, *self._validation)
+        stacked = None if session.has_journal else validate_stack(problems, *self._validation)
+        self._is_stack = stacked is not None
+        self._ready = stacked if stacked or session.has_journal else validate_list(problems, *self._validation)
         if self._ready and isinstance(problems, list):
             session.take_all(problems)
         # Arrays on a device are checked together; if one holds NaN or inf, each is checked when its problem is read.
@@ -181,7 +190,7 @@ class LocalRun:
         self._queue = Queue(self, self._policy)
         try:
             if self._ready:
-                self._queue.enter(self._ready)
+                self._queue.enter(self._ready, alike=self._is_stack)
             if session.count is not None:
                 self._queue.fill()
                 yield from self._yield_without_run()
@@ -197,8 +206,9 @@ class LocalRun:
             yield from self._rescue()
             session.raise_error()
         finally:
-            session.close()
+            # First, since closing the session may raise.
             del self._queue
+            session.close()
 
     # The gate of the queue
 

@@ -54,6 +54,7 @@ def problems(
     chain: Any = None,
     batch: Any = None,
     rho: Any = None,
+    max_depth: Any = None,
     **unknown: Any,
 ) -> list[Problem[Any]]:
     """Return one Problem per entry of the arrays.
@@ -78,6 +79,7 @@ def problems(
             (M,). Problems are numbered from 0 without gaps. `concatenate` puts outputs into this order.
         rho: Price of soft marginals, see `Problem`: a number or a pair (a tuple) for all, or a list or an array (W,) or
             (W, 2) with one entry per problem.
+        max_depth: Largest number of cycles: a number, or one per problem. None: that of the run.
         **unknown: Any other keyword raises ProblemError, which says what to write instead.
 
     Raises:
@@ -108,6 +110,7 @@ def problems(
         "cost": (cost, None) if named else _column("cost", cost, 2),
         "chain": (chain, len(chain)) if isinstance(chain, (list, np.ndarray)) else (chain, None),
         "rho": price_column(rho),
+        "max_depth": _depth_column(max_depth),
     }
     width = _width(columns)
     _check_columns(columns, name)
@@ -134,10 +137,10 @@ def _split(columns: dict[str, Column], width: int, init: str | None) -> list[Pro
 
     by_name = columns["f"][0] is None and columns["g"][0] is None
     starts = [init] * width if by_name else map(Potentials, rows("f"), rows("g"))
-    names = ("x", "y", "a", "b", "eps", "tol", "cost", "chain", "rho")
+    names = ("x", "y", "a", "b", "eps", "tol", "cost", "chain", "rho", "max_depth")
     split = [
-        Problem(x=x, y=y, a=a, b=b, eps=eps, tol=tol, cost=cost, chain=chain, rho=rho, init=start)
-        for x, y, a, b, eps, tol, cost, chain, rho, start in zip(*map(rows, names), starts, strict=True)
+        Problem(x=x, y=y, a=a, b=b, eps=eps, tol=tol, cost=cost, chain=chain, rho=rho, max_depth=depth, init=start)
+        for x, y, a, b, eps, tol, cost, chain, rho, depth, start in zip(*map(rows, names), starts, strict=True)
     ]
     return ProblemStack(split, columns, init) if by_name else split
 
@@ -248,7 +251,8 @@ def build_instances(
         problems: Problems that differ in their points, eps and chain.
         strengths: The eps of each problem.
         tol: The residual at which a lane may leave.
-        a: Source weights of each problem in float64, of mass 1 unless a marginal is soft.
+        a: Source weights in float64, of mass 1 unless a marginal is soft: a vector that all problems share, or a list
+            with one for each.
         b: Target weights.
         cost: Known cost between points, or a matrix.
         init: Start in normal form. With a soft marginal "auto" is zero.
@@ -262,26 +266,29 @@ def build_instances(
     is_uniform = problems[0].a is None and problems[0].b is None
     # Positive weights may become zero when they are normalised.
     positive = is_uniform or bool(np.count_nonzero(a) == len(a) and np.count_nonzero(b) == len(b))
+    weights_a, weights_b = (side if isinstance(side, list) else itertools.repeat(side) for side in (a, b))
     matrix = None if isinstance(cost, Cost) else as_array(cost)
     kind = cost if matrix is None else DENSE
     return [
         Instance(
             eps=eps,
             tol=tol,
-            a=a,
-            b=b,
+            a=own_a,
+            b=own_b,
             cost=kind,
             x=problem.x if type(problem.x) is np.ndarray else as_array(problem.x),
             y=problem.y if type(problem.y) is np.ndarray else as_array(problem.y),
             matrix=matrix,
             init=init,
             chain=problem.chain,
+            max_depth=problem.max_depth,
             marginals=marginals,
             masses=masses,
             uniform=is_uniform,
             positive=positive,
         )
-        for problem, eps in zip(problems, strengths, strict=True)
+        # Shared weights are repeated without end.
+        for problem, eps, own_a, own_b in zip(problems, strengths, weights_a, weights_b, strict=False)
     ]
 
 
@@ -324,7 +331,7 @@ def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[
         return None
     columns = problems.columns
     x, y = columns["x"][0], columns["y"][0]
-    is_special = any(columns[name][0] is not None for name in ("a", "b", "tol", "chain", "rho"))
+    is_special = any(columns[name][0] is not None for name in ("a", "b", "tol", "chain", "rho", "max_depth"))
     if is_special or not (_is_plain(x) and _is_plain(y)) or x.shape[-1] != y.shape[-1]:
         return None
     try:
@@ -370,6 +377,13 @@ def _is_plain(points: Any) -> bool:
         return points.dtype in (np.float32, np.float64) and points.size > 0
     floats = str(getattr(points, "dtype", "")) in ("torch.float32", "torch.float64")
     return floats and bool(getattr(points, "is_cuda", False)) and points.numel() > 0
+
+
+def _depth_column(max_depth: Any) -> Column:
+    """Return depth limits as a column: a number or None is shared, a list or an array has one entry per problem."""
+    if is_array(max_depth) and max_depth.ndim > 0:
+        max_depth = max_depth.tolist()
+    return max_depth, len(max_depth) if isinstance(max_depth, (list, tuple)) else None
 
 
 def _column(name: str, value: Any, ndim: int) -> Column:

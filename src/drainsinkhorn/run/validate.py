@@ -97,6 +97,7 @@ def _make_instance(problem: Any, tol: float, margin: float, init: Any, finite: b
     if isinstance(init, Potentials):
         init = usable_start(init, eps, margin * tol, a, b, has_gauge=marginals.are_hard)
     _chain(problem.chain)
+    _depth_limit(problem.max_depth)
     normal_form = unit_mass if marginals.are_hard else without_denormals
     a = a if problem.a is None else normal_form(a)
     b = b if problem.b is None else normal_form(b)
@@ -289,6 +290,12 @@ def _init(init: Any, cost: Any, n: int, m: int) -> Potentials[Any] | str:
         if shape != (size,):
             raise ProblemError(f"{name} must have shape ({size},), one potential per point, got {shape}")
     return Potentials(*init)
+
+
+def _depth_limit(cycles: Any) -> None:
+    is_integer = isinstance(cycles, (int, np.integer)) and not isinstance(cycles, bool)
+    if cycles is not None and not (is_integer and cycles > 0):
+        raise ProblemError(f"max_depth must be a positive integer, a number of cycles, got {describe(cycles)}")
 
 
 def _chain(key: Any) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from drainsinkhorn.core.protocol import Backend, Pack, Progress
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.marginal import Marginal, Marginals
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.run.validate import validate
 
+SOFT_PRICES = ((2.0, 0.7), (math.inf, 3.0), (5.0, math.inf))
+"""Prices of soft problems, one for each."""
 NEVER, ALWAYS = -math.inf, math.inf
 """Stops that hold no lane, and every lane."""
 
@@ -55,6 +59,11 @@ class Bench:
     def problems(self) -> list[Instance[Any]]:
         """Three problems of unequal depth that may share a pack."""
         return [self.problem(1), self.problem(2, spread=2.0, eps=0.3), self.problem(3, spread=0.5, eps=1.0)]
+
+    def soften(self, instance: Instance[Any], rhos: tuple[float, float]) -> Instance[Any]:
+        """The problem with soft marginals of these prices, and half as much mass again on the columns."""
+        row, col = (Marginal(1 / rho) for rho in rhos)
+        return replace(instance, b=1.5 * instance.b, marginals=Marginals(row, col), masses=(1.0, 1.5), init="zero")
 
     def overflowing_problem(self) -> Instance[Any]:
         """A problem whose costs overflow."""

@@ -21,7 +21,7 @@ from drainsinkhorn.model.result import MAX_PAIRS, Residual
 from drainsinkhorn.numerics.arrays import float_name, library, to_numpy
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import marginal_errors
-from drainsinkhorn.testing.bench import ALWAYS, NEVER, Bench, DrivenPack
+from drainsinkhorn.testing.bench import ALWAYS, NEVER, SOFT_PRICES, Bench, DrivenPack
 
 Promise = Callable[[Bench], None]
 PROMISES: dict[str, Promise] = {}
@@ -373,6 +373,25 @@ def _answers_agree_with_the_reference(bench: Bench) -> None:
         ]
         gap = float(np.abs(plans[0] - plans[1]).sum())
         assert gap <= 0.1, f"plans at tol 5e-4 and 1e-6 differ by {gap} in L1"
+
+
+@_promise
+def _soft_lanes_share_packs_with_hard_ones(bench: Bench) -> None:
+    problems = [
+        bench.problem(1),
+        *map(bench.soften, (bench.problem(1), bench.problem(2), bench.problem(3)), SOFT_PRICES),
+    ]
+    try:
+        shared = bench.backend.signature(problems[0])
+        problems = [problem for problem in problems if bench.backend.signature(problem) == shared]
+    except ProblemError:
+        return
+    driven = bench.open(problems)
+    driven.go(3)
+    for lane, problem in enumerate(problems):
+        stated = driven.residual(lane)
+        _check_residual(stated, marginal_errors(problem, driven.potentials(lane)), stated.band + 1e-5)
+        bench.same(driven.state(lane), bench.alone(problem, 3), f"lane {lane} of a pack with soft lanes, and alone,")
 
 
 @_promise

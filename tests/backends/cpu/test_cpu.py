@@ -182,7 +182,7 @@ def test_a_block_may_be_collected_while_the_pool_of_memory_changes(monkeypatch: 
 def test_a_row_of_the_table_that_is_not_the_lanes_own_is_not_emitted() -> None:
     given = [ds.Problem(x=x, y=y, eps=0.5) for x, y in (clouds(20, seed=0), clouds(30, seed=1))]
     pack = CpuBackend().pack([validate(problem, 1e-3) for problem in given])
-    assert list(pack.emit([1, 0]).instances) == [pack._lanes[i].instance for i in (1, 0)]
+    assert list(pack.emit([1, 0]).instances) == [pack._lanes.instances[i] for i in (1, 0)]
     pack._table = pack._table[::-1].copy()
     with pytest.raises(ds.ContractError, match="row 0 of the lane table does not hold the state of lane 0"):
         pack.emit([0, 1])

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.cpu import CpuBackend, leg_kernels, loading, plan_kernels, scores, streaming_kernels
+from drainsinkhorn.backends.cpu import (
+    CpuBackend,
+    leg_kernels,
+    loading_kernels,
+    plan_kernels,
+    scores,
+    soft_kernels,
+    streaming_kernels,
+)
 from drainsinkhorn.backends.cpu import update_kernels as k
 from drainsinkhorn.backends.cpu.lane_table import ABSORBED, FRESH, new_lanes
 from drainsinkhorn.backends.cpu.pack import CpuPack
@@ -21,12 +29,15 @@ from drainsinkhorn.backends.cpu.tiles import EXPANDED, padded
 from drainsinkhorn.model.marginal import Marginal, Marginals
 from drainsinkhorn.numerics.costs import cost_matrix
 from drainsinkhorn.numerics.residual import residual
-from drainsinkhorn.numerics.starts import start
+from drainsinkhorn.numerics.rounding import soft_bound
+from drainsinkhorn.numerics.soft import log_deviations, log_total, soft_exponents, soft_residual, translation
+from drainsinkhorn.numerics.starts import WORTH, start, worthwhile
 from drainsinkhorn.numerics.transforms import conditionals
 from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment, log_ratios, update
 from drainsinkhorn.run.validate import validate
+from tests.gaussian import gaussian_starts
 
-MODULES = (leg_kernels, loading, plan_kernels, scores, streaming_kernels, k)
+MODULES = (leg_kernels, loading_kernels, plan_kernels, scores, soft_kernels, streaming_kernels, k)
 NAMES = re.compile(r"`numerics\.(\w+)\.(\w+)`")
 STRIDE = Stride(1.25, 0.4)
 N, M = 37, 29
@@ -56,11 +67,12 @@ class Example:
         forms: The form of its scores, and that of scores from differences.
     """
 
-    def __init__(self, dtype: str, *, momentum: bool = True, d: int = 3) -> None:
+    def __init__(self, dtype: str, *, momentum: bool = True, d: int = 3, rho: Any = None) -> None:
         rng = np.random.default_rng(5)
         a, b = rng.dirichlet(np.full(N, 3.0)), rng.dirichlet(np.full(M, 3.0))
         x, y = rng.normal(size=(N, d)), rng.normal(size=(M, d)) + 0.5
-        self.instance = validate(ds.Problem(x=x, y=y, a=a, b=b, eps=0.4 * d), 1e-3)
+        b = b if rho is None else 1.4 * b
+        self.instance = validate(ds.Problem(x=x, y=y, a=a, b=b, eps=0.4 * d, rho=rho), 1e-3)
         self.one, self.tol = np.dtype(dtype).type(1), 1e-11 if dtype == "float64" else 3e-5
         self.pack = CpuPack([self.instance], np.dtype(dtype), 1, momentum=momentum)
         self.pack.advance(4, [-np.inf])
@@ -246,6 +258,109 @@ def _(e: Example) -> None:
     e.agree(e.g, g)
 
 
+PRICES = [(2.0, 3.0), (np.inf, 1.5), (0.9, np.inf)]
+
+
+class Soft(Example):
+    """A lane with soft marginals; kappa and lam in nats."""
+
+    def __init__(self, e: Example, rho: tuple[float, float]) -> None:
+        super().__init__(e.one.dtype.name, rho=rho)
+        eps = self.instance.eps
+        self.kappa, self.lam = (tuple(get(m) for m in self.instance.marginals) for get in (
+            lambda m: eps * m.kappa, lambda m: m.damping(eps)
+        ))  # fmt: skip
+
+    def residuals(self) -> list[float]:
+        sides = (self.a, self.rows(), self.f), (self.b, self.cols(), self.g)
+        return [soft_residual(*side, kappa).residual for side, kappa in zip(sides, self.kappa, strict=True)]
+
+
+@compares("log_sum")
+def _(e: Example) -> None:
+    assert soft_kernels.log_sum(e.a, 900 + 3 * e.f) == pytest.approx(log_total(e.a, 900 + 3 * e.f), rel=1e-14)
+
+
+@compares("relative_residual")
+def _(e: Example) -> None:
+    for kappa in (0.0, 0.3, 2.0):
+        for shift in (0.0, -900.0) if kappa else (0.0,):
+            logs, f = e.rows() + shift, e.f - (shift / kappa if kappa else 0.0)
+            found = soft_kernels.relative_residual(e.a, logs, f, kappa, np.empty(2 * N))
+            assert found == pytest.approx(soft_residual(e.a, logs, f, kappa), rel=1e-9)
+
+
+@compares("target_rounding")
+def _(e: Example) -> None:
+    soft = Soft(e, (2.0, 3.0))
+    largest = [float(np.abs(side).max()) for side in (soft.f, soft.g)]
+    truth = max(soft_exponents(kappa, size) for kappa, size in zip(soft.kappa, largest, strict=True))
+    assert soft_kernels.target_rounding(soft.lane, soft.f, soft.g) == pytest.approx(soft_bound(0.0, truth, 0.0))
+
+
+@compares("translate")
+def _(e: Example) -> None:
+    for arguments in (
+        (1.0, 0.3, 0.5, 0.7, 0.2),
+        (1.0, 0.3, 0.0, 1.0, 0.0),
+        (np.nan, 0.3, 0.5, 0.7, 0.2),
+        (9.0, 0.0, 1e-12, 1.0, 0.0),
+    ):
+        own, other, kappa, lam, kappa_other = arguments
+        assert soft_kernels.translate(*arguments) == translation(own, other, kappa, lam, kappa_other, 1.0)
+
+
+@compares("soft_errors")
+def _(e: Example) -> None:
+    for rho in PRICES:
+        soft = Soft(e, rho)
+        (kappa, kappa_other), (lam, _), logs = soft.kappa, soft.lam, soft.view("logs", N)
+        before, leg = soft.view("before", N), log_deviations(logs, soft.f, kappa)
+        truth = soft_residual(soft.a, logs, soft.f, kappa)
+        assert soft_kernels.soft_errors(soft.lane) == pytest.approx(
+            (truth.residual, alignment(soft.a, leg, soft.f, before)), rel=1e-9, abs=1e-13
+        )
+        own = log_total(soft.a, -kappa * update(soft.f, leg, 1.0, lam=lam)[0])
+        other = truth.log_mass if kappa_other else np.log(soft.b.sum())
+        shift = translation(own, other, kappa, lam, kappa_other, 1.0)
+        assert soft.lane["translation"] == pytest.approx(shift, rel=1e-7, abs=1e-12)
+
+
+@compares("apply_columns")
+def _(e: Example) -> None:
+    for rho in PRICES:
+        soft = Soft(e, rho)
+        soft.lane["translation"], soft.lane["rows_exact"] = 0.2, 1.0
+        kappa, lam = soft.kappa[1], soft.lam[1]
+        moved = soft.g - 0.2
+        logs = soft.cols(g=moved)
+        plain = soft.view("col_work", 3 * M)[:M]
+        plain[:] = moved - logs
+        soft_kernels.apply_columns(soft.lane, plain)
+        assert soft.lane["col_residual"] == pytest.approx(soft_residual(soft.b, logs, moved, kappa).residual, rel=1e-9)
+        truth = update(moved, log_deviations(logs, moved, kappa), 1.0, lam=lam)[0]
+        assert np.allclose(soft.view("g", M), truth, rtol=0, atol=1e-12)
+
+
+@compares("soft_log_rows")
+def _(e: Example) -> None:
+    out = np.empty(N)
+    for form in e.forms:
+        leg_kernels.soft_log_rows(e.lane, form, e.f, e.g, out)
+        assert np.allclose(out, e.rows(), rtol=0, atol=1e-12)
+
+
+@compares("verify_soft")
+def _(e: Example) -> None:
+    for rho in PRICES:
+        soft = Soft(e, rho)
+        soft.agree(leg_kernels.verify_soft(soft.lane, soft.f, soft.g, soft.one), soft.residuals())
+        # Far from the absorbed potentials it is computed in the log domain.
+        far, soft.f = soft.f, soft.f + 40.0
+        assert leg_kernels.verify_soft(soft.lane, soft.f, soft.g, soft.one) == pytest.approx(soft.residuals(), rel=1e-9)
+        soft.f = far
+
+
 @compares("load_scores")
 def _(e: Example) -> None:
     block = np.empty((scores.BLOCK, padded(M)))
@@ -313,10 +428,18 @@ def _(e: Example) -> None:
 @compares("quadratic")
 def _(e: Example) -> None:
     x, y = (np.ascontiguousarray(points)[None] for points in e.instance.points)
-    eps = np.array([e.instance.eps])
-    (found,) = loading.gaussian_starts(x, y, e.a[None], e.b[None], eps)
+    (found,) = gaussian_starts(x, y, e.a[None], e.b[None], np.array([e.instance.eps]))
     _, truth = start(replace(e.instance, init="gaussian"))
     assert np.allclose(e.instance.eps * found, truth, rtol=1e-11, atol=1e-12)
+
+
+@compares("spread_of")
+def _(e: Example) -> None:
+    spread = loading_kernels.spread_of(e.g, e.b)
+    assert np.isclose(spread, e.b @ (e.g - e.b @ e.g) ** 2, rtol=1e-12)
+    for scale in (1 - 1e-6, 1 + 1e-6):
+        values = scale * WORTH / spread**0.5 * e.g
+        assert worthwhile(values[None], e.b[None])[0] == (loading_kernels.spread_of(values, e.b) >= WORTH**2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -356,10 +479,11 @@ BACKENDS = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kappa", [0.3, 4.0])
 class TestDamping:
-    """A soft marginal of rows is data of a lane: `lam = 1 / (1 + eps kappa)`, and kappa f in the rule."""
+    """A soft marginal is data of a lane: `lam = 1 / (1 + eps kappa)`, and kappa f in the rule."""
 
     def instance(self, kappa: float) -> Any:
-        return replace(Example("float64").instance, marginals=Marginals(Marginal(kappa), Marginal()), init="zero")
+        marginals = Marginals(Marginal(kappa), Marginal(1.5 * kappa))
+        return replace(Example("float64").instance, marginals=marginals, init="zero")
 
     def potentials(self, backend: str, instance: Any, cycles: int) -> tuple[np.ndarray, np.ndarray]:
         pack = BACKENDS[backend].pack([instance])
@@ -368,20 +492,21 @@ class TestDamping:
 
     def test_cycles_are_those_of_the_damped_update(self, backend: str, kappa: float) -> None:
         instance = self.instance(kappa)
-        eps, lam = instance.eps, instance.marginals.row.damping(instance.eps)
+        eps, (lam, lam_g) = instance.eps, (side.damping(instance.eps) for side in instance.marginals)
         scaled, f, g = cost_matrix(instance)[0] / eps, np.zeros(N), np.zeros(M)
         for _ in range(3):
             logs = log_ratios(f, g, np.log(instance.b), scaled, eps)
             f, _ = update(f, logs + kappa * f, eps, lam=lam)
-            g, _ = update(g, log_ratios(g, f, np.log(instance.a), scaled.T, eps), eps)
+            logs = log_ratios(g, f, np.log(instance.a), scaled.T, eps)
+            g, _ = update(g, logs + 1.5 * kappa * g, eps, lam=lam_g)
         tolerance = 1e-5 if backend == "float32" else 1e-11
         for found, truth in zip(self.potentials(backend, instance, 3), (f, g), strict=True):
             assert np.allclose(found, truth, rtol=0, atol=tolerance)
 
-    def test_the_fixed_point_is_the_optimum_with_penalised_rows(self, backend: str, kappa: float) -> None:
+    def test_the_fixed_point_is_the_optimum_with_penalised_marginals(self, backend: str, kappa: float) -> None:
         instance = self.instance(kappa)
         f, g = self.potentials(backend, instance, 300)
         plan = instance.a[:, None] * instance.b * np.exp((f[:, None] + g - cost_matrix(instance)[0]) / instance.eps)
         tolerance = 1e-4 if backend == "float32" else 1e-9
         assert np.allclose(plan.sum(axis=1), instance.a * np.exp(-kappa * f), rtol=tolerance)
-        assert np.allclose(plan.sum(axis=0), instance.b, rtol=tolerance)
+        assert np.allclose(plan.sum(axis=0), instance.b * np.exp(-1.5 * kappa * g), rtol=tolerance)

@@ -48,7 +48,11 @@ def check_minibatch(place: int, batch: Any) -> None:
 
 
 def problems_of(
-    pairs: Sequence[Sequence[Tensor]], eps: Sequence[Eps], scales: Sequence[float] | None = None, backend: Any = None
+    pairs: Sequence[Sequence[Tensor]],
+    eps: Sequence[Eps],
+    scales: Sequence[float] | None = None,
+    backend: Any = None,
+    rho: Any = None,
 ) -> list[Problem[Any]]:
     """The problems of minibatches with costs `scale |x0 - x1|^2`.
 
@@ -57,11 +61,12 @@ def problems_of(
         eps: The eps of each.
         scales: Factor of the cost of each; None: 1.
         backend: Its `threads`, if it has that attribute, is the number of threads that compute cost matrices.
+        rho: The price of soft marginals of all problems, see `Problem`.
     """
     flat = [[points.detach().reshape(len(points), -1) for points in pair] for pair in pairs]
     scales = [1.0] * len(flat) if scales is None else scales
     problems: list[Problem[Any]] = [
-        Problem(x=x, y=y, eps=strength, cost=Cost("sqeuclidean", scale))
+        Problem(x=x, y=y, eps=strength, cost=Cost("sqeuclidean", scale), rho=rho)
         for (x, y), strength, scale in zip(flat, eps, scales, strict=True)
     ]
     dense = [place for place, pair in enumerate(flat) if _wants_matrix(*pair)]
@@ -73,7 +78,7 @@ def problems_of(
     matrices = squared_distances(clouds, [scales[place] for place in dense], getattr(backend, "threads", None))
     for place, costs in zip(dense, matrices, strict=True):
         if costs is not None:
-            problems[place] = Problem(cost=torch.from_numpy(costs), eps=eps[place])
+            problems[place] = Problem(cost=torch.from_numpy(costs), eps=eps[place], rho=rho)
     return problems
 
 

@@ -23,6 +23,8 @@ from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import solve
 
 METHODS = ("sinkhorn", "exact", "unbalanced", "partial")
+DRAINED = ("sinkhorn", "unbalanced")
+"""Methods whose problems this library solves; the others are POT's."""
 CHUNK = 1024
 """Rows of the distance matrix that are computed at a time to find its largest entry."""
 
@@ -64,20 +66,23 @@ class OTPlanSampler:
     """Draws pairs of a source and a target minibatch from an optimal transport plan for squared distances.
 
     `method="sinkhorn"` solves the entropic problem with this library, on the device of the tensors and to a verified
-    tol; only `get_map` builds a plan. "exact", "unbalanced" and "partial" call POT on the CPU, as torchcfm does.
+    tol; only `get_map` builds a plan. "unbalanced" does the same with soft marginals of the price `reg_m`: the problem
+    of POT's `sinkhorn_knopp_unbalanced`. "exact" and "partial" call POT on the CPU, as torchcfm does.
 
     Without `seed`, draws follow `np.random.seed` and do not use torch's generator, as in torchcfm. From a plan of POT
     the sampler draws the pairs that torchcfm draws. From a plan of "sinkhorn" it draws other pairs, and takes as many
-    numbers of NumPy's global generator as torchcfm.
+    numbers of NumPy's global generator as torchcfm. "unbalanced" draws as "sinkhorn" does.
 
     Args:
         method: One of METHODS.
-        reg: eps: a number in units of the squared distance, or for "sinkhorn" `relative` or `sharpness`.
-        reg_m: Strength of the marginal penalty of "unbalanced".
+        reg: eps: a number in units of the squared distance; for "sinkhorn" and "unbalanced" also `relative` or
+            `sharpness`.
+        reg_m: Price of both marginals of "unbalanced", or a pair; infinity: hard.
         normalize_cost: Divide costs by the largest one.
         num_threads: Threads of "exact".
         warn: Warn of a problem that did not converge; its last state is used.
-        tol: Bound on the larger L1 marginal residual of "sinkhorn".
+        tol: Bound on the larger L1 marginal residual of "sinkhorn" and "unbalanced"; of the latter relative to the
+            transported mass.
         seed: Seed of all draws; None: NumPy's global generator, so that `np.random.seed` decides.
         backend: "auto", a name, or a Backend.
         group: A group of torch.distributed, or "world" for all ranks. Every rank passes its own
@@ -90,7 +95,7 @@ class OTPlanSampler:
         self,
         method: str,
         reg: Eps = 0.05,
-        reg_m: float = 1.0,
+        reg_m: float | tuple[float, float] = 1.0,
         normalize_cost: bool = False,
         num_threads: int | str = 1,
         warn: bool = True,
@@ -109,9 +114,9 @@ class OTPlanSampler:
             raise OptionsError(f"OTPlanSampler has no keyword {name!r}; {advice}")
         if method not in METHODS:
             raise ValueError(f"Unknown method: {method}; use one of {list(METHODS)}")
-        if method != "sinkhorn" and is_descriptor(reg):
+        if method not in DRAINED and is_descriptor(reg):
             raise OptionsError(f"POT's method {method!r} needs a number as reg, got {reg!r}")
-        if method != "sinkhorn":
+        if method not in DRAINED:
             _pot(method)
         self.method, self.reg, self.reg_m = method, reg, reg_m
         self.normalize_cost, self.num_threads, self.warn = normalize_cost, num_threads, warn
@@ -121,7 +126,8 @@ class OTPlanSampler:
     def _solve(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Solution[Any]:
         flat = [tuple(points.detach().reshape(len(points), -1) for points in pair) for pair in pairs]
         scales = [1 / _largest(x, y) if self.normalize_cost else 1.0 for x, y in flat]
-        problems = problems_of(pairs, [self.reg] * len(flat), scales, self.backend)
+        rho = self.reg_m if self.method == "unbalanced" else None
+        problems = problems_of(pairs, [self.reg] * len(flat), scales, self.backend, rho)
         solution = solve(problems, tol=self.tol, backend=self.backend, warn=False)
         for result in solution:
             _judge(result, warn=self.warn)
@@ -130,7 +136,7 @@ class OTPlanSampler:
     def get_map(self, x0: Tensor, x1: Tensor) -> Any:
         """The dense plan as a NumPy array, (n, m); with a group, n and m are the numbers of points of all ranks."""
         x0, x1 = self._gather(x0, x1)[0]
-        if self.method == "sinkhorn":
+        if self.method in DRAINED:
             return plan(self._solve([(x0, x1)])[0]).cpu().numpy()
         return self._pot_map(x0, x1)
 
@@ -142,8 +148,6 @@ class OTPlanSampler:
         ot = _pot(self.method)
         if self.method == "exact":
             coupling = ot.emd(a, b, cost, numThreads=self.num_threads)
-        elif self.method == "unbalanced":
-            coupling = ot.unbalanced.sinkhorn_knopp_unbalanced(a, b, cost, reg=self.reg, reg_m=self.reg_m)
         else:
             coupling = ot.partial.entropic_partial_wasserstein(a, b, cost, reg=self.reg)
         coupling = np.asarray(coupling)
@@ -188,7 +192,7 @@ class OTPlanSampler:
         """Pairs drawn from the plan, and the labels that belong to them."""
         (x0, x1, y1, y0), draws, own = self._gather(x0, x1, y1, y0)
         count = len(x0)
-        if self.method == "sinkhorn":
+        if self.method in DRAINED:
             draw = sample if replace else _distinct
             i, j = draw(self._solve([(x0, x1)])[0], count, seed=draws.next_seed(count))
         else:
@@ -205,7 +209,7 @@ class OTPlanSampler:
         (X,), draws, own = self._gather(X)
         steps = [(X[:, t], X[:, t + 1]) for t in range(X.shape[1] - 1)]
         places = [torch.arange(len(X), device=X.device)]
-        solution = self._solve(steps) if self.method == "sinkhorn" and steps else None
+        solution = self._solve(steps) if self.method in DRAINED and steps else None
         for t, (x0, x1) in enumerate(steps):
             if solution is not None:
                 places.append(partners(solution[t], places[-1], seed=draws.next_seed(len(X))))
@@ -223,7 +227,7 @@ def _pot(method: str) -> Any:
         import ot
     except ImportError as error:
         raise BackendUnavailable(
-            f"method {method!r} is POT's ({error}); pip install 'drainsinkhorn[flow]', or use method='sinkhorn'"
+            f"method {method!r} is POT's ({error}); pip install 'drainsinkhorn[flow]', or use one of {DRAINED}"
         ) from error
     return ot
 

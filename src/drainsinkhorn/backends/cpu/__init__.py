@@ -13,11 +13,18 @@ from drainsinkhorn.backends.cpu.precision import Arithmetic, choose_arithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, default_threads
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.products import solves_products
-from drainsinkhorn.backends.support import require_hard
+from drainsinkhorn.core.audit import EVERY
+from drainsinkhorn.core.options import FEW_LANES
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.costs import require_form
+
+WIDEST, PAIRS = 4096, 2**26
+"""Lanes of a pack at most, and their pairs of points: 256 MiB of kernels in float32."""
+SPACING, SPACING_PAIRS = 256, 2**22
+"""Cycles between audits of lanes that are held, at most, and pairs of points that one lane visits in between. A run
+can be interrupted, and reports progress, only between audits."""
 
 
 @solves_products
@@ -55,7 +62,6 @@ class CpuBackend:
 
     def signature(self, instance: Instance[Any]) -> Hashable:
         """Problems of one representation and precision share packs, whatever their sizes and costs."""
-        require_hard(instance, self.name)
         require_form(instance, self.name, FORMS)
         return self.arithmetic(instance).description
 
@@ -65,7 +71,7 @@ class CpuBackend:
 
     def pack(self, instances: Sequence[Instance[Any]]) -> CpuPack | StreamingPack:
         """Build the lanes and measure their first f-leg."""
-        for instance in instances:
+        for instance in {id(instance.cost.kind): instance for instance in instances}.values():
             require_form(instance, self.name, FORMS)
         threads, arithmetic = self.threads or default_threads(), self.arithmetic(instances[0])
         momentum = self.acceleration == "momentum"
@@ -78,10 +84,12 @@ class CpuBackend:
         return compiled_couplings(instances, potentials, self.threads or default_threads())
 
     def hints(self, instance: Instance[Any]) -> Hints:
-        """Return the arithmetic and a width."""
+        """Return the arithmetic, and windows and spacings that keep the host's part of the work small."""
         n, m = instance.shape
-        # Many small lanes keep the threads busy and the host's part of the work small.
-        return Hints(self.arithmetic(instance).description, max(16, min(512, 2**26 // (n * m))))
+        width = max(FEW_LANES, min(WIDEST, PAIRS // (n * m)))
+        # Held lanes cost nothing, whereas an audit visits every live lane on the host.
+        spacing = max(EVERY, min(SPACING, SPACING_PAIRS // (n * m)))
+        return Hints(self.arithmetic(instance).description, width, refilled=spacing, held=spacing, pairs=PAIRS)
 
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Compile the kernels, or load them from disk; logged once if it takes long."""

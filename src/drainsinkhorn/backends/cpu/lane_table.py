@@ -26,13 +26,15 @@ DOUBLE_VECTORS = (
     "a64",  # weights of rows, (n,), in float64, as all of these
     "b64",  # weights of columns, (m,)
     "f",  # potentials of rows, (n,); not of a scaled lane that is ABSORBED
-    "g",  # potentials of columns, (m,); not of a lane that is ABSORBED
+    "g",  # potentials of columns, (m,); not of a lane that is ABSORBED, unless it is soft
     "base_f",  # F, (n,)
     "base_g",  # G, (m,)
     "before",  # x of the last update, (n,); this and the next three only of lanes that are not scaled
     "next_f",  # f after the pending leg, (n,)
     "next_x",  # x of the pending leg, (n,)
     "logs",  # log marginal ratios L of the pending leg, (n,)
+    "row_work",  # scratch, (2 n,); this and the next only of lanes that are soft
+    "col_work",  # scratch, (3 m,)
 )
 _MATRICES = (
     "kernel",  # K_ij = exp(F_i + G_j - S_ij), (n, m), in the lane's precision
@@ -51,6 +53,7 @@ _INTEGERS = (
     "state",  # COLD, FRESH, ABSORBED, NEEDS_KERNEL or NOT_FINITE
     "is_shared",  # 1 if other lanes read the same kernel
     "is_scaled",  # 1 if every f-leg is plain and undamped, so that f is kept as scalings u
+    "is_soft",  # 1 if a marginal is soft; f and g of such a lane are always explicit
 )
 _NUMBERS = (
     "factor",  # turns a cost into a score
@@ -60,6 +63,11 @@ _NUMBERS = (
     "score_rounding",  # rounding bound of a score
     "damping",  # lambda of the rows: 1 / (1 + eps kappa)
     "kappa",  # eps kappa of the rows: 0 where their marginal is hard
+    "col_damping",  # lambda of the columns; these and the next three are used by soft lanes alone
+    "col_kappa",  # eps kappa of the columns
+    "log_row_mass",  # log of the mass of the weights a
+    "log_col_mass",  # and of b
+    "translation",  # t of the pending leg: f + lam t, g - t
     "step",  # of the pending leg
     "beta",  # of the pending leg
     "decided",  # 1 if step and beta are decided, 0 if they are expected
@@ -73,9 +81,11 @@ _NUMBERS = (
     "was_fast",  # 1 if the last leg was plain since plain legs contract fast
 )
 
-_WORDS = (*SHORT_VECTORS, *DOUBLE_VECTORS, *_MATRICES, *_INTEGERS)
+ADDRESSES = (*SHORT_VECTORS, *DOUBLE_VECTORS, *_MATRICES)
+"""Fields that are addresses. A record begins with them."""
+_WORDS = (*ADDRESSES, *_INTEGERS)
 LANE = np.dtype([(name, np.int64) for name in _WORDS] + [(name, np.float64) for name in _NUMBERS])
-"""The record of a lane. It begins with the addresses of its vectors."""
+"""The record of a lane."""
 
 DENSE32, DENSE64 = range(3, 5)
 """Forms of scores besides the kinds of tile: x is a matrix of costs in float32 or float64."""
@@ -93,7 +103,7 @@ memory of its own. NOT_FINITE: a potential was not finite; the lane no longer ch
 def new_lanes(count: int) -> NDArray[Any]:
     """Return records of lanes at depth zero that no kernel has measured yet."""
     table = np.zeros(count, dtype=LANE)
-    table["best"], table["damping"] = np.inf, 1.0
+    table["best"], table["damping"], table["col_damping"] = np.inf, 1.0, 1.0
     return table
 
 

@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from drainsinkhorn.backends.cpu import soft_kernels as soft
 from drainsinkhorn.backends.cpu.lane_table import ABSORBED, NOT_FINITE
 from drainsinkhorn.backends.cpu.primitives import (
     dot,
@@ -225,7 +226,7 @@ def log_residual(weights, potentials, plain):
 def write_state(lane, one, f, g):
     """Write the potentials of the state, in nats."""
     rows, cols = lane.rows, lane.cols
-    if lane.state != ABSORBED:
+    if lane.state != ABSORBED or lane.is_soft:
         f[:] = double(lane.f, rows)
         g[:] = double(lane.g, cols)
         return
@@ -241,9 +242,9 @@ def write_state(lane, one, f, g):
 
 
 @ordered
-def write_states(table, order, f, f_at, g, g_at, one):
-    """Write the potentials of lanes in nats, one lane after another."""
-    for place in range(order.size):
+def write_states(table, order, first, last, f, f_at, g, g_at, one):
+    """Write the potentials of lanes `order[first:last]` in nats, one lane after another."""
+    for place in range(first, last):
         lane = table[order[place]]
         write_state(lane, one, f[f_at[place] : f_at[place + 1]], g[g_at[place] : g_at[place + 1]])
 
@@ -282,11 +283,80 @@ def log_row_residual(lane, form, f, g):
 
 
 @ordered
+def soft_log_rows(lane, form, f, g, out):
+    """Write log ratios of rows for potentials in nats, in float64 in the log domain: `numerics.update.log_ratios`."""
+    rows, cols = lane.rows, lane.cols
+    weight, block = double(lane.b64, cols), np.empty((BLOCK, padded(cols)))
+    for start in range(0, rows, BLOCK):
+        end = min(rows, start + BLOCK)
+        load_scores(lane, form, start, end, block)
+        for i in range(start, end):
+            out[i] = f[i] - plain_leg(block[i - start, :cols], g, weight)[0]
+
+
+@ordered
+def screen_soft(lane, one):
+    """`screen_lane` of a soft lane."""
+    rows, cols = lane.rows, lane.cols
+    f, g, logs = double(lane.f, rows), double(lane.g, cols), np.empty(rows)
+    if lane.state != ABSORBED:
+        soft_log_rows(lane, lane.form, f, g, logs)
+    else:
+        w, r = vector(lane.w, cols, one), np.empty_like(vector(lane.a, rows, one))
+        sum_rows(vector(lane.kernel, rows * cols, one), cols, w, r, np.int64(0), rows)
+        soft.log_ratios_of(r, f, double(lane.base_f, rows), logs)
+    error = soft.relative_residual(double(lane.a64, rows), logs, f, lane.kappa, np.empty(2 * rows))[0]
+    return error + (lane.bound + lane.sum_rounding) * (1 + error)
+
+
+@ordered
+def verify_soft(lane, f, g, one):
+    """Both residuals of potentials of a soft lane, in nats: `numerics.soft.soft_residual`.
+
+    They are read off the absorbed kernel, or computed in the log domain where its sums are out of range.
+    """
+    rows, cols, groups = lane.rows, lane.cols, groups_of(lane.rows)
+    logs, columns = np.empty(rows), np.empty(cols)
+    near = lane.state == ABSORBED
+    if near:
+        a, b = vector(lane.a, rows, one), vector(lane.b, cols, one)
+        base_f, base_g = double(lane.base_f, rows), double(lane.base_g, cols)
+        r, c, t, w = np.empty_like(a), np.empty_like(b), np.empty_like(a), np.empty_like(b)
+        parts = np.empty(groups * cols, dtype=a.dtype)
+        for i in range(rows):
+            t[i] = a[i] * exp(f[i] - base_f[i])
+            near &= f[i] - base_f[i] <= DRIFT + 1
+        for j in range(cols):
+            w[j] = b[j] * exp(g[j] - base_g[j])
+        for group in range(groups):
+            first, last = bounds(rows, groups, group)
+            part = parts[group * cols : (group + 1) * cols]
+            sweep(vector(lane.kernel, rows * cols, one), cols, w, t, True, r, part, first, last)
+        add_parts(parts, groups, cols, c)
+        near &= in_range(r, LOW, HIGH) and in_range(c, LOW, HIGH)
+        if near:
+            soft.log_ratios_of(r, f, base_f, logs)
+            soft.log_ratios_of(c, g, base_g, columns)
+    if not near:
+        form = direct_form(lane)
+        log_columns(lane, form, np.log(double(lane.a64, rows)) + f, columns)
+        for j in range(cols):
+            columns[j] = g[j] - columns[j]
+        soft_log_rows(lane, form, f, g, logs)
+    work = np.empty(2 * max(rows, cols))
+    row = soft.relative_residual(double(lane.a64, rows), logs, f, lane.kappa, work)[0]
+    col = soft.relative_residual(double(lane.b64, cols), columns, g, lane.col_kappa, work)[0]
+    return row, col
+
+
+@ordered
 def screen_lane(lane, one):
     """The row residual of the state in a pass of its own, in the same arithmetic as the leg that measured it."""
     rows, cols = lane.rows, lane.cols
     if lane.state == NOT_FINITE:
         return np.nan
+    if lane.is_soft:
+        return screen_soft(lane, one)
     if lane.state != ABSORBED:
         error = log_row_residual(lane, lane.form, double(lane.f, rows), double(lane.g, cols))
         return error + lane.bound + lane.sum_rounding
@@ -349,6 +419,8 @@ def verify_lanes(table, order, first, last, f, f_at, g, g_at, eps, residuals, on
         fi, gi = f[f_at[place] : f_at[place + 1]] / eps[place], g[g_at[place] : g_at[place + 1]] / eps[place]
         if lane.state == NOT_FINITE:
             out[:] = np.nan
+        elif lane.is_soft:
+            out[0], out[1] = verify_soft(lane, fi, gi, one)
         elif lane.state != ABSORBED:
             out[0], out[1] = verify_logs(lane, fi, gi)
         else:
@@ -356,3 +428,6 @@ def verify_lanes(table, order, first, last, f, f_at, g, g_at, eps, residuals, on
         # The absorbed potentials are rounded like the current ones, so the bound uses the larger of the two.
         rounding = lane.score_rounding + POTENTIALS * (largest_of(fi) + largest_of(gi))
         out[2] = max(lane.bound, rounding) + lane.sum_rounding
+        if lane.is_soft:
+            rounding += soft.target_rounding(lane, fi, gi)
+            out[2] = (max(lane.bound, rounding) + lane.sum_rounding) * (1 + max(out[0], out[1]))

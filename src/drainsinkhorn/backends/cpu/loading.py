@@ -1,243 +1,299 @@
-"""From instances to records of the lane table: lanes of one shape and cost are loaded together, as whole arrays."""
+"""From instances to records of the lane table: lanes of one kind are loaded together, whatever their sizes.
 
-# pyright: reportCallIssue=false
+Sizes, offsets and addresses are columns; `loading_kernels` loads the lanes one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import Any
+import math
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.cpu.lane_table import COLD, DENSE32, DENSE64, DOUBLE_VECTORS, FRESH, SHORT_VECTORS, words
-from drainsinkhorn.backends.cpu.leg_kernels import groups_of
-from drainsinkhorn.backends.cpu.precision import FLOAT64, caches_scores, cost_rounding, score_form, sum_rounding
-from drainsinkhorn.backends.cpu.primitives import dot, ordered
+from drainsinkhorn.backends.cpu import loading_kernels as k
+from drainsinkhorn.backends.cpu.lane_table import ADDRESSES, COLD, DENSE32, DENSE64, FRESH, SHORT_VECTORS, words
+from drainsinkhorn.backends.cpu.leg_kernels import GROUP_ROWS, GROUPS
+from drainsinkhorn.backends.cpu.precision import caches_scores, cost_rounding, score_form, sum_rounding
 from drainsinkhorn.backends.cpu.resources import MemoryBlock
-from drainsinkhorn.backends.cpu.scores import extent, lay_out
-from drainsinkhorn.backends.cpu.tiles import EXPANDED
+from drainsinkhorn.backends.cpu.tiles import EXPANDED, WIDE
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
-from drainsinkhorn.numerics.starts import FULL_DIM, between, is_negligible, worthwhile
+from drainsinkhorn.numerics.starts import FULL_DIM, WORTH, between, is_negligible
 
 Array = NDArray[np.float64]
+Places = NDArray[np.int64]
+Memory = tuple[Any, ...]
+"""What must stay alive with a lane."""
+Share = Callable[..., None]
+"""Calls a kernel with a table, places in it and further arguments; threads share the places."""
 
 SHARED_BYTES = 2**16
 """Kernels from this size on are shared by lanes over the same costs."""
+BLOCK_BYTES = 2**22
+"""Small lanes share a block of about this size; a larger lane has its own, freed when it leaves."""
+LOAD_BYTES = 2**26
+"""Memory of lanes that are loaded together, about. It bounds what loading needs besides."""
 
-GROUP_BYTES = 2**22
-"""Small lanes of one shape share a block of about this size; a larger lane has its own, freed when it leaves."""
+
+class _Flat(NamedTuple):
+    """Arrays of many lanes one after another, and where each lane's begins."""
+
+    values: Array
+    at: Places
+
+
+def _flatten(arrays: Sequence[Any]) -> _Flat:
+    """Concatenate arrays in float64; an array that all lanes share is copied once."""
+    first, at = arrays[0], np.zeros(len(arrays), dtype=np.int64)
+    if all(array is first for array in arrays):
+        return _Flat(np.array(first, dtype=np.float64, order="C"), at)
+    np.cumsum([len(array) for array in arrays[:-1]], out=at[1:])
+    return _Flat(np.concatenate(arrays, dtype=np.float64, casting="unsafe"), at)
+
+
+def _clouds(instances: Sequence[Instance[Any]]) -> tuple[_Flat, _Flat]:
+    """The points of both sides."""
+    return _flatten([to_numpy(p.x) for p in instances]), _flatten([to_numpy(p.y) for p in instances])
 
 
 def groups(instances: Sequence[Instance[Any]], itemsize: int) -> Iterator[list[int]]:
-    """Places of problems that can be filled together: the same costs, or the same shape and not too much memory."""
-    waiting: dict[Any, list[int]] = {}
+    """Places of problems that are loaded together: of one kind of cost, dimension and start, and of bounded memory."""
+    if _are_alike(instances):
+        n, m = (np.array([len(side) for side in sides]) for sides in zip(*((p.a, p.b) for p in instances), strict=True))
+        loads = np.cumsum(_memory(n, m, instances[0].dim, itemsize)) // LOAD_BYTES
+        for places in np.split(np.arange(len(n)), np.flatnonzero(np.diff(loads)) + 1):
+            yield places.tolist()
+        return
+    waiting, sizes, latest = dict[Any, list[int]](), dict[Any, int](), (None, None, None)
     for place, instance in enumerate(instances):
-        n, m = instance.shape
-        cost, x, y, from_points = instance.cost, instance.x, instance.y, not instance.is_dense
-        kind = (cost.kind, instance.dim) if from_points else ("dense", id(instance.matrix), instance.eps)
-        # Large lanes over the very same costs share a kernel; nothing in a lane's numbers depends on whether they do.
-        same = (id(x), id(y), cost.scale, instance.eps) if from_points and n * m * itemsize >= SHARED_BYTES else None
-        start = "given" if isinstance(instance.init, Potentials) else instance.init
-        key = (n, m, kind, same, start, instance.marginals.row.kappa)
-        group = waiting.setdefault(key, [])
-        group.append(place)
-        sharing = instance.init == "zero" and (not from_points or same is not None)
-        if not sharing and len(group) * n * m * itemsize >= GROUP_BYTES:
+        x, matrix, start, dim = instance.x, instance.matrix, instance.init, instance.dim
+        kind = id(instance.cost.kind) if matrix is None else None
+        key = (kind, dim, "given" if isinstance(start, Potentials) else start, instance.marginals.are_hard)
+        waiting.setdefault(key, []).append(place)
+        # Lanes over the same costs follow one another and are loaded together, so that they can share a kernel.
+        before, latest = latest, (x, instance.y, matrix)
+        if all(map(operator.is_, before, latest)):
+            continue
+        size = sizes.get(key, 0) + _memory(*instance.shape, dim, itemsize)
+        if size >= LOAD_BYTES:
             yield waiting.pop(key)
+        sizes[key] = size if key in waiting else 0
     yield from waiting.values()
 
 
-def _stack(arrays: list[Any], dtype: Any = np.float64) -> NDArray[Any]:
-    if len(arrays) == 1 or all(array is arrays[0] for array in arrays):
-        return np.asarray(arrays[0], dtype=dtype)[None]
-    return np.stack(arrays, dtype=dtype, casting="unsafe")
+def _are_alike(instances: Sequence[Instance[Any]]) -> bool:
+    """True if lanes have one cost between points, one start by name, one dimension, and each its own points."""
+    if not instances or instances[0].matrix is not None or isinstance(instances[0].init, Potentials):
+        return False
+    first, dim = instances[0], instances[0].dim
+    cost, init, marginals = first.cost, first.init, first.marginals
+    for p in instances:
+        if p.cost is not cost or p.init is not init or p.marginals is not marginals or p.matrix is not None:
+            return False
+    sides: tuple[list[Any], list[Any]] = [p.x for p in instances], [p.y for p in instances]
+    return {points.shape[1] for points in sides[0]} == {dim} and (
+        len({*map(id, sides[0])}) == len(instances) or len({*map(id, sides[1])}) == len(instances)
+    )
 
 
-def load_group(instances: Sequence[Instance[Any]], dtype: np.dtype[Any], table: Any, *, momentum: bool) -> list[Any]:
-    """Fill records of the lane table for problems of one shape; returns what must stay alive with these lanes."""
-    lanes, (n, m) = len(instances), instances[0].shape
-    eps, marginal = np.array([p.eps for p in instances]), instances[0].marginals.row
-    if not marginal.is_hard:
-        table["kappa"], table["damping"] = eps * marginal.kappa, 1 / (1 + eps * marginal.kappa)
+def _memory(n: Any, m: Any, dim: int, itemsize: int) -> Any:
+    """Bytes of a lane and of what loading it needs, about; sizes are numbers or arrays."""
+    return n * m * itemsize + 16 * (n + m) * dim + 64 * min(dim, FULL_DIM) ** 2
+
+
+def load_group(
+    instances: Sequence[Instance[Any]], dtype: np.dtype[Any], table: Any, share: Share, *, momentum: bool
+) -> list[Memory]:
+    """Fill records of the lane table for problems of one group; returns what must stay alive with each lane."""
+    first, everyone = instances[0], np.arange(len(instances))
+    eps, is_hard = np.array([p.eps for p in instances]), first.marginals.are_hard
+    if not is_hard:
+        _load_marginals(instances, table)
     table["cooldown"] = 0.0 if momentum else np.inf
-    table["is_scaled"] = is_scaled = marginal.is_hard and not momentum
+    table["is_scaled"] = is_scaled = is_hard and not momentum
     # The first leg from a cold start is not damped.
-    table["state"] = COLD if instances[0].init == "zero" and marginal.is_hard else FRESH
-    table["rows"], table["cols"] = n, m
-    block, views = _allocate(table, n, m, dtype, is_scaled=is_scaled)
-    views["a"][:] = views["a64"][:] = _stack([p.a for p in instances])
-    views["b"][:] = views["b64"][:] = _stack([p.b for p in instances])
-    _load_starts(instances, eps, views)
-    table["sum_rounding"] = sum_rounding(n, m, dtype)
-    table["is_shared"] = is_shared = lanes > 1 and marginal.is_hard and _same_costs(instances)
-    matrices = _allocate_matrices(table["kernel"], -(-n * m * dtype.itemsize // 64) * 64, is_shared)
-    scores = _allocate_matrices(table["scores"], 8 * n * m, is_shared) if caches_scores(instances[0]) else None
+    is_cold = first.init == "zero" and is_hard
+    table["state"] = COLD if is_cold else FRESH
+    rows, cols = np.array([len(p.a) for p in instances]), np.array([len(p.b) for p in instances])
+    table["rows"], table["cols"] = rows, cols
+    table["sum_rounding"] = sum_rounding(rows, cols, dtype)
+    kernels = _kernel_owners(instances, eps, rows * cols * dtype.itemsize) if is_cold else everyone
+    clouds = everyone if first.is_dense else _owners([(id(p.x), id(p.y)) for p in instances])
+    table["is_shared"] = np.bincount(kernels, minlength=len(kernels))[kernels] > 1
+    memory = _allocate(table, first, dtype, kernels, clouds, is_scaled=is_scaled)
+    a, b = _flatten([p.a for p in instances]), _flatten([p.b for p in instances])
+    share(k.fill_lanes, table, everyone, *a, *b)
+    if isinstance(first.init, Potentials):
+        given = [_flatten([to_numpy(getattr(p.init, side)) for p in instances]) for side in "fg"]
+        share(k.give_starts, table, everyone, *given[0], *given[1], eps)
     with np.errstate(over="ignore", invalid="ignore"):
-        load_costs = _load_dense if instances[0].is_dense else _load_points
-        return [block, matrices, scores, *load_costs(instances, eps, table)]
+        if first.is_dense:
+            return _load_dense(instances, eps, table, memory)
+        x, y = _clouds(instances)
+        if first.init in ("gaussian", "auto"):
+            if not is_hard:
+                a, b = (_flatten([getattr(p, side) / p.masses[i] for p in instances]) for i, side in enumerate("ab"))
+            _load_starts(instances, eps, table, share, x, y, a, b)
+        _load_points(instances, eps, table, share, x, y, clouds)
+    return memory
+
+
+def _owners(keys: Iterable[Hashable]) -> Places:
+    """The first place of a key equal to that of each place."""
+    first = dict[Hashable, int]()
+    return np.array([first.setdefault(key, place) for place, key in enumerate(keys)], dtype=np.int64)
+
+
+def _kernel_owners(instances: Sequence[Instance[Any]], eps: Array, sizes: Places) -> Places:
+    """The first lane over the same costs, with whose kernel each lane from a cold start begins.
+
+    Nothing in a lane's numbers depends on whether it shares a kernel.
+    """
+    if instances[0].is_dense:
+        return _owners((id(p.matrix), p.eps) for p in instances)
+    keys = enumerate(zip(instances, sizes.tolist(), strict=True))
+    return _owners(
+        (id(p.x), id(p.y), p.cost.scale, p.eps) if size >= SHARED_BYTES else place for place, (p, size) in keys
+    )
+
+
+def _load_marginals(instances: Sequence[Instance[Any]], table: Any) -> None:
+    """Write kappa, damping and mass of both sides of lanes with a soft marginal."""
+    table["is_soft"] = 1
+    for place, instance in enumerate(instances):
+        (row, col), eps, lane = instance.marginals, instance.eps, table[place]
+        lane["kappa"], lane["damping"] = eps * row.kappa, row.damping(eps)
+        lane["col_kappa"], lane["col_damping"] = eps * col.kappa, col.damping(eps)
+        lane["log_row_mass"], lane["log_col_mass"] = map(math.log, instance.masses)
 
 
 def _allocate(
-    table: Any, n: int, m: int, dtype: np.dtype[Any], *, is_scaled: bool
-) -> tuple[MemoryBlock, dict[str, NDArray[Any]]]:
-    """Allocate the vectors of lanes and write their addresses.
+    table: Any, first: Instance[Any], dtype: np.dtype[Any], kernels: Places, clouds: Places, *, is_scaled: bool
+) -> list[Memory]:
+    """Allocate vectors and matrices of all lanes, and write their addresses.
 
-    Returns the block, and views (lanes, size) of weights and potentials by field.
+    Args:
+        table: Records with sizes.
+        first: The first problem.
+        dtype: The lanes' precision.
+        kernels: The lane whose kernel and cached scores each lane has.
+        clouds: The lane whose laid out points each lane has.
+        is_scaled: True if all lanes are scaled.
     """
-    sizes = [n, m, n, m, m, n, n, m, groups_of(n) * m, n, m, n, m, n, m] + ([] if is_scaled else [n] * 4)
-    short, lanes = len(SHORT_VECTORS), len(table)
-    strides = [-(-size * (dtype.itemsize if i < short else 8) // 64) * 64 for i, size in enumerate(sizes)]
-    offsets = [0, *accumulate(stride * lanes for stride in strides)]
-    block = MemoryBlock(offsets[-1])
-    addresses = np.array(offsets[:-1]) + block.address
-    words(table)[:, : len(sizes)] = addresses + np.arange(lanes)[:, None] * strides
-    views: dict[str, NDArray[Any]] = {}
-    for i, field in enumerate((*SHORT_VECTORS[:2], *DOUBLE_VECTORS[:4])):
-        at, kind = (i, dtype) if i < 2 else (i - 2 + short, FLOAT64)
-        views[field] = block.view(offsets[at], lanes, strides[at], sizes[at], kind)
-    return block, views
+    n, m, lanes, dim = table["rows"], table["cols"], len(table), first.dim
+    is_soft = not first.marginals.are_hard
+    own_kernel, own_clouds = kernels == np.arange(lanes), (clouds == np.arange(lanes)) & (not first.is_dense)
+    panels = -(-m // WIDE) * WIDE
+    sizes = [n, m, n, m, m, n, n, m, np.clip(n // GROUP_ROWS, 1, GROUPS) * m, n, m, n, m, n, m]
+    sizes += [n * (not is_scaled)] * 4 + [2 * n * is_soft, 3 * m * is_soft]
+    sizes += [n * m * own_kernel, n * m * (own_kernel & caches_scores(first, n * m))]
+    sizes += [size * own_clouds for size in (n * dim, panels * dim, n, panels)]
+    itemsizes = np.full(len(ADDRESSES), 8)
+    itemsizes[: len(SHORT_VECTORS)] = itemsizes[ADDRESSES.index("kernel")] = dtype.itemsize
+    # Every vector begins a cache line.
+    counts = np.stack(sizes, axis=1)
+    ends = np.cumsum(-(-counts * itemsizes // 64) * 64).reshape(counts.shape)
+    lane_ends = ends[:, -1]
+    addresses, blocks, start, begin = words(table)[:, : len(ADDRESSES)], list[MemoryBlock](), 0, 0
+    addresses[:, 0], addresses[:, 1:] = np.concatenate([[0], lane_ends[:-1]]), ends[:, :-1]
+    while start < lanes:
+        end = max(start + 1, int(np.searchsorted(lane_ends, begin + BLOCK_BYTES, side="right")))
+        block = MemoryBlock(int(lane_ends[end - 1]) - begin)
+        addresses[start:end] += block.address - begin
+        blocks += [block] * (end - start)
+        start, begin = end, int(lane_ends[end - 1])
+    addresses[counts == 0] = 0
+    memory: list[Memory] = [(block,) for block in blocks]
+    for fields, owners in ((("kernel", "scores"), kernels), (("x", "y", "norms_x", "norms_y"), clouds)):
+        places = np.flatnonzero(owners != np.arange(lanes))
+        for field in fields:
+            table[field][places] = table[field][owners[places]]
+        for place in places.tolist():
+            memory[place] = (*memory[place], blocks[owners[place]])
+    return memory
 
 
-def _allocate_matrices(addresses: NDArray[np.int64], size: int, is_shared: bool) -> MemoryBlock:
-    """Allocate a matrix of `size` bytes for each lane, or one for all, and write the addresses."""
-    matrices = MemoryBlock(size * (1 if is_shared else len(addresses)))
-    addresses[:] = matrices.address + (0 if is_shared else size * np.arange(len(addresses)))
-    return matrices
+def _load_starts(
+    instances: Sequence[Instance[Any]], eps: Array, table: Any, share: Share, x: _Flat, y: _Flat, a: _Flat, b: _Flat
+) -> None:
+    """Write the Gaussian starts of lanes, for the cost |x - y|^2; with init "auto" only where they are worthwhile."""
+    lanes, dim, always = len(eps), instances[0].dim, instances[0].init == "gaussian"
+    full = dim <= FULL_DIM
+    shape, everyone = (lanes, dim, dim if full else 1), np.arange(lanes)
+    means, spreads = np.empty((2, lanes, dim)), np.empty((2, *shape))
+    share(k.measure_moments, table, everyone, *x, *y, *a, *b, means, spreads, full)
+    strength = eps / [p.cost.scale * p.cost.kind.distances.factor for p in instances]
+    matrices, slopes, needed = closed_forms(means, spreads if full else spreads[..., 0], strength, always=always)
+    least = -np.inf if always else WORTH**2
+    share(k.start_lanes, table, everyone, *y, means[1], matrices.reshape(shape), slopes, full, needed, least)
 
 
-def _load_starts(instances: Sequence[Instance[Any]], eps: Array, views: dict[str, NDArray[Any]]) -> None:
-    """Write the potentials that lanes begin with, in nats."""
-    first = instances[0].init
-    views["f"][:], views["g"][:] = 0.0, 0.0
-    if isinstance(first, Potentials):
-        for field, side in (("f", "f"), ("g", "g")):
-            views[field][:] = _stack([to_numpy(getattr(p.init, side)) for p in instances]) / eps[:, None]
-    elif first != "zero":
-        x, y = _stack([to_numpy(p.x) for p in instances]), _stack([to_numpy(p.y) for p in instances])
-        strength = eps / [p.cost.scale * p.cost.kind.distances.factor for p in instances]
-        a, b = np.ascontiguousarray(views["a64"]), np.ascontiguousarray(views["b64"])
-        is_auto = first == "auto"
-        starts = gaussian_starts(np.ascontiguousarray(x), np.ascontiguousarray(y), a, b, strength, always=not is_auto)
-        if is_auto:
-            starts[~worthwhile(starts, b)] = 0.0
-        views["g"][:] = starts
+def closed_forms(
+    means: Array, spreads: Array, eps: Array, *, always: bool = True
+) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Matrices and slopes of Gaussian starts from the moments of both sides, and which lanes have them.
+
+    Unless `always`, the starts that `numerics.starts.is_negligible` rejects are left out, and no matrix is decomposed
+    for them.
+
+    Args:
+        means: (2, L, d).
+        spreads: Covariances (2, L, d, d), or variances (2, L, d).
+        eps: Strength of the entropic term for the cost |x - y|^2, (L,).
+        always: Whether all lanes have such starts.
+    """
+    moments = means[0], spreads[0], means[1], spreads[1], eps
+    needed = np.ones(len(eps), dtype=bool) if always else ~is_negligible(*moments)
+    matrices, slopes = np.zeros(spreads.shape[1:]), np.zeros(means.shape[1:])
+    if needed.any():
+        closed = between(*(each[needed] for each in moments))
+        matrices[needed], slopes[needed] = closed.matrix, closed.slope
+    return matrices, slopes, needed
 
 
-def _same_costs(instances: Sequence[Instance[Any]]) -> bool:
-    """True if lanes may share a kernel: one matrix, or the very same points, scale and eps, from a cold start."""
-    first = instances[0]
-    if first.init != "zero" or not all(p.eps == first.eps for p in instances):
-        return False
-    if first.is_dense:
-        return all(p.matrix is first.matrix for p in instances)
-    return all(p.x is first.x and p.y is first.y and p.cost == first.cost for p in instances)
-
-
-def _load_dense(instances: Sequence[Instance[Any]], eps: Array, table: Any) -> list[Any]:
-    """Write the address of the matrix that all these lanes have, and the rounding bound of its scores."""
-    cost = to_numpy(instances[0].matrix)
-    single = cost.dtype == np.float32
-    cost = np.ascontiguousarray(cost, dtype=np.float32 if single else np.float64)
-    table["x"], table["form"] = cost.ctypes.data, DENSE32 if single else DENSE64
+def _load_dense(instances: Sequence[Instance[Any]], eps: Array, table: Any, memory: list[Memory]) -> list[Memory]:
+    """Write addresses of matrices and rounding bounds of their scores; returns memory with the matrices."""
+    known = dict[int, tuple[Any, float]]()
+    costs = list[Any]()
+    largest = np.empty(len(eps))
+    for place, instance in enumerate(instances):
+        if id(instance.matrix) not in known:
+            cost = to_numpy(instance.matrix)
+            cost = np.ascontiguousarray(cost, dtype=np.float32 if cost.dtype == np.float32 else np.float64)
+            known[id(instance.matrix)] = cost, max(float(cost.max()), -float(cost.min()))
+        cost, largest[place] = known[id(instance.matrix)]
+        costs.append(cost)
+    table["x"] = [cost.ctypes.data for cost in costs]
+    table["form"] = [DENSE32 if cost.dtype == np.float32 else DENSE64 for cost in costs]
     table["factor"] = 1 / eps
-    table["score_rounding"] = 4 * UNIT * max(float(cost.max()), -float(cost.min())) / eps
-    return [cost]
+    table["score_rounding"] = 4 * UNIT * largest / eps
+    return [(*blocks, cost) for blocks, cost in zip(memory, costs, strict=True)]
 
 
-def _load_points(instances: Sequence[Instance[Any]], eps: Array, table: Any) -> list[Any]:
-    """Write addresses of the points, and the rounding bound of scores."""
-    lanes, kind, distances = len(instances), instances[0].cost.kind, instances[0].cost.kind.distances
+def _load_points(
+    instances: Sequence[Instance[Any]], eps: Array, table: Any, share: Share, x: _Flat, y: _Flat, owners: Places
+) -> None:
+    """Write the points of lanes as tiles read them, and the rounding bounds of their scores."""
+    first, kind = instances[0], instances[0].cost.kind
+    distances, form, dim, lanes = kind.distances, score_form(first), first.dim, len(eps)
     factor = np.array([p.cost.scale for p in instances]) / eps
-    x, y = _stack([to_numpy(p.x) for p in instances]), _stack([to_numpy(p.y) for p in instances])
-    dim = x.shape[2]
     if distances.directions:
-        x, y = unit_rows(x), unit_rows(y)
-    lengths = max(len(x), len(y))
-    x, y = (np.ascontiguousarray(np.broadcast_to(points, (lengths, *points.shape[1:]))) for points in (x, y))
-    middle, far = extent(x, y)
+        x, y = x._replace(values=unit_rows(x.values)), y._replace(values=unit_rows(y.values))
+    middles, far, scale, own = np.empty((lanes, dim)), np.empty(lanes), np.ones(lanes), np.unique(owners)
+    share(k.measure_extents, table, own, *x, *y, middles, far)
+    far = far[owners]
     if distances.root and not distances.directions:
         # By a power of two, so that squares neither overflow nor vanish; those of unit vectors do neither.
         scale = np.where((far > 0) & np.isfinite(far), np.exp2(np.frexp(far)[1]), 1.0)
-        x, y, far = x / scale[:, None, None], y / scale[:, None, None], far / scale
-        factor = factor * scale
-    form = score_form(instances[0])
+        far, factor = far / scale, factor * scale
+    if form != EXPANDED:
+        middles[:] = 0
+    share(k.lay_lanes, table, own, *x, *y, middles, scale)
     table["score_rounding"] = 2 * factor * cost_rounding(form, kind, dim, kind.largest(far))
     table["factor"] = factor * distances.factor
     table["form"], table["dim"] = form, dim
-    layout = lay_out(x, y, middle if form == EXPANDED else None)
-    for field, array in zip(("x", "norms_x", "y", "norms_y"), layout, strict=True):
-        step = array[0].nbytes if len(array) == lanes else 0
-        table[field] = array.ctypes.data + step * np.arange(lanes)
-    return [*layout]
-
-
-def gaussian_starts(x: Array, y: Array, a: Array, b: Array, eps: Array, *, always: bool = True) -> Array:
-    """Gaussian starts g in nats for a stack: points (L or 1, n, d), weights (L, n), cost |x - y|^2, eps (L,).
-
-    Unless `always`, starts that `numerics.starts.is_negligible` rejects are zero, and no matrix is decomposed for them.
-    """
-    lanes, dim = len(eps), x.shape[2]
-    full = dim <= FULL_DIM
-    shape = (lanes, dim, dim if full else 1)
-    means, spreads, out = np.empty((2, lanes, dim)), np.empty((2, *shape)), np.empty((lanes, y.shape[1]))
-    moments(x, a, means[0], spreads[0], full)
-    moments(y, b, means[1], spreads[1], full)
-    spread_x, spread_y = spreads if full else spreads[..., 0]
-    given = means[0], spread_x, means[1], spread_y, eps
-    needed = np.ones(lanes, dtype=bool) if always else ~is_negligible(*given)
-    matrices, slopes = np.zeros(shape), np.zeros((lanes, dim))
-    if needed.any():
-        closed = between(*(each[needed] for each in given))
-        matrices[needed], slopes[needed] = closed.matrix.reshape(-1, *shape[1:]), closed.slope
-    quadratic(y, means[1], matrices, slopes, full, out)
-    return out
-
-
-@ordered
-def moments(points, weights, means, spreads, full):
-    """Weighted means (L, d) and covariances (L, d, d), or variances (L, d, 1), of clouds (L or 1, n, d)."""
-    size, dim = points.shape[1], points.shape[2]
-    around = np.empty(dim)
-    for lane in range(weights.shape[0]):
-        cloud, w, mean, spread = points[lane % points.shape[0]], weights[lane], means[lane], spreads[lane]
-        mean[:] = 0
-        for i in range(size):
-            for c in range(dim):
-                mean[c] += w[i] * cloud[i, c]
-        spread[:] = 0
-        for i in range(size):
-            for c in range(dim):
-                around[c] = cloud[i, c] - mean[c]
-            for c in range(dim):
-                scaled = w[i] * around[c]
-                if full:
-                    row = spread[c]
-                    for q in range(dim):
-                        row[q] += scaled * around[q]
-                else:
-                    spread[c, 0] += scaled * around[c]
-
-
-@ordered
-def quadratic(points, means, matrices, slopes, full, out):
-    """`numerics.starts.Quadratic` at points (L or 1, m, d); zero for a lane where that is not finite."""
-    size, dim = points.shape[1], points.shape[2]
-    around, bent = np.empty(dim), np.empty(dim)
-    for lane in range(out.shape[0]):
-        cloud, mean, matrix = points[lane % points.shape[0]], means[lane], matrices[lane]
-        slope, values, finite = slopes[lane], out[lane], True
-        for j in range(size):
-            for c in range(dim):
-                around[c] = cloud[j, c] - mean[c]
-            for c in range(dim):
-                bent[c] = slope[c] + (dot(matrix[c], around) if full else matrix[c, 0] * around[c])
-            total = dot(bent, around)
-            values[j] = total
-            finite &= abs(total) < np.inf
-        if not finite:
-            values[:] = 0

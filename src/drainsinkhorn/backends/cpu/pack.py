@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +17,18 @@ from drainsinkhorn.backends.cpu import update_kernels as k
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.kernel_cache import compiling
 from drainsinkhorn.backends.cpu.lane_table import FRESH, NEEDS_KERNEL, NOT_FINITE, new_lanes, records, words
-from drainsinkhorn.backends.cpu.loading import groups, load_group
+from drainsinkhorn.backends.cpu.loading import Memory, groups, load_group
 from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
 from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, Arithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, each
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
-from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states
+from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states, least_damping
 from drainsinkhorn.backends.support import Couple, Support, restrict
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.marginal import BALANCED
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.arrays import float_name, round_to
 from drainsinkhorn.numerics.costs import COSTS, with_matrix
@@ -36,28 +36,40 @@ from drainsinkhorn.numerics.costs import COSTS, with_matrix
 FORMS = ("distances", "matrix")
 """Forms of costs that it has kernels for."""
 
+CHUNK = 16
+"""Lanes that a thread takes at once to run them, at most, so that deep lanes keep few others waiting."""
 SPLIT_PAIRS = 2**20
 """Pairs from which one lane's sweep is worth sharing among threads."""
 
 
-class _Lane:
-    """A problem and what holds its vectors.
+class _Lanes(NamedTuple):
+    """Lanes as columns.
 
     Attributes:
-        memory: Blocks and arrays to which its record in the lane table refers.
-        address: The address of its potentials f. It is unique to the lane, and its record holds the same address, which
-            `emit` compares.
+        instances: Their problems.
+        supports: Which points carry weight; None: all of them.
+        memory: Blocks and arrays to which each record of the lane table refers.
+        addresses: The address of each lane's potentials f, (lanes,). It is unique to the lane, and its record holds the
+            same address, which `emit` compares.
+        frozen: Which lanes are frozen, (lanes,).
     """
 
-    __slots__ = ("address", "frozen", "inner", "instance", "memory", "support")
+    instances: list[Instance[Any]]
+    supports: list[Support | None]
+    memory: list[Memory]
+    addresses: NDArray[np.int64]
+    frozen: NDArray[np.bool_]
 
-    def __init__(self, instance: Instance[Any]) -> None:
-        self.instance = instance
-        inner, self.support = (instance, None) if instance.positive else restrict(instance)
-        self.inner = with_matrix(inner, FORMS)
-        self.memory: Any = None
-        self.address = 0
-        self.frozen = False
+    def followed_by(self, lanes: _Lanes, keep: Sequence[int]) -> _Lanes:
+        """Return the lanes `keep`, in this order, and other lanes after them."""
+        places = np.asarray(keep, dtype=np.int64)
+        return _Lanes(
+            [self.instances[i] for i in keep] + lanes.instances,
+            [self.supports[i] for i in keep] + lanes.supports,
+            [self.memory[i] for i in keep] + lanes.memory,
+            np.concatenate([self.addresses[places], lanes.addresses]),
+            np.concatenate([self.frozen[places], lanes.frozen]),
+        )
 
 
 class States:
@@ -79,62 +91,69 @@ class States:
         self.f, self.f_at, self.g, self.g_at = f, f_at, g, g_at
         f *= np.repeat(self.eps, np.diff(f_at))
         g *= np.repeat(self.eps, np.diff(g_at))
-        self.own = [float_name(instance.like) for instance in instances]
+        arrays: list[Any] = [instance.x if instance.matrix is None else instance.matrix for instance in instances]
+        self._are_plain = [type(array) is np.ndarray for array in arrays]
+        names = dict[Any, str | None]()
+        kinds = [(plain, array.dtype) for plain, array in zip(self._are_plain, arrays, strict=True)]
+        for kind, array in zip(kinds, arrays, strict=True):
+            if kind not in names:
+                names[kind] = float_name(array)
+        self.own = [names[kind] for kind in kinds]
         self.dtypes = ["float64"] * len(instances)
-        kinds = {*self.own}
+        # Potentials in each dtype that some lanes get, for all lanes.
+        self._rounded = {"float64": (f, g)}
         for name in SHORT:
-            callers = {own for own in kinds if name in CHOICES.get(own, ())}
+            callers = {own for own in {*self.own} if name in CHOICES.get(own, ())}
             if callers:
                 pairs = zip(self.own, self.dtypes, strict=True)
                 self._round(np.array([dtype == "float64" and own in callers for own, dtype in pairs]), name)
 
     def _round(self, wanted: NDArray[np.bool_], name: str) -> None:
         """Round the potentials of those wanted lanes for which the dtype is accurate enough."""
-        f, f_at, g, g_at = self.f, self.f_at, self.g, self.g_at
+        short = [round_to(vector, name) for vector in (self.f, self.g)]
         with np.errstate(invalid="ignore"):
-            moved = _moved(f, f_at, name) + _moved(g, g_at, name)
+            moved = _moved(self.f, short[0], self.f_at) + _moved(self.g, short[1], self.g_at)
         # Written so that NaN and inf, which overflow gives, lead to a wider dtype.
-        fits = wanted & (moved <= budget(self.eps, np.array([instance.tol for instance in self.instances])))
-        for vector, at in ((f, f_at), (g, g_at)):
-            short = np.repeat(fits, np.diff(at))
-            vector[short] = round_to(vector[short], name)
+        tols = np.array([instance.tol for instance in self.instances])
+        # Of most lanes both marginals are hard, and many lanes are rounded at once.
+        dampings = np.array([1.0 if p.marginals is BALANCED else least_damping(p) for p in self.instances])
+        fits = wanted & (moved <= budget(self.eps, tols, dampings))
+        for vector, rounded, at in ((self.f, short[0], self.f_at), (self.g, short[1], self.g_at)):
+            np.copyto(vector, rounded, where=True if fits.all() else np.repeat(fits, np.diff(at)))
+        self._rounded[name] = short[0], short[1]
         self.dtypes = [name if fit else dtype for fit, dtype in zip(fits.tolist(), self.dtypes, strict=True)]
 
-    def emit(self, supports: Sequence[Support | None], couple: Couple | None = None) -> Emission:
-        """Copies of all lanes' states for their callers; `supports` and `couple` as in `emit_states`."""
-        dtypes = {*self.dtypes}
-        rounded_vectors = {name: (round_to(self.f, name), round_to(self.g, name)) for name in dtypes - {"float64"}}
+    def emit(self, places: Sequence[int], supports: Sequence[Support | None], couple: Couple | None = None) -> Emission:
+        """Copies of some lanes' states for their callers; `supports` and `couple` as in `emit_states`.
+
+        Args:
+            places: Places of these lanes among all lanes here.
+            supports: Which points carry weight, of each lane that is emitted.
+            couple: Computes potentials of points without weight.
+        """
         f_at, g_at = self.f_at.tolist(), self.g_at.tolist()
-        widened = [dtype != own for dtype, own in zip(self.dtypes, self.own, strict=True)]
-        if len(dtypes) == 1:
-            vectors = rounded_vectors.get(self.dtypes[0], (self.f, self.g))
-            f, g = (
-                [vector[first:last].copy() for first, last in pairwise(at)]
-                for vector, at in zip(vectors, (f_at, g_at), strict=True)
-            )
-        else:
-            pairs = [rounded_vectors.get(name, (self.f, self.g)) for name in self.dtypes]
-            f = [pair[0][first:last].copy() for pair, (first, last) in zip(pairs, pairwise(f_at), strict=True)]
-            g = [pair[1][first:last].copy() for pair, (first, last) in zip(pairs, pairwise(g_at), strict=True)]
-        others = [
-            place
-            for place, (instance, support) in enumerate(zip(self.instances, supports, strict=True))
-            if support is not None or type(instance.like) is not np.ndarray
-        ]
+        pairs = [self._rounded[self.dtypes[i]] for i in places]
+        f = [pair[0][f_at[i] : f_at[i + 1]].copy() for pair, i in zip(pairs, places, strict=True)]
+        g = [pair[1][g_at[i] : g_at[i + 1]].copy() for pair, i in zip(pairs, places, strict=True)]
+        widened = [self.dtypes[i] != self.own[i] for i in places]
+        emission = Emission(f, g, widened, [self.instances[i] for i in places])
+        chosen = zip(places, supports, strict=True)
+        others = [at for at, (i, support) in enumerate(chosen) if support is not None or not self._are_plain[i]]
         if others:
             states = [
-                Rounded(self.f[f_at[i] : f_at[i + 1]], self.g[g_at[i] : g_at[i + 1]], self.dtypes[i]) for i in others
+                Rounded(self.f[f_at[i] : f_at[i + 1]], self.g[g_at[i] : g_at[i + 1]], self.dtypes[i])
+                for i in (places[at] for at in others)
             ]
-            given, weightless = [self.instances[i] for i in others], [supports[i] for i in others]
-            emitted = emit_states(given, states, weightless, couple)
-            for place, f_of, g_of, wider in zip(others, emitted.f, emitted.g, emitted.widened, strict=True):
-                f[place], g[place], widened[place] = f_of, g_of, wider
-        return Emission(f, g, widened, self.instances)
+            instances, weightless = [emission.instances[at] for at in others], [supports[at] for at in others]
+            emitted = emit_states(instances, states, weightless, couple)
+            for at, f_of, g_of, wider in zip(others, emitted.f, emitted.g, emitted.widened, strict=True):
+                f[at], g[at], widened[at] = f_of, g_of, wider
+        return emission
 
 
-def _moved(vector: Vector, at: NDArray[np.int64], name: str) -> Vector:
+def _moved(vector: Vector, rounded: NDArray[Any], at: NDArray[np.int64]) -> Vector:
     """Return the largest change of each lane's potentials by rounding to a dtype."""
-    return np.maximum.reduceat(np.abs(round_to(vector, name) - vector), at[:-1])
+    return np.maximum.reduceat(np.abs(rounded - vector), at[:-1])
 
 
 class CpuPack:
@@ -147,16 +166,18 @@ class CpuPack:
         self._momentum = momentum
         self._one = dtype.type(1)
         self._threads = threads
-        self._lanes: list[_Lane] = []
+        self._lanes = _Lanes([], [], [], np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
         self._table = new_lanes(0)
         self._slots = 0
         self._legs = 0
+        # The states that were verified last and their places by lane; None once lanes may have moved.
+        self._verified: tuple[dict[int, int], States] | None = None
         self.repack([], instances)
 
     @property
     def width(self) -> int:
         """The number of lanes."""
-        return len(self._lanes)
+        return len(self._table)
 
     @property
     def spent(self) -> Spent:
@@ -165,8 +186,8 @@ class CpuPack:
 
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Each lane runs on one thread until it is held or the cycles are over; few large lanes are shared."""
-        moving = np.array([i for i, lane in enumerate(self._lanes) if not lane.frozen], dtype=np.int64)
-        frozen = np.array([i for i, lane in enumerate(self._lanes) if lane.frozen], dtype=np.int64)
+        self._verified = None
+        moving, frozen = np.flatnonzero(~self._lanes.frozen), np.flatnonzero(self._lanes.frozen)
         limits = np.asarray(stops, dtype=np.float64)
         # Lanes that cannot be held all run the same cycles anyway.
         span = 1 if lockstep and (limits[moving] > -math.inf).any() else cycles
@@ -179,7 +200,7 @@ class CpuPack:
             executed = int(ran.sum()) + longest * frozen.size
             self._slots += executed
             self._legs += 2 * executed
-            if lockstep and any(self._is_held(i, limits) for i in moving):
+            if lockstep and any(self._is_held(int(i), limits) for i in moving):
                 break
         return Progress(self._table["depth"].tolist(), self._table["stale"].tolist())
 
@@ -198,6 +219,7 @@ class CpuPack:
             broken = (self._table["state"][list(lanes)] == NOT_FINITE).tolist()
             return certificates(self.emit(lanes), broken, partial(compiled_sweep, threads=self._threads))
         states = self._states(lanes)
+        self._verified = {lane: place for place, lane in enumerate(lanes)}, states
         order = np.asarray(lanes, dtype=np.int64)
         residuals = np.empty((len(order), 3))
         where = (states.f, states.f_at, states.g, states.g_at, states.eps)
@@ -208,56 +230,62 @@ class CpuPack:
         """Return copies for the caller; raises ContractError if a row of the table holds another lane's state."""
         if not lanes:
             return Emission([], [], [], [])
-        for i, address in zip(lanes, self._table["f"][np.asarray(lanes, dtype=np.int64)].tolist(), strict=True):
-            if address != self._lanes[i].address:
-                raise ContractError(f"backend 'cpu': row {i} of the lane table does not hold the state of lane {i}")
+        order = np.asarray(lanes, dtype=np.int64)
+        stray = order[self._table["f"][order] != self._lanes.addresses[order]]
+        if stray.size:
+            i = int(stray[0])
+            raise ContractError(f"backend 'cpu': row {i} of the lane table does not hold the state of lane {i}")
         couple = partial(compiled_couplings, threads=self._threads)
-        return self._states(lanes).emit([self._lanes[i].support for i in lanes], couple)
+        supports = [self._lanes.supports[i] for i in lanes]
+        if self._verified is not None and all(lane in self._verified[0] for lane in lanes):
+            known, states = self._verified
+            return states.emit([known[lane] for lane in lanes], supports, couple)
+        return self._states(lanes).emit(range(len(lanes)), supports, couple)
 
     def _states(self, lanes: Sequence[int]) -> States:
         """The states of lanes as they will be emitted, one after another in flat vectors."""
         order = np.asarray(lanes, dtype=np.int64)
-        instances = [self._lanes[i].instance for i in lanes]
+        instances = [self._lanes.instances[i] for i in lanes]
         f_at = np.concatenate([[0], np.cumsum(self._table["rows"][order])])
         g_at = np.concatenate([[0], np.cumsum(self._table["cols"][order])])
         f, g = np.empty(int(f_at[-1])), np.empty(int(g_at[-1]))
-        legs.write_states(self._table, order, f, f_at, g, g_at, self._one)
+        self._share(legs.write_states, self._table, order, f, f_at, g, g_at)
         return States(instances, f, f_at, g, g_at)
 
     def freeze(self, lanes: Sequence[int]) -> None:
         """These lanes no longer change."""
-        for i in lanes:
-            self._lanes[i].frozen = True
+        self._lanes.frozen[list(lanes)] = True
 
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these records of the table, in this order, and append lanes of new instances."""
         table, lanes = self._open(admit)
+        self._verified = None
         # All memory is allocated before anything is changed.
         rows = np.concatenate([words(self._table)[np.asarray(keep, dtype=np.int64)], words(table)])
-        self._table, self._lanes = records(rows), [self._lanes[i] for i in keep] + lanes
-        self._legs += len(lanes)
+        self._table, self._lanes = records(rows), self._lanes.followed_by(lanes, keep)
+        self._legs += len(admit)
 
-    def _open(self, instances: Sequence[Instance[Any]]) -> tuple[NDArray[Any], list[_Lane]]:
+    def _open(self, instances: Sequence[Instance[Any]]) -> tuple[NDArray[Any], _Lanes]:
         """Lanes at depth zero, their first f-leg measured."""
-        table, lanes = new_lanes(len(instances)), [_Lane(instance) for instance in instances]
-        inner = [lane.inner for lane in lanes]
-        # On one thread: small decompositions of several threads at once make BLAS libraries wait for one another.
+        count, (inner, supports) = len(instances), _inner(instances)
+        table, memory = new_lanes(count), list[Memory]([()]) * count
         for places in groups(inner, self._dtype.itemsize):
             group = records(words(table)[places])
-            memory = load_group([inner[i] for i in places], self._dtype, group, momentum=self._momentum)
+            chosen = [inner[i] for i in places]
+            blocks = load_group(chosen, self._dtype, group, self._share, momentum=self._momentum)
             words(table)[places] = words(group)
-            for i in places:
-                lanes[i].memory = memory
-            if group["is_shared"][0]:
-                self._fill_shared(table, places)
-        self._share(k.open_lanes, table, np.arange(len(instances)))
-        for lane, address in zip(lanes, table["f"].tolist(), strict=True):
-            lane.address = address
+            for i, block in zip(places, blocks, strict=True):
+                memory[i] = block
+        shared = np.flatnonzero(table["is_shared"])
+        for kernel in np.unique(table["kernel"][shared]):
+            self._fill_shared(table, shared[table["kernel"][shared] == kernel])
+        self._share(k.open_lanes, table, np.arange(count))
+        lanes = _Lanes(list(instances), supports, memory, table["f"].copy(), np.zeros(count, dtype=np.bool_))
         for i in np.flatnonzero(table["state"] == NEEDS_KERNEL):
-            self._add_kernel(lanes[i], table[i])
+            self._add_kernel(lanes, table, int(i))
         return table, lanes
 
-    def _fill_shared(self, table: NDArray[Any], places: list[int]) -> None:
+    def _fill_shared(self, table: NDArray[Any], places: NDArray[np.int64]) -> None:
         """Compute a kernel that several lanes share, and give each a copy of F, the row potentials absorbed in it."""
         lane = table[places[0]]
         if not math.isfinite(lane["score_rounding"]):
@@ -266,32 +294,33 @@ class CpuPack:
         parts = legs.groups_of(rows)
         bounds = [rows * part // parts for part in range(parts + 1)]
         each(self._threads, lambda part: k.fill_cold_rows(lane, bounds[part], bounds[part + 1], self._one), parts)
-        k.copy_base(table, np.asarray(places, dtype=np.int64))
+        k.copy_base(table, places)
 
-    def _add_kernel(self, owner: _Lane, lane: Any) -> None:
+    def _add_kernel(self, lanes: _Lanes, table: NDArray[Any], i: int) -> None:
         """Give a lane that shared its kernel one of its own, and absorb it there."""
+        lane = table[i]
         block = MemoryBlock(int(lane["rows"] * lane["cols"]) * self._dtype.itemsize)
-        owner.memory = [*owner.memory, block]
+        lanes.memory[i] = (*lanes.memory[i], block)
         lane["kernel"], lane["is_shared"], lane["state"] = block.address, 0, FRESH
         k.run_phases(lane, k.ABSORB, self._one)
 
     def _run(self, moving: NDArray[np.int64], cycles: int, stops: NDArray[np.float64]) -> NDArray[np.int64]:
         """Run lanes until they are held or the cycles are over; returns cycles run, by lane."""
-        ran = np.zeros(len(self._lanes), dtype=np.int64)
+        ran = np.zeros(len(self._table), dtype=np.int64)
         pairs = self._table["rows"][moving] * self._table["cols"][moving]
         if moving.size < self._threads and pairs.max() >= SPLIT_PAIRS:
             for i in moving:
                 self._run_split(int(i), cycles, stops, ran)
             return ran
         order = moving[np.argsort(-pairs, kind="stable")]
-        self._share(k.run_lanes, self._table, order, cycles, stops, ran)
+        self._share(k.run_lanes, self._table, order, cycles, stops, ran, chunk=CHUNK)
         while (waiting := order[self._table["state"][order] == NEEDS_KERNEL]).size:
             for i in waiting:
-                self._add_kernel(self._lanes[i], self._table[i])
+                self._add_kernel(self._lanes, self._table, int(i))
             again = [i for i in waiting if ran[i] < cycles and not self._is_held(i, stops)]
             for left in sorted({int(cycles - ran[i]) for i in again}):
                 some = np.array([i for i in again if cycles - ran[i] == left], dtype=np.int64)
-                self._share(k.run_lanes, self._table, some, left, stops, ran)
+                self._share(k.run_lanes, self._table, some, left, stops, ran, chunk=CHUNK)
         return ran
 
     def _run_split(self, i: int, cycles: int, stops: NDArray[np.float64], ran: NDArray[np.int64]) -> None:
@@ -304,7 +333,7 @@ class CpuPack:
                 each(self._threads, lambda group, phase=phase: k.run_row_group(table, i, phase, group, one), groups)
                 phase = k.end_row_phase(table, i, phase, one)
             if states[i] == NEEDS_KERNEL:
-                self._add_kernel(self._lanes[i], table[i])
+                self._add_kernel(self._lanes, table, i)
             ran[i] += 1
             if self._is_held(i, stops):
                 break
@@ -321,15 +350,30 @@ class CpuPack:
         k.run_phases(self._table[0], k.DONE, self._one)
         legs.discard_lanes(self._table, np.arange(1), 0, 1, 1, self._one)
 
-    def _share(self, kernel: Callable[..., None], table: Any, order: NDArray[np.int64], *rest: Any) -> None:
-        """Let the threads take lanes in this order, a few at a time."""
-        chunk = max(1, order.size // (16 * self._threads))
+    def _share(
+        self, kernel: Callable[..., None], table: Any, order: NDArray[np.int64], *rest: Any, chunk: int = 2**63
+    ) -> None:
+        """Let the threads take lanes in this order, at most `chunk` at a time."""
+        if order.size == 1:
+            kernel(table, order, 0, 1, *rest, self._one)
+            return
+        chunk = max(1, min(chunk, order.size // (16 * self._threads)))
         firsts = range(0, order.size, chunk)
         each(
             self._threads,
             lambda part: kernel(table, order, firsts[part], min(order.size, firsts[part] + chunk), *rest, self._one),
             len(firsts),
         )
+
+
+def _inner(instances: Sequence[Instance[Any]]) -> tuple[Sequence[Instance[Any]], list[Support | None]]:
+    """Problems without points of zero weight, costs in a form that has kernels; and which points carry weight."""
+    costs = {id(instance.cost): instance.cost for instance in instances if instance.matrix is None}
+    has_forms = all("distances" in cost.kind.forms for cost in costs.values())
+    if has_forms and all(instance.positive for instance in instances):
+        return instances, [None] * len(instances)
+    pairs = [(instance, None) if instance.positive else restrict(instance) for instance in instances]
+    return [with_matrix(inner, FORMS) for inner, _ in pairs], [support for _, support in pairs]
 
 
 @lru_cache(maxsize=8)

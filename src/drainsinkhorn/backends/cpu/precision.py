@@ -12,7 +12,6 @@ A further arithmetic is one more case of `choose_arithmetic`, with its own round
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -86,12 +85,12 @@ def choose_arithmetic(
     return Arithmetic(np.dtype(precision))
 
 
-def sum_rounding(rows: int, cols: int, dtype: np.dtype[Any]) -> float:
-    """Rounding bound of a residual from sums in a dtype.
+def sum_rounding(rows: Any, cols: Any, dtype: np.dtype[Any]) -> Any:
+    """Rounding bound of a residual from sums in a dtype; sizes are numbers or arrays.
 
     The errors of n terms are taken to add up to sqrt(n) unit roundoffs, times a safety factor of four; docs/adr/0007.
     """
-    return UNITS[dtype] * (8 + 4 * math.sqrt(max(rows, cols)))
+    return UNITS[dtype] * (8 + 4 * np.sqrt(np.maximum(rows, cols)))
 
 
 def score_form(instance: Instance[Any]) -> int:
@@ -107,11 +106,10 @@ def plan_form(instance: Instance[Any], far: float) -> int:
     return form if form != EXPANDED or (dim + 6) * UNIT * far * far <= SHARP else DIRECT
 
 
-def caches_scores(instance: Instance[Any]) -> bool:
-    """True if a cached lane keeps its scores, too."""
-    n, m = instance.shape
+def caches_scores(instance: Instance[Any], pairs: Any) -> Any:
+    """True if cached lanes of this cost and dimension keep their scores, too; pairs are a number or an array."""
     has_squares = not instance.is_dense and not instance.cost.kind.distances.root
-    return has_squares and instance.dim >= CACHED_DIM and n * m <= CACHED_PAIRS
+    return (has_squares and instance.dim >= CACHED_DIM) & (pairs <= CACHED_PAIRS)
 
 
 def cost_rounding(form: int, kind: Any, dim: int, largest: Any) -> Any:

@@ -100,18 +100,22 @@ def _pool(threads: int, process: int) -> ThreadPoolExecutor:
 def each(threads: int, work: Callable[[int], None], count: int) -> None:
     """Do `work(0) .. work(count - 1)`: each thread takes the next number until none is left.
 
-    Kernels release the GIL, so that pieces of work run side by side.
+    Kernels release the GIL, so that pieces of work run side by side. After an exception, which may be
+    KeyboardInterrupt, no thread takes another number.
     """
     helpers = min(threads, count) - 1
     numbers = itertools.count()
+    ended = False
 
     def take() -> None:
-        while (number := next(numbers)) < count:
+        while not ended and (number := next(numbers)) < count:
             work(number)
 
     waiting = [_pool(threads, os.getpid()).submit(take) for _ in range(helpers)]
     try:
         take()
     finally:
+        # Set after the last number was taken, or because of an exception.
+        ended = True
         for future in waiting:
             future.result()

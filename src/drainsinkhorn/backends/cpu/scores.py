@@ -120,22 +120,27 @@ def _radius(points, middle, around):
 
 
 @ordered
+def extent_of(x, y, middle):
+    """Write the middle of the common box of clouds (n, d) and (m, d); return a bound on all distances."""
+    dim = x.shape[1]
+    low, high, around, diagonal = np.empty(dim), np.empty(dim), np.empty(dim), 0.0
+    low[:], high[:] = x[0], x[0]
+    _widen(x, low, high)
+    _widen(y, low, high)
+    for c in range(dim):
+        middle[c] = low[c] / 2 + high[c] / 2
+        diagonal = max(diagonal, high[c] - low[c])
+    diagonal *= np.sqrt(np.float64(dim))
+    # The diagonal of the box where squares overflow or vanish.
+    if diagonal > 1e-140 and diagonal < 1e140:
+        return _radius(x, middle, around) + _radius(y, middle, around)
+    return diagonal
+
+
+@ordered
 def _extents(x, y, middles, far):
-    dim = x.shape[2]
-    low, high, around = np.empty(dim), np.empty(dim), np.empty(dim)
     for lane in range(x.shape[0]):
-        middle, diagonal = middles[lane], 0.0
-        low[:], high[:] = x[lane, 0], x[lane, 0]
-        _widen(x[lane], low, high)
-        _widen(y[lane], low, high)
-        for c in range(dim):
-            middle[c] = low[c] / 2 + high[c] / 2
-            diagonal = max(diagonal, high[c] - low[c])
-        diagonal *= np.sqrt(np.float64(dim))
-        # The diagonal of the box where squares overflow or vanish.
-        far[lane] = diagonal
-        if diagonal > 1e-140 and diagonal < 1e140:
-            far[lane] = _radius(x[lane], middle, around) + _radius(y[lane], middle, around)
+        far[lane] = extent_of(x[lane], y[lane], middles[lane])
 
 
 class PointLayout(NamedTuple):
@@ -174,34 +179,43 @@ def lay_out(x: Array, y: Array, middle: Array | None, allocate: Callable[..., Ar
 
 
 @ordered
+def lay_rows(points, middle, rows, norms):
+    """Write centred points (n, d) and their squared norms."""
+    for i in range(points.shape[0]):
+        point, row = points[i], rows[i]
+        for c in range(point.size):
+            row[c] = point[c] - middle[c]
+        norms[i] = dot(row, row)
+
+
+@ordered
+def lay_panels(points, middle, panels, norms):
+    """Write centred points (m, d) as panels (p, d, WIDE), with zeros behind the last, and their squared norms."""
+    size, dim = points.shape
+    rows = np.empty((WIDE, dim))
+    for p in range(panels.shape[0]):
+        panel, first = panels[p], p * WIDE
+        for j in range(WIDE):
+            row = rows[j]
+            if first + j < size:
+                point = points[first + j]
+                for c in range(dim):
+                    row[c] = point[c] - middle[c]
+            else:
+                row[:] = 0
+            norms[first + j] = dot(row, row)
+        for c in range(dim):
+            for j in range(WIDE):
+                panel[c, j] = rows[j, c]
+
+
+@ordered
 def _lay_rows(points, middles, rows, norms):
     for lane in range(points.shape[0]):
-        middle = middles[lane]
-        for i in range(points.shape[1]):
-            point, row = points[lane, i], rows[lane, i]
-            for c in range(point.size):
-                row[c] = point[c] - middle[c]
-            norms[lane, i] = dot(row, row)
+        lay_rows(points[lane], middles[lane], rows[lane], norms[lane])
 
 
 @ordered
 def _lay_panels(points, middles, panels, norms):
-    """Zeros stand behind the last point."""
-    size, dim = points.shape[1], points.shape[2]
-    rows = np.empty((WIDE, dim))
     for lane in range(points.shape[0]):
-        middle = middles[lane]
-        for p in range(panels.shape[1]):
-            panel, first = panels[lane, p], p * WIDE
-            for j in range(WIDE):
-                row = rows[j]
-                if first + j < size:
-                    point = points[lane, first + j]
-                    for c in range(dim):
-                        row[c] = point[c] - middle[c]
-                else:
-                    row[:] = 0
-                norms[lane, first + j] = dot(row, row)
-            for c in range(dim):
-                for j in range(WIDE):
-                    panel[c, j] = rows[j, c]
+        lay_panels(points[lane], middles[lane], panels[lane], norms[lane])

@@ -27,7 +27,15 @@ from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
 from drainsinkhorn.numerics.residual import residual
-from drainsinkhorn.numerics.rounding import UNSAMPLED, unsampled
+from drainsinkhorn.numerics.rounding import UNSAMPLED, soft_bound, unsampled
+from drainsinkhorn.numerics.soft import (
+    Deviation,
+    log_deviations,
+    log_total,
+    soft_exponents,
+    soft_residual,
+    translation,
+)
 from drainsinkhorn.numerics.starts import start
 from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment
 
@@ -80,8 +88,11 @@ class StreamingLane:
         self.depth = 0
         self.dtype, self.may_switch = arithmetic.dtype, arithmetic.may_switch
         self.unit = instance.eps * LN2
-        marginal = instance.marginals.row
-        self.damping, self.kappa = marginal.damping(instance.eps), marginal.kappa * self.unit
+        row, col = instance.marginals
+        self.is_soft = not instance.marginals.are_hard
+        self.damping, self.kappa = row.damping(instance.eps), row.kappa * self.unit
+        self.col_damping, self.col_kappa = col.damping(instance.eps), col.kappa * self.unit
+        self.mass = math.nan
         with np.errstate(over="ignore", invalid="ignore"):
             self._scale_points()
         self.f, self.g = (potentials / self.unit for potentials in start(self.inner))
@@ -155,8 +166,12 @@ class StreamingLane:
         """Measure the next f-leg; switch to float64 for good where float32 is not accurate enough to decide."""
         self.pending = self.log_ratios(self.x, self.y, self.f, self.g)
         error, bound = self.row_residual(self.pending)
+        if self.is_soft:
+            self.mass = self._deviation(self.x, self.pending, self.f, self.kappa).log_mass
         stop = self.instance.tol
-        if self.may_switch and self.dtype == FLOAT32 and error <= 4 * stop and bound > stop / 10:
+        # The translation of a soft lane balances two masses, so that its residual cannot fall below rounding.
+        near = max(4 * stop, bound) if self.is_soft else 4 * stop
+        if self.may_switch and self.dtype == FLOAT32 and error <= near and bound > stop / 10:
             self.dtype = FLOAT64
             self.measure()
         else:
@@ -165,7 +180,39 @@ class StreamingLane:
     def row_residual(self, log_ratios: Vector) -> tuple[float, float]:
         """Row residual of the state, and its rounding bound."""
         bound = self.measured_bound(self.x, self.y, self.f, self.g, log_ratios)
+        if self.is_soft:
+            error = self._deviation(self.x, log_ratios, self.f, self.kappa).residual
+            return error, self._soft_bound(bound, self.f, self.g, error)
         return residual(self.x.weights, log_ratios), bound
+
+    def _deviation(self, side: _Side, log_ratios: Vector, potentials: Vector, kappa: float) -> Deviation:
+        """Residual and mass of a lane with a soft marginal: `numerics.soft.soft_residual`, in bits."""
+        return soft_residual(side.weights, log_ratios, potentials, kappa)
+
+    def _soft_bound(self, bound: float, f: Vector, g: Vector, error: float) -> float:
+        sides = (self.kappa, f), (self.col_kappa, g)
+        exponents = max(soft_exponents(kappa, float(np.abs(side).max())) for kappa, side in sides)
+        return float(soft_bound(bound, exponents, error))
+
+    def _col_residual(self, log_ratios: Vector, g: Vector) -> float:
+        if self.is_soft:
+            return self._deviation(self.y, log_ratios, g, self.col_kappa).residual
+        return residual(self.y.weights, log_ratios)
+
+    def _translation(self) -> float:
+        """The translation of the pending f-leg in bits, `numerics.soft.translation`."""
+        if not self.is_soft or self.momentum is None:
+            return 0.0
+        own, other = (math.log(mass) for mass in self.instance.masses)
+        if self.kappa > 0:
+            plain, _ = update_rule.py_func(
+                self.f, self.f, self.pending, *PLAIN, self.damping, self.kappa, LN2
+            )  # fmt: skip
+            own = log_total(self.x.weights, -self.kappa * plain)
+        if self.col_kappa > 0:
+            # At the first leg columns are not exact.
+            other = self.mass if self.depth > 1 else log_total(self.y.weights, -self.col_kappa * self.g)
+        return translation(own, other, self.kappa, self.damping, self.col_kappa, 1 / LN2)
 
     def screen(self) -> float:
         """The row residual in a pass of its own, with its rounding bound."""
@@ -176,7 +223,8 @@ class StreamingLane:
     def _stride(self) -> Stride:
         if self.momentum is None:
             return PLAIN
-        return self.momentum.stride(self.error, alignment(self.x.weights, self.pending, self.f, self.before))
+        leg = log_deviations(self.pending, self.f, self.kappa)
+        return self.momentum.stride(self.error, alignment(self.x.weights, leg, self.f, self.before))
 
     def cycle(self) -> None:
         """Apply the pending f-leg, run the g-leg, measure the next f-leg: `numerics.update.update`, in bits."""
@@ -185,10 +233,14 @@ class StreamingLane:
             return
         rule = update_rule.py_func
         f, x = rule(self.f, self.before, self.pending, *self._stride(), self.damping, self.kappa, LN2)
-        log_ratios = self.log_ratios(self.y, self.x, self.g, f)
+        g = self.g
+        if self.is_soft:
+            shift = self._translation()
+            f, x, g = f + self.damping * shift, x + self.damping * shift, g - shift
+        log_ratios = self.log_ratios(self.y, self.x, g, f)
         if self.momentum is not None and self.momentum.rows_exact:
-            self.momentum.measured_columns(residual(self.y.weights, log_ratios))
-        g, _ = rule(self.g, self.g, log_ratios, *PLAIN, 1.0, 0.0, LN2)
+            self.momentum.measured_columns(self._col_residual(log_ratios, g))
+        g, _ = rule(g, g, log_ratios, *PLAIN, self.col_damping, self.col_kappa, LN2)
         if np.isfinite(f).all() and np.isfinite(g).all():
             self.f, self.g, self.before = f, g, x
             self.measure()
@@ -220,6 +272,9 @@ class StreamingLane:
         f, g = state.f / self.unit, state.g / self.unit
         row, col = self.log_ratios(self.x, self.y, f, g), self.log_ratios(self.y, self.x, g, f)
         bound = max(self.measured_bound(self.x, self.y, f, g, row), self.measured_bound(self.y, self.x, g, f, col))
+        if self.is_soft:
+            errors = self._deviation(self.x, row, f, self.kappa).residual, self._col_residual(col, g)
+            return Residual(*errors, self._soft_bound(bound, f, g, max(errors)))
         return Residual(residual(self.x.weights, row), residual(self.y.weights, col), bound)
 
 

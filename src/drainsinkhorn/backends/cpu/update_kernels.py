@@ -31,6 +31,7 @@ from __future__ import annotations
 import numpy as np
 
 from drainsinkhorn.backends.cpu import leg_kernels as legs
+from drainsinkhorn.backends.cpu import soft_kernels as soft
 from drainsinkhorn.backends.cpu.lane_table import ABSORBED, COLD, FRESH, NEEDS_KERNEL, NOT_FINITE
 from drainsinkhorn.backends.cpu.leg_kernels import DRIFT, HIGH, LOW, POTENTIALS, groups_of
 from drainsinkhorn.backends.cpu.primitives import (
@@ -48,9 +49,9 @@ from drainsinkhorn.backends.cpu.scores import BLOCK, cache_scores, load_scores
 from drainsinkhorn.backends.cpu.tiles import padded
 from drainsinkhorn.numerics.update import FAST, GROWTH, MAX_BACKOFF, OFFSET, STEP
 
-LOG_ROWS = 8
+LOG_ROWS, LOG_ENTRIES = 32, 4096
 """Rows of lanes that are not scaled that are measured before their columns are added up: their logarithms and
-exponentials fill a vector register."""
+exponentials fill vector registers. Long rows are measured fewer at a time, so that they stay in the first cache."""
 
 DONE, SWEEP, COLUMNS, ABSORB = range(4)
 """Phases of a cycle, each of which goes over all groups of rows: sweep the kernel, add up its columns again with the
@@ -133,6 +134,8 @@ def propose(lane, first, last, one):
     a, t = vector(lane.a, rows, one), vector(lane.t, rows, one)
     for i in range(first, last):
         next_f[i], next_x[i] = update_rule(f[i], before[i], logs[i], step, beta, damping, kappa, 1.0)
+    # A loop of its own is vectorised.
+    for i in range(first, last):
         t[i] = a[i] * exp(next_f[i] - base[i])
 
 
@@ -157,8 +160,10 @@ def sweep_rows(lane, kernel, part, first, last, one):
         legs.sweep(kernel, cols, w, a, False, r, part, first, last)
         return
     f, base, logs = double(lane.f, rows), double(lane.base_f, rows), double(lane.logs, rows)
+    # A multiple of four, so that the order of column sums does not depend on it.
+    size = max(8, min(LOG_ROWS, LOG_ENTRIES // cols // 4 * 4))
     while first < last:
-        end = min(first + LOG_ROWS, last)
+        end = min(first + size, last)
         legs.sum_rows(kernel, cols, w, r, first, end)
         for i in range(first, end):
             logs[i] = log(np.float64(r[i])) + (f[i] - base[i])
@@ -241,13 +246,52 @@ def leg_errors(lane):
     a, logs = double(lane.a64, rows), double(lane.logs, rows)
     f, before = double(lane.f, rows), double(lane.before, rows)
     error = along = 0.0
+    # Exponentials are vectorised, whereas the order of a sum is kept.
+    ratios = np.empty(rows)
     for i in range(rows):
-        error += a[i] * abs(exp(logs[i]) - 1.0)
+        ratios[i] = exp(logs[i])
+    for i in range(rows):
+        error += a[i] * abs(ratios[i] - 1.0)
         along -= a[i] * logs[i] * (f[i] - before[i])
     return error, along
 
 
 # A cycle, in parts that the host may share among threads.
+
+
+@ordered
+def begin_soft(lane, one):
+    """`begin_cycle` of a soft lane. Where v would leave the range of scalings, the kernel is absorbed anew."""
+    rows, cols, is_fresh = lane.rows, lane.cols, lane.state == FRESH
+    c, v, w = vector(lane.col_sums, cols, one), vector(lane.v, cols, one), vector(lane.w, cols, one)
+    b, g, base = vector(lane.b, cols, one), double(lane.g, cols), double(lane.base_g, cols)
+    plain, f = double(lane.col_work, 3 * cols)[:cols], double(lane.f, rows)
+    if is_fresh:
+        base[:] = g
+    soft.apply_rows(lane)
+    near = legs.in_range(c, LOW, HIGH)
+    if near or legs.in_range(c, legs.DEEP_LOW, legs.DEEP_HIGH):
+        shift = lane.damping * lane.translation
+        for j in range(cols):
+            plain[j] = base[j] - log(np.float64(c[j])) - shift
+    else:
+        legs.log_columns(lane, lane.form, np.log(double(lane.a64, rows)) + f, plain)
+    soft.apply_columns(lane, plain)
+    if not near and not (all_finite(g) and all_finite(f)):
+        lane.state = NOT_FINITE
+        lane.stale = np.nan
+        return DONE
+    for j in range(cols):
+        near &= g[j] - base[j] <= DRIFT
+    if not near:
+        lane.state = FRESH
+        return ABSORB
+    expect(lane)
+    lane.state = ABSORBED
+    for j in range(cols):
+        v[j] = exp(g[j] - base[j])
+        w[j] = b[j] * v[j]
+    return SWEEP
 
 
 @ordered
@@ -257,6 +301,8 @@ def begin_cycle(lane, one):
     lane.depth += 1
     if lane.state == NOT_FINITE:
         return DONE
+    if lane.is_soft:
+        return begin_soft(lane, one)
     c, v, w = vector(lane.col_sums, cols, one), vector(lane.v, cols, one), vector(lane.w, cols, one)
     b = vector(lane.b, cols, one)
     if is_fresh:
@@ -290,8 +336,11 @@ def is_near(lane, one):
         near = legs.in_range(vector(lane.row_sums, rows, one), LOW, HIGH)
     else:
         next_f, base, near = double(lane.next_f, rows), double(lane.base_f, rows), True
+        # A row of a soft lane may have far less mass than its weight, and adds nothing to columns then.
+        lowest = -np.inf if lane.is_soft else -DRIFT
         for i in range(rows):
-            near &= abs(next_f[i] - base[i]) <= DRIFT
+            away = next_f[i] - base[i]
+            near &= away <= DRIFT and away >= lowest
     return near and legs.in_range(vector(lane.col_sums, lane.cols, one), LOW, HIGH)
 
 
@@ -319,13 +368,32 @@ def end_sweep(lane, one):
     along = 0.0
     if lane.is_scaled:
         error = legs.scaled_residual(vector(lane.a, rows, one), r, vector(lane.u, rows, one))
+    elif lane.is_soft:
+        error, along = soft.soft_errors(lane)
     else:
         error, along = leg_errors(lane)
     lane.stale = error + lane.bound + lane.sum_rounding
+    if lane.is_soft:
+        lane.stale = error + (lane.bound + lane.sum_rounding) * (1 + error)
     if lane.is_scaled or decide(lane, error, along):
         return True
     propose(lane, np.int64(0), rows, one)
     return False
+
+
+@ordered
+def finish_soft(lane):
+    """The part of `end_absorb` that is different in a soft lane: residual, bound, translation and decision."""
+    rows, cols = lane.rows, lane.cols
+    f, g = double(lane.f, rows), double(lane.g, cols)
+    lane.bound += soft.target_rounding(lane, f, g)
+    if lane.decided == 0:
+        error, along = soft.soft_errors(lane)
+        decide(lane, error, along)
+    else:
+        work = double(lane.row_work, 2 * rows)
+        error, _ = soft.relative_residual(double(lane.a64, rows), double(lane.logs, rows), f, lane.kappa, work)
+    lane.stale = error + (lane.bound + lane.sum_rounding) * (1 + error)
 
 
 @ordered
@@ -348,12 +416,14 @@ def end_absorb(lane, one):
     logs = double(lane.logs, rows)
     for i in range(rows):
         logs[i] = f[i] - base_f[i]
-    if lane.decided == 0:
+    if lane.is_soft:
+        finish_soft(lane)
+    elif lane.decided == 0:
         error, along = leg_errors(lane)
         decide(lane, error, along)
     propose(lane, np.int64(0), rows, one)
     # The absorption has added up the columns of the plain, undamped leg.
-    return lane.step * lane.damping == 1.0 and lane.beta == 0.0
+    return lane.step * lane.damping == 1.0 and lane.beta == 0.0 and lane.kappa == 0.0
 
 
 @ordered

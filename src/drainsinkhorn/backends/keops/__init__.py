@@ -16,7 +16,6 @@ from drainsinkhorn.backends.keops.pack import KeopsPack
 from drainsinkhorn.backends.keops.precision import KeopsArithmetic, choose_arithmetic
 from drainsinkhorn.backends.keops.probe import require
 from drainsinkhorn.backends.products import solves_products
-from drainsinkhorn.backends.support import require_hard
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import OptionsError
@@ -52,7 +51,6 @@ class KeopsBackend:
 
     def signature(self, instance: Instance[Any]) -> Hashable:
         """Lanes of one cost, dimension and precision share packs, whatever their sizes."""
-        require_hard(instance, self.name)
         return self._arithmetic(instance)
 
     def width_for(self, lanes: int) -> int:

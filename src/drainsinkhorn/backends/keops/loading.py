@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from drainsinkhorn.backends.cost_sizes import unit_weights
 from drainsinkhorn.backends.keops.precision import KeopsArithmetic
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.arrays import to_numpy
@@ -35,6 +36,9 @@ def load_arrays(instance: Instance[Any], number: int, arithmetic: KeopsArithmeti
         "next": np.zeros(n), "before": f, "scale_x": np.full(n, factor), "scale_y": np.full(m, factor),
         "owner": np.full(n, number),
     }  # fmt: skip
+    for side, size, marginal in zip("fg", (n, m), instance.marginals, strict=True):
+        arrays[f"kappa_{side}"] = np.full(size, instance.eps * marginal.kappa)
+        arrays[f"lam_{side}"] = np.full(size, marginal.damping(instance.eps))
     device = torch.device(arithmetic.device)
     moved = {name: torch.tensor(values, dtype=torch.float64, device=device) for name, values in arrays.items()}
     return moved | {f"short_{name}": moved[name].to(arithmetic.dtype) for name in ("x", "y")}
@@ -52,6 +56,7 @@ def _scale_points(instance: Instance[Any]) -> tuple[Any, Any, float]:
     if form.directions:
         x, y = unit_rows(x), unit_rows(y)
     # One vector for both clouds, so that differences do not change.
-    centre = (to_numpy(instance.a) @ x + to_numpy(instance.b) @ y) / 2
+    a, b = unit_weights(instance)
+    centre = (a @ x + b @ y) / 2
     factor = coordinate_factor(cost, instance.eps)
     return factor * (x - centre), factor * (y - centre), 1.0

@@ -7,20 +7,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.cost_sizes import cost_sizes, leg_rounding, samples
+from drainsinkhorn.backends.cost_sizes import cost_sizes, leg_rounding, samples, unit_weights
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
+from drainsinkhorn.backends.keops.lane import COLS, ROWS, SAMPLES, SIDES, KeopsLane, SideArrays
 from drainsinkhorn.backends.keops.loading import load_arrays
 from drainsinkhorn.backends.keops.precision import KeopsArithmetic
 from drainsinkhorn.backends.keops.reduction import blocks, reduce
+from drainsinkhorn.backends.keops.soft import SoftState, log_totals, relative_residuals, segment
 from drainsinkhorn.backends.lanes import CyclePack
-from drainsinkhorn.backends.support import Support, restrict
+from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
@@ -28,89 +30,9 @@ from drainsinkhorn.model.result import UNKNOWN, Residual, Residuals
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.residual import residual
-from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, unsampled
+from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, soft_bound, unsampled
+from drainsinkhorn.numerics.soft import log_deviations
 from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment, update
-
-SAMPLES = 32
-"""Rows, and columns, of a lane that are compared with float64."""
-
-Span = tuple[int, int]
-
-
-class SideArrays(NamedTuple):
-    """One side of all lanes.
-
-    Attributes:
-        axis: 1 for rows, 0 for columns: the axis over which KeOps sums.
-        span: "rows" or "cols": the attribute of a lane that holds the range of its points; also a key of `_lengths`.
-        points: Name of its points in float64.
-        weights: Name of its weights.
-        scale: Name of the factors of a Formula's costs.
-        vectors: Names of all arrays with one row per point.
-    """
-
-    axis: int
-    span: str
-    points: str
-    weights: str
-    scale: str
-    vectors: tuple[str, ...]
-
-
-ROWS = SideArrays(1, "rows", "x", "a", "scale_x", ("short_x", "x", "a", "f", "next", "before", "scale_x", "owner"))
-COLS = SideArrays(0, "cols", "y", "b", "scale_y", ("short_y", "y", "b", "g", "scale_y"))
-SIDES = (ROWS, COLS)
-"""Both sides. "next" are the log marginal ratios of the next f-leg, "before" the x of the last update of f; in "owner"
-every row of a lane has the lane's number. Potentials are in nats."""
-
-
-@dataclass
-class KeopsLane:
-    """One problem and its progress.
-
-    Attributes:
-        instance: The problem.
-        number: Its unique number. A copy, "owner", moves with its arrays; `emit` compares both.
-        inner: The problem on the points that carry weight.
-        support: Which points carry weight; None: all.
-        rounding: `leg_rounding` of the problem.
-        momentum: Decides its strides; None: all are plain.
-        samples: Indices of its sampled points, under "rows" and "cols".
-        rows: Range of its rows in the arrays.
-        cols: Range of its columns.
-        depth: Cycles that were run.
-        error: Row residual, without its rounding bound.
-        band: Rounding bound of the row residual.
-        along: `alignment` of the next f-leg.
-        broken: True once a state was not finite.
-        frozen: True if it no longer changes.
-    """
-
-    instance: Instance[Any]
-    number: int
-    inner: Instance[Any]
-    support: Support | None
-    rounding: float
-    momentum: Momentum | None
-    samples: dict[str, Any]
-    rows: Span = (0, 0)
-    cols: Span = (0, 0)
-    depth: int = 0
-    error: float = math.inf
-    band: float = math.inf
-    along: float = 0.0
-    broken: bool = False
-    frozen: bool = False
-
-    @property
-    def stale(self) -> float:
-        """Row residual with its rounding bound."""
-        return math.nan if self.broken else self.error + self.band
-
-    def stride(self) -> Stride:
-        """Step and beta of the next f-leg."""
-        return PLAIN if self.momentum is None else self.momentum.stride(self.error, self.along)
-
 
 _numbers = itertools.count()
 
@@ -131,6 +53,7 @@ class KeopsPack(CyclePack[KeopsLane]):
         self._arithmetic, self._momentum = arithmetic, momentum
         self._device = torch.device(arithmetic.device)
         self._arrays: dict[str, Any] = {}
+        self._are_soft: Any = None
         self.repack([], instances)
 
     @memory_errors()
@@ -140,17 +63,20 @@ class KeopsPack(CyclePack[KeopsLane]):
         Both legs are applied by `numerics.update.update`, with potentials in nats.
         """
         arrays, ranges = self._arrays, self._blocks([*moving, *frozen])
-        f, x = update(arrays["f"], arrays["next"], 1.0, self._strides(moving), arrays["before"])
-        col_ratios = arrays["g"] + self._leg(COLS, f, ranges)
-        g, _ = update(arrays["g"], col_ratios, 1.0)
+        row_leg = self._deviations(ROWS, arrays["next"], arrays["f"])
+        f, x = update(arrays["f"], row_leg, 1.0, self._strides(moving), arrays["before"], self._damping(ROWS))
+        f, x, before_g = self._translate(moving, f, x)
+        col_ratios = before_g + self._leg(COLS, f, ranges)
+        g, _ = update(before_g, self._deviations(COLS, col_ratios, before_g), 1.0, lam=self._damping(COLS))
         row_ratios = f + self._leg(ROWS, g, ranges)
         bad_f, bad_g = ~(torch.isfinite(f) & torch.isfinite(row_ratios)), ~torch.isfinite(g)
         sums = torch.stack(
             [
                 self._sums(ROWS, bad_f.double()) + self._sums(COLS, bad_g.double()),
-                self._residuals(ROWS, row_ratios),
-                self._residuals(COLS, col_ratios),
-                alignment(arrays["a"], row_ratios, f, x, lambda terms: self._sums(ROWS, terms)),
+                self._residuals(ROWS, row_ratios, f),
+                self._residuals(COLS, col_ratios, before_g),
+                alignment(arrays["a"], self._deviations(ROWS, row_ratios, f), f, x, partial(self._sums, ROWS)),
+                *self._log_masses(row_ratios, f),
             ]
         ).T.tolist()
         broken = {i for i in moving if sums[i][0] > 0}
@@ -166,6 +92,8 @@ class KeopsPack(CyclePack[KeopsLane]):
                 if lane.momentum is not None and lane.momentum.rows_exact:
                     lane.momentum.measured_columns(sums[i][2])
                 lane.error, lane.along = sums[i][1], sums[i][3]
+                if lane.soft is not None:
+                    lane.soft.log_own, lane.soft.log_other = sums[i][4:]
         # At depths that do not depend on the calls, so that neither does a lane's first passage.
         self._bound([i for i in moving if self._lanes[i].depth & (self._lanes[i].depth - 1) == 0])
 
@@ -204,11 +132,48 @@ class KeopsPack(CyclePack[KeopsLane]):
 
     def _sums(self, side: SideArrays, values: Any) -> Any:
         """Sums by lane, in an order that does not depend on other lanes."""
-        return torch.segment_reduce(values, "sum", lengths=self._lengths[side.span], unsafe=True)
+        return segment(values, "sum", self._lengths[side.span])
 
-    def _residuals(self, side: SideArrays, log_ratios: Any) -> Any:
-        """The residual of one side of every lane, by `numerics.residual.residual`."""
-        return residual(self._arrays[side.weights], log_ratios, lambda terms: self._sums(side, terms), torch.expm1)
+    def _residuals(self, side: SideArrays, log_ratios: Any, potentials: Any) -> Any:
+        """The residual of one side of every lane: `numerics.residual.residual`, or that of `numerics.soft`."""
+        weights = self._arrays[side.weights]
+        hard = residual(weights, log_ratios, partial(self._sums, side), torch.expm1)
+        if self._are_soft is None:
+            return hard
+        kappa, lengths = self._arrays[f"kappa_{side.potentials}"], self._lengths[side.span]
+        return torch.where(self._are_soft, relative_residuals(weights, log_ratios, potentials, kappa, lengths)[0], hard)
+
+    def _deviations(self, side: SideArrays, log_ratios: Any, potentials: Any) -> Any:
+        """The L of one side of all lanes: `numerics.soft.log_deviations`."""
+        kappa = 0.0 if self._are_soft is None else self._arrays[f"kappa_{side.potentials}"]
+        return log_deviations(log_ratios, potentials, kappa)
+
+    def _damping(self, side: SideArrays) -> Any:
+        """The lambda of every point of a side; the number 1 if no lane is soft."""
+        return 1.0 if self._are_soft is None else self._arrays[f"lam_{side.potentials}"]
+
+    def _log_masses(self, row_ratios: Any, f: Any) -> list[Any]:
+        """What `SoftState.shift` needs of every lane whose columns are exact; nothing if no lane is soft."""
+        if self._are_soft is None:
+            return []
+        arrays, lengths = self._arrays, self._lengths["rows"]
+        kappa = arrays["kappa_f"]
+        plain, _ = update(f, self._deviations(ROWS, row_ratios, f), 1.0, lam=arrays["lam_f"])
+        _, mass = relative_residuals(arrays["a"], row_ratios, f, kappa, lengths)
+        return [log_totals(arrays["a"], -kappa * plain, lengths), mass]
+
+    def _translate(self, moving: Sequence[int], f: Any, x: Any) -> tuple[Any, Any, Any]:
+        """Apply the translation of lanes that move (`numerics.soft.translation`): return the new f, its x, and g."""
+        arrays = self._arrays
+        if self._are_soft is None or not self._momentum:
+            return f, x, arrays["g"]
+        shifts = [0.0] * len(self._lanes)
+        for i in moving:
+            soft = self._lanes[i].soft
+            shifts[i] = 0.0 if soft is None else soft.shift()
+        each = torch.tensor(shifts, dtype=torch.float64, device=self._device)
+        rows, cols = (torch.repeat_interleave(each, self._lengths[side.span]) for side in SIDES)
+        return f + arrays["lam_f"] * rows, x + arrays["lam_f"] * rows, arrays["g"] - cols
 
     def _bound(self, lanes: Sequence[int]) -> None:
         """Bound the rounding error of lanes, at the state whose next f-leg is measured."""
@@ -216,13 +181,24 @@ class KeopsPack(CyclePack[KeopsLane]):
         if self._arithmetic.single and lanes:
             errors = self._sampled_errors(lanes, ROWS, f, g, self._arrays["next"])
         for i, error in zip(lanes, errors, strict=True):
-            self._lanes[i].band = self._band(i, error)
+            lane = self._lanes[i]
+            lane.band = self._band(i, error)
+            if lane.soft is not None:
+                lane.soft.exponents = lane.soft.largest_exponents(*self._potentials(i))
 
     def _band(self, i: int, error: float, far: float = 0.0) -> float:
         """The rounding bound of a lane; see `KeopsArithmetic.bound`."""
-        lane = self._lanes[i]
-        sides = (self._arrays[name][slice(*span)] for name, span in (("f", lane.rows), ("g", lane.cols)))
-        return self._arithmetic.bound(lane.rounding, float(largest_potentials(*sides)), error, far)
+        largest = float(largest_potentials(*self._potentials(i)))
+        return self._arithmetic.bound(self._lanes[i].rounding, largest, error, far)
+
+    def _with_targets(self, i: int, band: float, residual: float) -> float:
+        """The bound on the rounding error of a residual, from that of hard marginals, at the state as it is now."""
+        soft = self._lanes[i].soft
+        return band if soft is None else soft_bound(band, soft.largest_exponents(*self._potentials(i)), residual)
+
+    def _potentials(self, i: int) -> tuple[Any, Any]:
+        """Potentials of a lane in nats."""
+        return tuple(self._arrays[side.potentials][slice(*getattr(self._lanes[i], side.span))] for side in SIDES)
 
     def _sampled_errors(
         self, lanes: Sequence[int], side: SideArrays, own: Any, others: Any, log_ratios: Any
@@ -257,8 +233,9 @@ class KeopsPack(CyclePack[KeopsLane]):
             return []
         self._legs += len(lanes)
         f, g = self._arrays["f"], self._arrays["g"]
-        residuals = self._residuals(ROWS, f + self._leg(ROWS, g, self._blocks(lanes))).tolist()
-        return [math.nan if self._lanes[i].broken else residuals[i] + self._lanes[i].band for i in lanes]
+        errors = self._residuals(ROWS, f + self._leg(ROWS, g, self._blocks(lanes)), f).tolist()
+        screened = ((self._lanes[i], errors[i]) for i in lanes)
+        return [math.nan if lane.broken else error + lane.bound(error) for lane, error in screened]
 
     @memory_errors()
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
@@ -282,13 +259,15 @@ class KeopsPack(CyclePack[KeopsLane]):
             far.append(sum(float(unsampled(np, to_numpy(w), p, lane.samples[side])) for w, p, side in sides))
         ranges = self._blocks(lanes)
         row_ratios, col_ratios = f + self._leg(ROWS, g, ranges), g + self._leg(COLS, f, ranges)
-        rows, cols = self._residuals(ROWS, row_ratios).tolist(), self._residuals(COLS, col_ratios).tolist()
+        rows, cols = self._residuals(ROWS, row_ratios, f).tolist(), self._residuals(COLS, col_ratios, g).tolist()
         errors = [0.0] * len(lanes)
         if self._arithmetic.single:
             row_errors = self._sampled_errors(lanes, ROWS, f, g, row_ratios)
             errors = map(max, row_errors, self._sampled_errors(lanes, COLS, g, f, col_ratios))
         return Residuals.from_rows(
-            UNKNOWN if self._lanes[i].broken else Residual(rows[i], cols[i], self._band(i, error, extra))
+            UNKNOWN
+            if self._lanes[i].broken
+            else Residual(rows[i], cols[i], self._with_targets(i, self._band(i, error, extra), max(rows[i], cols[i])))
             for i, error, extra in zip(lanes, errors, far, strict=True)
         )
 
@@ -338,6 +317,9 @@ class KeopsPack(CyclePack[KeopsLane]):
             for lane, first, last in zip(lanes, ends, ends[1:], strict=False):
                 setattr(lane, side.span, (first, last))
             self._lengths[side.span] = torch.tensor(lengths, dtype=torch.int64, device=self._device)
+        # None where no lane is soft: then nothing of soft marginals is computed.
+        are_soft = [lane.soft is not None for lane in lanes]
+        self._are_soft = torch.tensor(are_soft, device=self._device) if any(are_soft) else None
         self._measure(list(range(len(keep), len(lanes))))
 
     def _measure(self, fresh: Sequence[int]) -> None:
@@ -349,9 +331,15 @@ class KeopsPack(CyclePack[KeopsLane]):
         log_ratios = arrays["f"] + self._leg(ROWS, arrays["g"], self._blocks(fresh))
         places, _ = self._places(fresh)
         arrays["next"][places] = log_ratios[places]
-        residuals = self._residuals(ROWS, arrays["next"]).tolist()
+        residuals = self._residuals(ROWS, arrays["next"], arrays["f"]).tolist()
+        if self._are_soft is not None:
+            own, _ = (part.tolist() for part in self._log_masses(arrays["next"], arrays["f"]))
+            # Columns are not exact yet, so that the mass of the plan is not what they ask for.
+            other = log_totals(arrays["b"], -arrays["kappa_g"] * arrays["g"], self._lengths["cols"]).tolist()
         for i in fresh:
             lane = self._lanes[i]
+            if lane.soft is not None:
+                lane.soft.log_own, lane.soft.log_other = own[i], other[i]
             finite = bool(torch.isfinite(arrays["next"][slice(*lane.rows)]).all())
             lane.error = residuals[i]
             lane.broken = not finite or not math.isfinite(cost_sizes(lane.inner).largest)
@@ -360,7 +348,9 @@ class KeopsPack(CyclePack[KeopsLane]):
     def _open_lane(self, instance: Instance[Any]) -> tuple[KeopsLane, dict[str, Any]]:
         """A lane and its arrays."""
         inner, support = restrict(instance)
-        sampled = {side: samples(to_numpy(w), SAMPLES) for side, w in (("rows", inner.a), ("cols", inner.b))}
+        sampled = {side: samples(w, SAMPLES) for side, w in zip(("rows", "cols"), unit_weights(inner), strict=True)}
         momentum = Momentum() if self._momentum else None
-        lane = KeopsLane(instance, next(_numbers), inner, support, leg_rounding(inner), momentum, sampled)
+        lane = KeopsLane(
+            instance, next(_numbers), inner, support, leg_rounding(inner), momentum, sampled, SoftState.of(inner)
+        )
         return lane, load_arrays(inner, lane.number, self._arithmetic)

@@ -3,6 +3,8 @@
 KeOps computes scaled costs anew in every leg, from coordinates that are centred and scaled so that costs come in units
 of eps (form "distances"), or by a caller's formula. Exponentials and their sums are those of KeOps' log-sum-exp, which
 subtracts the largest exponent. All three are in float32 or in float64; potentials, weights and residuals are float64.
+Problems with a soft marginal are always computed in float64: their plan may lie at a few points, of which a sample that
+checks float32 would have none.
 """
 
 # pyright: basic
@@ -70,4 +72,5 @@ class KeopsArithmetic(NamedTuple):
 def choose_arithmetic(instance: Instance[Any], precision: str, device: str) -> KeopsArithmetic:
     """Return the arithmetic of a problem; precision "auto" takes float32 where it suffices for tol."""
     require_form(instance, "keops", FORMS)
-    return KeopsArithmetic(instance.cost.kind, instance.dim, is_single(instance, precision), device)
+    single = instance.marginals.are_hard and is_single(instance, precision)
+    return KeopsArithmetic(instance.cost.kind, instance.dim, single, device)

@@ -16,7 +16,6 @@ from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.ottjax.pack import OttPack, rung
 from drainsinkhorn.backends.ottjax.precision import OttArithmetic, choose_arithmetic
 from drainsinkhorn.backends.products import solves_products
-from drainsinkhorn.backends.support import require_hard
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.model.instance import Instance
@@ -62,7 +61,6 @@ class OttBackend:
 
     def signature(self, instance: Instance[Any]) -> Hashable:
         """Lanes of one padded size, cost and precision share packs."""
-        require_hard(instance, self.name)
         return self._arithmetic(instance), str(self._device(instance))
 
     def width_for(self, lanes: int) -> int:

@@ -23,7 +23,8 @@ from ott.geometry import costs, geometry, pointcloud
 from drainsinkhorn.backends.ottjax.costs import Flipped
 from drainsinkhorn.backends.ottjax.precision import OttArithmetic
 from drainsinkhorn.numerics.residual import residual
-from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, unsampled
+from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, soft_bound, unsampled
+from drainsinkhorn.numerics.soft import deviation_terms, soft_exponents
 
 SAMPLES = 32
 """Rows, and columns, of a lane that are compared with float64."""
@@ -89,7 +90,7 @@ def _direct(arithmetic: OttArithmetic, x: Any, y: Any) -> Any:
 def _load(arithmetic: OttArithmetic, given: Lane) -> Lane:
     """Return a lane from the arrays of `loading.load`, with its first f-leg measured."""
     dtype, rows, cols = arithmetic.dtype, given["rows"], given["cols"]
-    lane = {key: given[key] for key in ("a", "b", "rows", "cols", "rounding", "owner", "broken")}
+    lane = {key: given[key] for key in ("a", "b", "rows", "cols", "rounding", "owner", "broken", "kappas", "dampings")}
     lane |= {"eps": given["eps"].astype(dtype), "exact_eps": given["eps"]}
     if arithmetic.kind == "dense":
         lane["cost"] = given["cost"].astype(dtype)
@@ -114,7 +115,7 @@ def _load(arithmetic: OttArithmetic, given: Lane) -> Lane:
 
 
 def apply_leg(arithmetic: OttArithmetic, lane: Lane, f: Any, g: Any, axis: int) -> Any:
-    """Return f after its leg (axis 1), or g (axis 0): `numerics.update.update` of a plain leg, by OTT.
+    """Return f after its leg (axis 1), or g (axis 0): `numerics.update.update` of an undamped plain leg, by OTT.
 
     In OTT's convention `f - eps L` is `eps log a_i - eps logsumexp_j((g_j - C_ij) / eps)`, and L is not computed.
     """
@@ -139,6 +140,20 @@ def apply_leg(arithmetic: OttArithmetic, lane: Lane, f: Any, g: Any, axis: int) 
     return jax.lax.map(one, (points, own, weights), batch_size=arithmetic.batch)
 
 
+def damp(arithmetic: OttArithmetic, lane: Lane, after: Any, axis: int) -> Any:
+    """Return f (axis 1) or g (axis 0) after the damped leg, from that after the undamped one; equal if lambda is 1.
+
+    Where `f - eps log r` is the undamped leg, `f - lam eps L` (`numerics.update.update`) is lam times it, because
+    `1 - lam eps kappa = lam`. In OTT's convention both differ from f by `eps log a`.
+    """
+    if not arithmetic.soft:
+        return after
+    place, weights = (0, "a") if axis == 1 else (1, "b")
+    lam = lane["dampings"][place].astype(after.dtype)
+    own = (lane["eps"] * jnp.log(lane[weights])).astype(after.dtype)
+    return jnp.where(lam == 1, after, lam * after + (1 - lam) * own)
+
+
 def _error(
     arithmetic: OttArithmetic, lane: Lane, state: tuple[Any, Any], exact: tuple[Any, Any], axis: int, after: Any,
     far: Any = 0.0,
@@ -151,7 +166,7 @@ def _error(
         state: (f, g) in the precision of the lane.
         exact: (f, g) in float64.
         axis: 1 for rows, 0 for columns.
-        after: Potentials of the side after the leg.
+        after: Potentials of the side after the undamped leg.
         far: By how much potentials exceed those of the sample, in nats (`numerics.rounding.unsampled`).
     """
     weights, places, costs = ("a", "rows", "row_costs") if axis == 1 else ("b", "cols", "col_costs")
@@ -160,14 +175,44 @@ def _error(
     # In float64, where expm1 overflows only if the state is useless.
     log_ratios = jnp.where(mass > 0, (before - after) / lane["eps"], 0).astype(jnp.float64)
     truth = own[sampled] / eps - jnp.log(mass[sampled]) + jax.nn.logsumexp((other - lane[costs]) / eps, axis=1)
-    errors = jnp.abs(jnp.expm1(log_ratios)[sampled] - jnp.expm1(truth))
+    error, unit, exponents = residual(mass, log_ratios, jnp.sum, jnp.expm1), 0.0, 0.0
+    if arithmetic.soft:
+        is_soft, soft = (lane["kappas"] > 0).any(), _soft_side(lane, own, log_ratios, axis)
+        error, unit, exponents = (jnp.where(is_soft, *pair) for pair in zip(soft, (error, 0.0, 0.0), strict=True))
+    # Errors of marginal ratios over their mean, which is 1 where both marginals are hard.
+    errors = jnp.abs(jnp.expm1(log_ratios - unit)[sampled] - jnp.expm1(truth - unit))
     potentials = largest_potentials(*(jnp.where(jnp.isfinite(side), side, 0) for side in exact)) / eps
     bound = arithmetic.bound(lane["rounding"], potentials, sampled_error(jnp, mass[sampled], errors), far)
-    return residual(mass, log_ratios, jnp.sum, jnp.expm1), jnp.where(jnp.isnan(bound), jnp.inf, bound)
+    if arithmetic.soft:
+        bound = jnp.where(is_soft, soft_bound(bound, exponents, error), bound)
+    return error, jnp.where(jnp.isnan(bound), jnp.inf, bound)
+
+
+def _soft_side(lane: Lane, own: Any, log_ratios: Any, axis: int) -> tuple[Any, Any, Any]:
+    """Return the residual of one side of a soft lane (`numerics.soft.soft_residual`), and what its bound needs.
+
+    Args:
+        lane: The lane.
+        own: Potentials of the side in float64, in OTT's convention.
+        log_ratios: Log marginal ratios of the side in float64; 0 at points without weight.
+        axis: 1 for rows, 0 for columns.
+
+    Returns:
+        The residual; the logarithm of the mean marginal ratio; and `soft_exponents` of the side.
+    """
+    place, weights = (0, "a") if axis == 1 else (1, "b")
+    mass, kappa = lane[weights], lane["kappas"][place]
+    ours = jnp.where(mass > 0, own - lane["exact_eps"] * jnp.log(mass), 0)
+    top = jnp.where(mass > 0, log_ratios, -jnp.inf).max()
+    terms = deviation_terms(jnp, mass, log_ratios, ours, kappa, top)
+    missed, plan = (jnp.where(mass > 0, each, 0).sum() for each in terms)
+    # A hard side has no such error, but 4 u is too little to tell it apart.
+    exponents = soft_exponents(1.0, kappa * jnp.abs(ours).max())
+    return missed / plan, top + jnp.log(plan / mass.sum()), exponents
 
 
 def _measure(arithmetic: OttArithmetic, lane: Lane) -> Lane:
-    """F after the next f-leg, which is not applied yet, and with it the residual of the rows and its rounding bound."""
+    """F after the next, undamped f-leg, which is not applied yet; the residual of the rows and its rounding bound."""
     f, g = lane["f"], lane["g"]
     after = apply_leg(arithmetic, lane, f, g, 1)
     error, band = _row_error(arithmetic, lane, f, g, after)
@@ -187,8 +232,9 @@ def _phase(arithmetic: OttArithmetic, stack: Lane, moves: Any) -> Lane:
 
 def _phase_of_one(arithmetic: OttArithmetic, lane: Lane, moves: Any) -> Lane:
     def cycle(state: tuple[Any, Any, Any], _: None) -> tuple[tuple[Any, Any, Any], None]:
-        _, g, f = state
-        g = apply_leg(arithmetic, lane, f, g, 0)
+        _, g, after = state
+        f = damp(arithmetic, lane, after, 1)
+        g = damp(arithmetic, lane, apply_leg(arithmetic, lane, f, g, 0), 0)
         return (f, g, apply_leg(arithmetic, lane, f, g, 1)), None
 
     # The last leg of the scan is the one that `_measure` reads: it is not run again.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.cost_sizes import cost_sizes, leg_rounding, middle, native, samples
+from drainsinkhorn.backends.cost_sizes import cost_sizes, leg_rounding, middle, native, samples, unit_weights
 from drainsinkhorn.backends.ottjax.kernels import SAMPLES
 from drainsinkhorn.backends.ottjax.precision import OttArithmetic
 from drainsinkhorn.backends.support import Support
@@ -57,6 +57,11 @@ class Loaded:
     stale: float = math.inf
     frozen: bool = False
 
+    @property
+    def is_soft(self) -> bool:
+        """True if a marginal is soft."""
+        return not self.instance.marginals.are_hard
+
     def to_support(self, f: Vector, g: Vector) -> tuple[Vector, Vector]:
         """Potentials on the support, in our convention and in units of the cost, from those of the lane."""
         a, b = to_numpy(self.instance.a)[self.rows], to_numpy(self.instance.b)[self.cols]
@@ -77,6 +82,7 @@ def load(instance: Instance[Any], arithmetic: OttArithmetic) -> Loaded:
     """Return a lane with its arrays on the host."""
     n, m = instance.shape
     a, b = to_numpy(instance.a), to_numpy(instance.b)
+    shares = unit_weights(instance)
     rows, cols = np.flatnonzero(a), np.flatnonzero(b)
     support = Support(instance, rows, cols) if len(rows) < n or len(cols) < m else None
     eps, unit, arrays = 1.0, instance.eps, dict[str, Any]()
@@ -99,7 +105,7 @@ def load(instance: Instance[Any], arithmetic: OttArithmetic) -> Loaded:
             if form.directions:
                 x, y = unit_rows(x.astype(np.float64)), unit_rows(y.astype(np.float64))
             # The device centres and scales all points, in float64.
-            arrays["centre"] = middle(a, b, x, y)
+            arrays["centre"] = middle(*shares, x, y)
             arrays["factor"] = np.float64(coordinate_factor(instance.cost, instance.eps))
         else:
             eps, unit = instance.eps / instance.cost.scale, instance.cost.scale
@@ -110,7 +116,9 @@ def load(instance: Instance[Any], arithmetic: OttArithmetic) -> Loaded:
     arrays |= {name: _pad(values, arithmetic.m) for name, values in (("b", b), ("g", g))}
     arrays |= {
         "eps": np.float64(eps), "rounding": np.float64(leg_rounding(instance)),
-        "rows": samples(a, SAMPLES), "cols": samples(b, SAMPLES),
+        "rows": samples(shares[0], SAMPLES), "cols": samples(shares[1], SAMPLES),
+        "kappas": np.array([unit * marginal.kappa for marginal in instance.marginals]),
+        "dampings": np.array([marginal.damping(instance.eps) for marginal in instance.marginals]),
         "owner": np.int64(number := next(_numbers)),
         "broken": np.bool_(not math.isfinite(cost_sizes(instance).largest) or not math.isfinite(1 / eps)),
     }  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.emission import Rounded, emission, rounded
-from drainsinkhorn.backends.ottjax.kernels import STATE, Lane, kernels
+from drainsinkhorn.backends.ottjax.kernels import STATE, CompiledKernels, Lane, kernels
 from drainsinkhorn.backends.ottjax.loading import Loaded, load
 from drainsinkhorn.backends.ottjax.precision import OttArithmetic
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
@@ -51,13 +52,17 @@ class OttPack:
 
     def __init__(self, instances: Sequence[Instance[Any]], arithmetic: OttArithmetic, device: Any) -> None:
         self._arithmetic, self._device = arithmetic, device
-        self._kernels = kernels(arithmetic)
         self._lanes: list[Loaded] = []
         self._keep({})
         self._width = 0
         self._slots = 0
         self._legs = 0
         self.repack([], instances)
+
+    @property
+    def _kernels(self) -> CompiledKernels:
+        """The functions for the lanes of the pack; without soft lanes, those that know hard marginals alone."""
+        return kernels(replace(self._arithmetic, soft=any(lane.is_soft for lane in self._lanes)))
 
     @property
     def width(self) -> int:
@@ -195,7 +200,7 @@ class OttPack:
         """A lane, and its arrays on the device."""
         lane = load(instance, self._arithmetic)
         arrays, lane.arrays = lane.arrays, {}
-        return lane, self._kernels.load(arrays)
+        return lane, kernels(replace(self._arithmetic, soft=lane.is_soft)).load(arrays)
 
 
 def _fill_rung(places: Sequence[int]) -> NDArray[np.int32]:

@@ -3,7 +3,8 @@
 Costs are kept as a matrix, or computed anew in every leg by an online point cloud of OTT: from coordinates that are
 centred and scaled so that costs come in units of eps, or by a caller's cost function. Products of coordinates have the
 full precision of their dtype. Exponentials and their sums are those of OTT's log-sum-exp, which subtracts the largest
-exponent. State and costs are in float32 or in float64, residuals in float64.
+exponent. State and costs are in float32 or in float64, residuals in float64. Problems with a soft marginal are always
+computed in float64: their plan may lie at a few points, of which a sample that checks float32 would have none.
 """
 
 # pyright: basic
@@ -40,6 +41,8 @@ class OttArithmetic:
         single: float32, else float64.
         batch: Rows at a time of an online point cloud; 0: the cost matrix is kept.
         stride: Cycles of a phase.
+        soft: Whether kernels compute soft marginals too; those of packs without them do not. Lanes that differ in it
+            share packs.
     """
 
     kind: Any
@@ -49,6 +52,7 @@ class OttArithmetic:
     single: bool
     batch: int
     stride: int
+    soft: bool = False
 
     @property
     def name(self) -> str:
@@ -99,9 +103,10 @@ def choose_arithmetic(
     n, m = (padded_size(size) for size in instance.shape)
     kind = _kernel_kind(instance)
     d = 0 if kind == "dense" else instance.dim
+    single = instance.marginals.are_hard and is_single(instance, precision)
     online = kind != "dense" and (batch_size is not None or n * m > kept_pairs)
     batch = (batch_size or max(1, BATCH_PAIRS // max(n, m))) if online else 0
-    return OttArithmetic(kind, n, m, d, is_single(instance, precision), batch, stride)
+    return OttArithmetic(kind, n, m, d, single, batch, stride)
 
 
 def padded_size(size: int) -> int:

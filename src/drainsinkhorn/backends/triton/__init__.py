@@ -15,17 +15,17 @@ import triton  # noqa: F401  without it there are no kernels, and the loader say
 from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.products import solves_products
-from drainsinkhorn.backends.support import require_hard
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.lanes import FORMS
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.precision import PrecisionPolicy, count_places, interpreted
 from drainsinkhorn.backends.triton.representation import Representation
+from drainsinkhorn.backends.triton.resident import LARGEST_SIDE, size_class
 from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.errors import BackendUnavailable
+from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.costs import COSTS, require_form
@@ -34,6 +34,8 @@ from drainsinkhorn.numerics.products import has_products
 
 SPACING, HELD_SPACING = 32, 1024
 """Cycles between audits if lanes are not refilled; and at most, if lanes that have passed are held."""
+WIDEST, WIDEST_RESIDENT = 2048, 16384
+"""Most lanes that are recommended for a pack; and if one program runs all cycles of a lane, which costs no launches."""
 REPORT_PAIRS = 2**42
 """Most pairs between two progress reports, which are about a second and a half."""
 
@@ -50,6 +52,8 @@ class TritonBackend:
             bytes for each pair. Other lanes of points recompute scores in every leg.
         leading: True: early cycles of streaming lanes in more than 32 coordinates compute scores from one product, that
             of float16 high parts, in place of three.
+        resident_points: Lanes with at most so many points on either side cache their scores, and one program runs all
+            their cycles, without a launch between two of them. At most 512; 0: there are no such lanes.
         acceleration: "momentum" or "none"; `solve` sets it.
         policy: Decisions about precision, made from the attributes above.
     """
@@ -58,6 +62,7 @@ class TritonBackend:
     precision: Literal["auto", "float64"] = "auto"
     stored_pairs: int = 2**25
     leading: bool = True
+    resident_points: int = 0
     acceleration: str = "none"
     name: str = field(default="triton", init=False)
     stride: int = field(default=1, init=False)
@@ -66,17 +71,20 @@ class TritonBackend:
     policy: PrecisionPolicy = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.resident_points <= LARGEST_SIDE:
+            raise OptionsError(
+                f"resident_points counts points of a side, from 0 to {LARGEST_SIDE}, got {self.resident_points!r}"
+            )
         has_device = interpreted() or torch.cuda.is_initialized() or torch.cuda.is_available()
         if self.device == "auto" and not has_device:
             raise BackendUnavailable("backend 'triton' needs a CUDA device, and torch sees none")
         momentum, float64 = self.acceleration == "momentum", self.precision == "float64"
-        policy = PrecisionPolicy(float64, momentum, self.stored_pairs, self.leading)
+        policy = PrecisionPolicy(float64, momentum, self.stored_pairs, self.leading, self.resident_points)
         # The only attribute that is derived from others; the class is frozen.
         object.__setattr__(self, "policy", policy)
 
     def signature(self, instance: Instance[Any]) -> Hashable:
         """Return the representation of its scores: lanes of one representation share packs, whatever their sizes."""
-        require_hard(instance, self.name)
         require_form(instance, self.name, FORMS)
         return self.policy.representation(instance)
 
@@ -87,16 +95,20 @@ class TritonBackend:
     def hints(self, instance: Instance[Any]) -> Hints:
         """Return precision, representation, lanes that fill the device, and how often to audit them."""
         (n, m), policy = instance.shape, self.policy
-        width = max(16, min(2048, 2**30 // (n * m)))
+        form = policy.representation(instance)
+        width = max(16, min(WIDEST_RESIDENT if form.one_program else WIDEST, 2**30 // (n * m)))
         # Lanes are held on the device at no cost, but an audit makes the device wait for the host.
         held = max(EVERY, min(HELD_SPACING, REPORT_PAIRS // (2 * n * m * width)))
-        return Hints(policy.describe(policy.representation(instance)), width, draining=SPACING, held=held)
+        return Hints(policy.describe(form), width, draining=SPACING, held=held)
 
     @memory_errors()
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Compile the kernels for such problems; Triton's interpreter compiles nothing."""
         if not interpreted():
-            compile_kernels(self.policy.representation(instances[0]), self.policy, self._device())
+            form = self.policy.representation(instances[0])
+            sizes = {size_class(p.shape, float64=False)[1:3] for p in instances} if form.one_program else {(40, 40)}
+            for size in sorted(sizes):
+                compile_kernels(form, self.policy, self._device(), size)
 
     @memory_errors()
     def pack(self, instances: Sequence[Instance[Any]]) -> TritonPack:
@@ -113,7 +125,9 @@ class TritonBackend:
     ) -> TritonCouplings | BlockCouplings:
         """Return plans on the device: streamed, or with cached exponents where a pack would have cached scores."""
         if all(p.is_dense or p.cost.kind.distances is not None or has_products(p) for p in instances):
-            return TritonCouplings(instances, potentials, self.policy.representation, self._device())
+            # Plans are read in the same way whatever runs the cycles.
+            policy = replace(self.policy, resident_points=0)
+            return TritonCouplings(instances, potentials, policy.representation, self._device())
         # A cost of the caller's own is evaluated on the host, some rows at a time.
         return plain_couplings(instances, potentials)
 
@@ -127,7 +141,7 @@ class TritonBackend:
 
     def frugal(self) -> TritonBackend:
         """Return the same backend with cached scores for dense costs only."""
-        return replace(self, stored_pairs=0)
+        return replace(self, stored_pairs=0, resident_points=0)
 
     def release(self) -> None:
         """Free the CUDA memory that torch caches."""
@@ -138,19 +152,20 @@ class TritonBackend:
         return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
-@lru_cache(maxsize=64)
-def compile_kernels(form: Representation, policy: PrecisionPolicy, device: Any) -> None:
-    """Run every kernel once on tiny problems, so that it is compiled."""
+@lru_cache(maxsize=256)
+def compile_kernels(
+    form: Representation, policy: PrecisionPolicy, device: Any, size: tuple[int, int] = (40, 40)
+) -> None:
+    """Run every kernel once on tiny problems of one size, so that it is compiled."""
     import numpy as np
 
     dim = 2
     if form.kind in (PRODUCT, DIRECT):
         dim = form.dp * form.chunks - (count_places(form.dp) if form.places == form.dp else 0)
-    size = 40
-    weights = np.full(size, 1 / size)
-    points = np.random.default_rng(0).normal(size=(size, dim))
-    matrix, x = (np.ones((size, size)), None) if form.dense else (None, points)
+    a, b = (np.full(points, 1 / points) for points in size)
+    x, y = (np.random.default_rng(0).normal(size=(points, dim)) for points in size)
+    sides: Any = {"x": None, "y": None, "matrix": np.ones(size)} if form.dense else {"x": x, "y": y, "matrix": None}
     cost = Cost(COSTS["euclidean" if form.rooted else "sqeuclidean"])
     for tol in (1.0, 1e-12):
-        instance = Instance(x=x, y=x, a=weights, b=weights, eps=1.0, tol=tol, cost=cost, matrix=matrix)
+        instance = Instance(**sides, a=a, b=b, eps=1.0, tol=tol, cost=cost)
         TritonPack([instance], form, device, policy=policy).compile()

@@ -28,8 +28,8 @@ SMALL = 2048
 """Most rows of a lane whose legs on the rows are fused: the last program of a lane applies the leg."""
 
 
-def _has_ended(report: Report, frozen: Sequence[bool], lockstep: bool) -> bool:
-    """Whether a call has ended: all lanes that are not frozen are held; in lockstep, one of them is."""
+def has_ended(report: Report, frozen: Sequence[bool], lockstep: bool) -> bool:
+    """Return whether a call has ended: all lanes that are not frozen are held; in lockstep, one of them is."""
     held = (is_held > 0 for is_held, is_frozen in zip(report.held, frozen, strict=True) if not is_frozen)
     return any(held) if lockstep else all(held)
 
@@ -43,7 +43,8 @@ def will_pass(depth: float, stale: float, next_depth: float, next_stale: float, 
     return falls and next_stale * (next_stale / stale) ** (2 * POLL / (next_depth - depth)) <= stop
 
 
-def _progress(report: Report) -> Progress:
+def to_progress(report: Report) -> Progress:
+    """Return depths and stale residuals of a report."""
     return Progress([int(depth) for depth in report.depth], report.stale)
 
 
@@ -82,13 +83,13 @@ class Cycles:
             if may_be_held and cycle + 1 == next_poll and cycle < cycles - 1:
                 before, last = last, self._poll(stream, decided=self.fused and not lockstep)
                 earlier, report = report, None if before is None else Report(*before.read().T.tolist())
-                if report and _has_ended(report, frozen, lockstep):
-                    return _progress(report)
+                if report and has_ended(report, frozen, lockstep):
+                    return to_progress(report)
                 if report and not lockstep:
                     self._skip_held(report)
                 is_soon = report and earlier and self._ends_soon(earlier, report, stops, frozen, lockstep)
                 next_poll += POLL_SOON if is_soon else POLL
-        return _progress(Report(*self._poll(stream).read().T.tolist()))
+        return to_progress(Report(*self._poll(stream).read().T.tolist()))
 
     def warm_up(self, advance: Callable[[], object]) -> None:
         """Call `advance` with fused legs and without, so that the kernels of both are compiled."""
@@ -137,9 +138,7 @@ class Cycles:
 
     def _prepare(self, first: bool, applies: bool, lockstep: bool, fused: bool) -> list[Launch]:
         lanes, launcher, parity = self.active, self._launcher, self._table.parity
-        apply = (
-            lanes.prepared(("apply", first, parity), lambda: [launcher.apply(lanes, first=first)]) if applies else []
-        )
+        apply = lanes.prepared(("apply", first, parity), lambda: launcher.apply(lanes, first=first)) if applies else []
         columns = lanes.prepared(("columns", parity), lambda: launcher.side(lanes, 1, c.APPLIED))
         rows = lanes.prepared(
             ("rows", parity, lockstep, fused),

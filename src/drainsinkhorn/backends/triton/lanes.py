@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.emission import CHOICES, budget
+from drainsinkhorn.backends.emission import CHOICES, budget, least_damping
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.launching import Launch, upload
@@ -22,6 +22,8 @@ from drainsinkhorn.numerics.costs import with_matrix
 
 FORMS = ("distances", "matrix")
 """Forms of costs for which there are kernels."""
+HEAVIEST = 2.0**60
+"""Largest mass of a side of a float32 lane: times the factors of potentials, weights do not overflow in sums."""
 
 
 class Lane:
@@ -35,19 +37,20 @@ class Lane:
         budget: By how much rounding to the caller's dtype may move potentials; negative if potentials are not rounded.
         own: The caller's dtype.
         dtype: Dtype in which potentials are emitted.
-        least_weight: The smallest weight of both sides.
+        least_weight: The smallest weight of both sides; 0 if masses are above HEAVIEST, so that float64 is used.
         arithmetic: How its legs are computed.
         depth: Cycles it has run.
         place: Its row of the lane table; negative before it has one.
         group: The lanes with which it was loaded.
+        is_soft: One of its marginals is soft.
         row: Its number among them.
         frozen: It never changes again.
         broken: Its state is not finite.
     """
 
     __slots__ = (
-        "arithmetic", "broken", "budget", "depth", "dtype", "frozen", "group", "inner", "instance", "least_weight",
-        "own", "place", "row", "support", "unit",
+        "arithmetic", "broken", "budget", "depth", "dtype", "frozen", "group", "inner", "instance", "is_soft",
+        "least_weight", "own", "place", "row", "support", "unit",
     )  # fmt: skip
 
     def __init__(self, instance: Instance[Any], least_weights: dict[int, float]) -> None:
@@ -56,10 +59,13 @@ class Lane:
         self.inner = with_matrix(inner, FORMS)
         self.unit = instance.eps * math.log(2)
         self.own = float_name(instance.like)
-        self.budget = budget(instance.eps, instance.tol) if self.own in CHOICES else -1.0
+        self.is_soft = not instance.marginals.are_hard
+        self.budget = budget(instance.eps, instance.tol, least_damping(instance)) if self.own in CHOICES else -1.0
         self.dtype = "float64"
         self.broken = self.frozen = False
         self.least_weight = min(_least(weights, least_weights) for weights in (self.inner.a, self.inner.b))
+        if max(instance.masses) > HEAVIEST:
+            self.least_weight = 0.0
         self.arithmetic = Arithmetic.FLOAT64
         self.depth = 0
         self.place = self.row = -1
@@ -111,6 +117,11 @@ class LaneSet:
 
     def __len__(self) -> int:
         return len(self.lanes)
+
+    @property
+    def any_soft(self) -> bool:
+        """True if a lane has a soft marginal."""
+        return any(lane.is_soft for lane in self.lanes)
 
     def largest(self, side: int) -> tuple[int, int]:
         """Return the largest number of points, and of programs of a leg, of a lane of the set."""
@@ -175,6 +186,11 @@ class LaneTable:
         if places not in self._rows:
             self._rows[places] = upload(places, torch.int64, self._device)
         return LaneSet(list(lanes), self._rows[places])
+
+    def by_softness(self, lanes: LaneSet) -> list[LaneSet]:
+        """Return the lanes with two hard marginals and the others; the set itself if one of them is empty."""
+        parts = [[lane for lane in lanes.lanes if lane.is_soft is flag] for flag in (False, True)]
+        return [self.select(part) for part in parts] if all(parts) else [lanes]
 
     def forget_rows(self) -> None:
         """Forget rows of sets that were selected; `select` uploads them again."""

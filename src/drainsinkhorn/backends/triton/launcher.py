@@ -13,7 +13,7 @@ import torch
 from drainsinkhorn.backends.triton.buffers import Buffers
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels import leg as leg_kernels
-from drainsinkhorn.backends.triton.kernels import update, verify
+from drainsinkhorn.backends.triton.kernels import soft, update, verify
 from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launching import Launch, on, prepared, stream_of
 from drainsinkhorn.backends.triton.precision import Arithmetic
@@ -51,12 +51,12 @@ class Launcher:
         """A leg of the state of lanes, whatever their arithmetic."""
         launches = self.legs(lanes, side, role, lockstep=lockstep, fused=fused)
         if any(lane.is_float64 for lane in lanes.lanes):
-            launches.append(self.float64_leg(lanes, side, role, lockstep=lockstep, fused=fused))
+            launches += self.float64_legs(lanes, side, role, lockstep=lockstep, fused=fused)
         return launches
 
     def legs(
-        self, lanes: LaneSet, side: int, role: Any, vectors: Any = None, errors: Any = None, *, inside: bool = False,
-        lockstep: bool = False, fused: bool = False,
+        self, lanes: LaneSet, side: int, role: Any, vectors: Any = None, errors: Any = None, potentials: Any = None,
+        *, inside: bool = False, lockstep: bool = False, fused: bool = False,
     ) -> list[Launch]:  # fmt: skip
         """A leg of lanes in float32. Lanes whose potentials are inside the product have a launch of their own.
 
@@ -66,12 +66,20 @@ class Launcher:
             role: MEASURED, APPLIED or CHECKED.
             vectors: Potentials as legs read them, and where log ratios are written; None: those of the state.
             errors: Where parts of residuals are written; None: where those of the state are.
+            potentials: A copy of the buffer of float64 vectors with other potentials, from which residuals of soft
+                lanes are; None: those of the state.
             inside: Potentials of checked lanes are inside the product.
             lockstep: The first lane that passes its stop halts all.
             fused: The last program of a lane applies the leg.
         """
+        parts = self._table.by_softness(lanes)
+        if len(parts) > 1:
+            more: dict[str, Any] = {"inside": inside, "lockstep": lockstep, "fused": fused}
+            return [
+                launch for part in parts for launch in self.legs(part, side, role, vectors, errors, potentials, **more)
+            ]
         buffers, form, check = self._buffers, self.representation, role is c.CHECKED
-        vectors64 = buffers["vectors64"]
+        vectors64 = buffers["vectors64"] if potentials is None else potentials
         ways = {inside} if check else {way for lane in lanes.lanes if not lane.is_float64 for way in self._ways(lane)}
         return [
             prepared(
@@ -81,7 +89,7 @@ class Launcher:
                 buffers["counters"], self._table.limits, self._table.halted,
                 **form.constants(way), SIDE=side, ROLE=role.value, PLACES=form.places, NORMS=form.norms, INSIDE=way,
                 HIGH_PARTS=form.high_parts and not check, LOCKSTEP=lockstep, FUSED=fused,
-                MOMENTUM=fused and self._momentum, BM64=BM64, BLOCK=BLOCK, **form.program,
+                MOMENTUM=fused and self._momentum, SOFT=lanes.any_soft, BM64=BM64, BLOCK=BLOCK, **form.program,
             )
             for way in sorted(ways)
         ]  # fmt: skip
@@ -94,6 +102,10 @@ class Launcher:
         """
         always = lane.arithmetic is Arithmetic.AUGMENTED
         return {always, always or (self.representation.places > 0 and not math.isnan(lane.high_part_error))}
+
+    def float64_legs(self, lanes: LaneSet, side: int, role: Any, *vectors: Any, **more: Any) -> list[Launch]:
+        """A leg in float64: `float64_leg` of hard lanes, and of soft ones."""
+        return [self.float64_leg(part, side, role, *vectors, **more) for part in self._table.by_softness(lanes)]
 
     def float64_leg(
         self, lanes: LaneSet, side: int, role: Any, potentials: Any = None, vectors: Any = None, errors: Any = None,
@@ -115,7 +127,7 @@ class Launcher:
             vectors64 if samples is None else samples, SAMPLES,
             ROOTED=form.rooted, DENSE=form.dense, SIDE=side, ROLE=role.value, BM=bm, BN=bn,
             AT_ONCE=4 if form.packed else 16, LOCKSTEP=lockstep, FUSED=fused, MOMENTUM=fused and self._momentum,
-            BLOCK=BLOCK, num_warps=warps,
+            SOFT=samples is None and lanes.any_soft, BLOCK=BLOCK, num_warps=warps,
         )  # fmt: skip
 
     def sample(self, lanes: LaneSet, side: int, potentials: Any) -> Any:
@@ -145,6 +157,7 @@ class Launcher:
             verify.split_potentials, (most, len(lanes), 2),
             self._table.fields, lanes.rows, self._table.state, potentials, self._buffers["points16"], vectors,
             self._buffers["vectors64"], legs, out, ROWS=ROWS, PLACES=places, NORMS=norms, AFTER=after is not None,
+            SOFT=lanes.any_soft,
         )  # fmt: skip
 
     def round_states(self, lanes: LaneSet, potentials: Any, emitted: Any, found: Any) -> Launch:
@@ -152,8 +165,8 @@ class Launcher:
         return prepared(
             verify.round_states, (len(lanes),),
             self._table.fields, lanes.rows, self._table.state, self._buffers["vectors64"], potentials, emitted, found,
-            SAMPLES, ROWS=ROUND_ROWS, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK, COUNT=SAMPLES,
-            num_warps=ROUND_WARPS,
+            SAMPLES, ROWS=ROUND_ROWS, SOFT=lanes.any_soft, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK,
+            COUNT=SAMPLES, num_warps=ROUND_WARPS,
         )  # fmt: skip
 
     def findings(self, lanes: LaneSet) -> Any:
@@ -167,23 +180,37 @@ class Launcher:
         return prepared(
             verify.check, (len(lanes),),
             self._table.fields, lanes.rows, self._table.state, self._buffers["vectors64"], errors, vectors, samples,
-            found, SAMPLES, OPENS=opens, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK, COUNT=SAMPLES,
+            found, SAMPLES, OPENS=opens, SOFT=lanes.any_soft, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK,
+            COUNT=SAMPLES,
         )  # fmt: skip
 
-    def apply(self, lanes: LaneSet, *, first: bool) -> Launch:
+    def apply(self, lanes: LaneSet, *, first: bool) -> list[Launch]:
         """The update of f by the measured leg, from the previous states to the current ones."""
+        return [self._apply(part, first=first) for part in self._table.by_softness(lanes)]
+
+    def _apply(self, lanes: LaneSet, *, first: bool) -> Launch:
+        grid = lanes.grid(0, ROWS)
+        if lanes.any_soft:
+            # The columns of soft lanes are translated.
+            grid = max(grid, lanes.grid(1, ROWS))
         return prepared(
-            update.apply, lanes.grid(0, ROWS),
+            update.apply, grid,
             self._table.fields, lanes.rows, self._table.previous, self._table.state, self._buffers["points16"],
             self._buffers["vectors32"], self._buffers["vectors64"], self._table.limits, self._table.halted,
             FIRST=first, MOMENTUM=self._momentum, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK, ROWS=ROWS,
-            PLACES=self.representation.places, NORMS=self.representation.norms,
+            PLACES=self.representation.places, NORMS=self.representation.norms, SOFT=lanes.any_soft,
         )  # fmt: skip
+
+    def open_soft(self, lanes: LaneSet) -> Launch:
+        """What the columns of soft lanes ask for at the start."""
+        return prepared(
+            soft.open_lanes, (len(lanes),), self._table.fields, lanes.rows, self._buffers["vectors64"], ROWS=ROWS
+        )
 
     def report(self, lanes: LaneSet, report: Any, *, decided: bool = False) -> Launch:
         """The columns of `Report` for each lane."""
         return prepared(
             update.report_lanes, (len(lanes),),
             self._table.fields, lanes.rows, self._table.state, self._buffers["vectors64"], self._table.limits, report,
-            DECIDED=decided, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK,
+            DECIDED=decided, SOFT=lanes.any_soft, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK,
         )  # fmt: skip

@@ -105,18 +105,18 @@ class Views:
 
 
 def same_shape(lanes: Sequence[Any]) -> list[list[Any]]:
-    """Return lanes grouped by shape, dimension, cost and kind of start, in the order of the first of each group."""
+    """Return lanes grouped by shape, dimension, cost, kind of start and of marginals, in the order of the first."""
     groups: dict[Any, list[Any]] = {}
     for lane in lanes:
         instance = lane.inner
         kind = "dense" if instance.is_dense else (instance.cost.kind, instance.dim, str(instance.like.dtype))
         start = "given" if isinstance(instance.init, Potentials) else instance.init
-        groups.setdefault((instance.shape, kind, start), []).append(lane)
+        groups.setdefault((instance.shape, kind, start, instance.marginals.are_hard), []).append(lane)
     return list(groups.values())
 
 
 @lru_cache(maxsize=256)
-def _columns(form: Representation, n: int, m: int, dim: int) -> dict[str, list[tuple[str, int, int]]]:
+def _columns(form: Representation, n: int, m: int, dim: int, is_soft: bool) -> dict[str, list[tuple[str, int, int]]]:
     """What a lane has in each buffer: column, side, and size."""
     # Tiles of errors are at least those of float64, of 16 rows.
     tiles, pair = [-(-size // 16) for size in (n, m)], form.places if form.packed else 2 * form.dp * form.chunks
@@ -132,6 +132,8 @@ def _columns(form: Representation, n: int, m: int, dim: int) -> dict[str, list[t
         else [("POINTS32", (dim * aligned(n), dim * aligned(m)))] if form.kind != PRODUCT else [],
         "points64": [("POINTS64", (n * m,) if form.dense else (dim * n, dim * m))],
     }  # fmt: skip
+    if is_soft:
+        wanted["vectors64"] += [("PRICES", (c.SOFT_NUMBERS.value,)), ("LOG_MASSES", tiles), ("ASKED", (tiles[0],))]
     return {
         buffer: [(name, side, size) for name, sizes in vectors for side, size in enumerate(sizes)]
         for buffer, vectors in wanted.items()
@@ -149,7 +151,7 @@ def load_group(instances: Sequence[Instance[Any]], form: Representation, buffers
     first, step = [0] * c.FIELDS.value, [0] * c.FIELDS.value
     first[c.SIZE.value : c.SIZE.value + 2], first[c.SHARES.value : c.SHARES.value + 2] = (n, m), shares
     first[c.DIM.value] = dim
-    for buffer, vectors in _columns(form, n, m, dim).items():
+    for buffer, vectors in _columns(form, n, m, dim, not instances[0].marginals.are_hard).items():
         total = lanes * sum(aligned(size) for _, _, size in vectors)
         start = buffers.take(buffer, total)
         pieces[buffer] = (start, total)
@@ -160,6 +162,8 @@ def load_group(instances: Sequence[Instance[Any]], form: Representation, buffers
             start += aligned(size) * lanes
     fields = np.array(first, dtype=np.int64) + np.multiply.outer(np.arange(lanes), np.array(step, dtype=np.int64))
     _fill_masses(instances, views, device)
+    if "PRICES" in views:
+        views["PRICES", 0][:] = upload([_prices(p) for p in instances], torch.float64, device)
     largest = (_fill_dense if form.dense else _fill_points)(instances, form, views, device)
     found = extents(largest, dim, views, rooted=form.rooted or form.dense)
     if not form.dense and instances[0].cost.kind.distances.directions:
@@ -213,6 +217,13 @@ def _fill_masses(instances: Sequence[Instance[Any]], views: Views, device: Any) 
             views["MASS", side][:] = stack(weights, device)
 
 
+def _prices(instance: Instance[Any]) -> list[float]:
+    """Return the numbers of a soft lane; that of the opening is computed on the device."""
+    eps, sides = instance.eps, instance.marginals
+    log_masses = [math.log2(mass) for mass in instance.masses]
+    return [*(eps * side.kappa for side in sides), *(side.damping(eps) for side in sides), *log_masses, 0.0]
+
+
 def _bits(instances: Sequence[Instance[Any]], device: Any) -> Any:
     """Return the factors from costs and potentials of each lane to bits."""
     return upload([1 / (p.eps * math.log(2)) for p in instances], torch.float64, device)
@@ -256,7 +267,9 @@ def _fill_points(instances: Sequence[Instance[Any]], form: Representation, views
     both[:, : len(instances)] = factor, factor if form.rooted else np.sqrt(factor)
     factors, scales = upload(both, torch.float64, device)[:, : len(instances)].unbind()
     middles, diagonals = centre_clouds(x, y, scales)
-    if not _starts(instances, views, device) and instances[0].init != "zero":
+    # "auto" is zero with a soft marginal: Gaussian starts solve the balanced problem.
+    zero = ("zero",) if instances[0].marginals.are_hard else ("zero", "auto")
+    if not _starts(instances, views, device) and instances[0].init not in zero:
         always = instances[0].init != "auto"
         gaussian_starts(
             x, y, views["MASS", 0], views["MASS", 1], middles, factors, views["POTENTIAL", 1], always=always

@@ -25,6 +25,7 @@ from drainsinkhorn.backends.triton.launching import Download, Launch, on, upload
 from drainsinkhorn.backends.triton.loading import LoadedGroup, load_group, same_shape
 from drainsinkhorn.backends.triton.precision import Arithmetic, PrecisionPolicy
 from drainsinkhorn.backends.triton.representation import Representation
+from drainsinkhorn.backends.triton.resident import ResidentCycles, ResidentLauncher
 from drainsinkhorn.core.protocol import Emission, Progress, Spent
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.result import Residuals
@@ -71,8 +72,11 @@ class TritonPack:
         self._policy, self._couple, self._device = policy, couple, device
         self._table, self._buffers = LaneTable(device), Buffers(device)
         self._launcher = Launcher(representation, self._table, self._buffers, device, momentum=policy.momentum)
+        self._resident: ResidentLauncher | None = None
+        if representation.one_program:
+            self._resident = ResidentLauncher(representation, self._table, self._buffers, momentum=policy.momentum)
         self._lanes: list[Lane] = []
-        self._cycles = Cycles(self._launcher, self._table, LaneSet([], None))
+        self._cycles = self._cycles_of(LaneSet([], None))
         self._slots = self._legs = 0
         self._screen: _Screen | None = None
         # States as they will be emitted, and the lanes whose states have not changed since they were rounded.
@@ -153,9 +157,9 @@ class TritonPack:
         for part in self._by_precision(chosen):
             for side in (0, 1):
                 if part.lanes[0].is_float64:
-                    launcher.run(launcher.float64_leg(part, side, c.CHECKED, potentials, scratch, errors))
+                    launcher.run(*launcher.float64_legs(part, side, c.CHECKED, potentials, scratch, errors))
                 else:
-                    launcher.run(*launcher.legs(part, side, c.CHECKED, scratch, errors))
+                    launcher.run(*launcher.legs(part, side, c.CHECKED, scratch, errors, potentials))
         launcher.run(launcher.check(chosen, errors, scratch, samples, found))
         columns = self._record(chosen.lanes, found)
         row, col, band = columns.row, columns.col, self._policy.bands(chosen.lanes, columns)
@@ -220,9 +224,14 @@ class TritonPack:
 
     def _set_lanes(self, lanes: list[Lane]) -> None:
         """Make these the lanes of the pack. A MemoryError leaves the pack unchanged."""
-        cycles = Cycles(self._launcher, self._table, self._table.select(lanes))
+        cycles = self._cycles_of(self._table.select(lanes))
         self._table.fit_limits()
         self._lanes, self._cycles, self._screen = lanes, cycles, None
+
+    def _cycles_of(self, lanes: LaneSet) -> Cycles | ResidentCycles:
+        if self._resident is None:
+            return Cycles(self._launcher, self._table, lanes)
+        return ResidentCycles(self._launcher, self._resident, self._table, lanes)
 
     def _open(self, lanes: list[Lane]) -> None:
         """Put new lanes at depth zero and measure their first f-leg."""
@@ -257,6 +266,9 @@ class TritonPack:
         launcher, table = self._launcher, self._table
         vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
         table.release()
+        soft = [lane for lane in lanes if lane.is_soft]
+        if soft:
+            launcher.run(launcher.open_soft(table.select(soft)))
         for arithmetic in (Arithmetic.AUGMENTED, Arithmetic.FLOAT32):
             tried = [lane for lane in lanes if lane.arithmetic is arithmetic]
             if not tried:
@@ -265,8 +277,11 @@ class TritonPack:
             is_augmented = arithmetic is Arithmetic.AUGMENTED
             if places and not is_augmented:
                 table.fields[chosen.rows, c.AUGMENTED.value] = 0
-            launcher.run(launcher.split(chosen, vectors64, vectors32, places=places, state=True))
-            launcher.run(*launcher.legs(chosen, 0, c.MEASURED))
+            if self._resident is None:
+                launcher.run(launcher.split(chosen, vectors64, vectors32, places=places, state=True))
+                launcher.run(*launcher.legs(chosen, 0, c.MEASURED))
+            else:
+                launcher.run(*self._resident.measure(chosen, vectors64, vectors32, vectors64))
             errors = self._first_errors(chosen, inside=is_augmented)
             enough = self._policy.accurate_enough(errors, [lane.instance.tol for lane in tried])
             for lane, is_enough in zip(tried, enough.tolist(), strict=True):
@@ -277,8 +292,11 @@ class TritonPack:
             table.fields[chosen.rows, c.FLOAT64.value] = 1
             bands = upload([lane.band for lane in in_float64], torch.float64, self._device)
             table.state[chosen.rows, c.BAND.value] = bands
-            launcher.run(launcher.split(chosen, vectors64, vectors32))
-            launcher.run(launcher.float64_leg(chosen, 0, c.MEASURED))
+            if self._resident is None:
+                launcher.run(launcher.split(chosen, vectors64, vectors32))
+                launcher.run(*launcher.float64_legs(chosen, 0, c.MEASURED))
+            else:
+                launcher.run(*self._resident.measure(chosen, vectors64, vectors32, vectors64))
 
     def _first_errors(self, lanes: LaneSet, *, inside: bool) -> Any:
         """Mean relative errors of sampled rows of the states after the first f-leg, where ratios are near one.
@@ -290,8 +308,11 @@ class TritonPack:
         errors = torch.empty_like(vectors64)
         launcher.run(launcher.split(lanes, vectors64, scratch, state=True, after=(vectors32, potentials)))
         samples = launcher.sample(lanes, 0, potentials)
-        # Places of columns alone are read, and their potentials have not changed.
-        launcher.run(*launcher.legs(lanes, 0, c.CHECKED, scratch, errors, inside=inside))
+        if self._resident is None:
+            # Places of columns alone are read, and their potentials have not changed.
+            launcher.run(*launcher.legs(lanes, 0, c.CHECKED, scratch, errors, inside=inside))
+        else:
+            launcher.run(*self._resident.measure(lanes, potentials, scratch, errors))
         found = launcher.findings(lanes)
         launcher.run(launcher.check(lanes, errors, scratch, samples, found, opens=True))
         return found.cpu()[:, c.FOUND_ERROR.value].numpy()
@@ -299,7 +320,10 @@ class TritonPack:
     def _round_states(self, lanes: LaneSet) -> tuple[Any, Any]:
         """Round the states of lanes as they will be emitted; return their potentials in bits, and the findings."""
         found = self._launcher.findings(lanes)
-        potentials, self._emitted = (torch.empty_like(self._buffers["vectors64"]) for _ in range(2))
+        vectors64 = self._buffers["vectors64"]
+        # Checks of soft lanes also read weights and prices beside the potentials.
+        potentials = vectors64.clone() if lanes.any_soft else torch.empty_like(vectors64)
+        self._emitted = torch.empty_like(vectors64)
         self._launcher.run(self._launcher.round_states(lanes, potentials, self._emitted, found))
         self._rounded = set(lanes.lanes)
         return potentials, found
@@ -321,15 +345,24 @@ class TritonPack:
         launcher, count, findings = self._launcher, len(lanes), c.FINDINGS.value * len(lanes)
         vectors64, scratch = self._buffers["vectors64"], torch.empty_like(self._buffers["vectors32"])
         errors = torch.empty_like(vectors64)
-        launches = [launcher.split(lanes, vectors64, scratch)] if launcher.representation.packed else []
-        launches += launcher.legs(lanes, 0, c.CHECKED, scratch, errors)
-        in_float64 = [lane for lane in lanes.lanes if lane.is_float64]
-        if in_float64:
-            part = self._table.select(in_float64)
-            launches.append(launcher.float64_leg(part, 0, c.CHECKED, vectors=scratch, errors=errors))
+        if self._resident is None:
+            launches = self._checked_rows(lanes, scratch, errors)
+        else:
+            launches = self._resident.measure(lanes, vectors64, scratch, errors)
         numbers = torch.empty(findings + c.REPORT.value * count, dtype=torch.float64, device=self._device)
         # No row is sampled, and errors of zero samples are zero.
         samples = torch.zeros((2, count, SAMPLES), dtype=torch.float64, device=self._device)
         launches.append(launcher.check(lanes, errors, scratch, samples, numbers[:findings]))
         launches.append(launcher.report(lanes, numbers[findings:]))
         return _Screen(key, launches, scratch, numbers, Download(numbers))
+
+    def _checked_rows(self, lanes: LaneSet, scratch: Any, errors: Any) -> list[Launch]:
+        """Measure the rows of the state, whatever the arithmetic of lanes, without changing it."""
+        launcher, vectors64 = self._launcher, self._buffers["vectors64"]
+        launches = [launcher.split(lanes, vectors64, scratch)] if launcher.representation.packed else []
+        launches += launcher.legs(lanes, 0, c.CHECKED, scratch, errors)
+        in_float64 = [lane for lane in lanes.lanes if lane.is_float64]
+        if in_float64:
+            part = self._table.select(in_float64)
+            launches += launcher.float64_legs(part, 0, c.CHECKED, vectors=scratch, errors=errors)
+        return launches

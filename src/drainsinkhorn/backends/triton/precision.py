@@ -18,7 +18,8 @@ from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, ROOT, STORED, tile
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.numerics.rounding import UNSAMPLED
+from drainsinkhorn.numerics.rounding import UNSAMPLED, soft_bound
+from drainsinkhorn.numerics.soft import soft_exponents
 
 DIRECT_DIM, PACKED_WIDTH = 4, 16
 """Most coordinates of direct differences, and numbers of a point in a packed product of as many coordinates."""
@@ -69,19 +70,24 @@ class PrecisionPolicy:
         momentum: Legs have momentum.
         stored_pairs: Largest n * m for which lanes of points in more than STREAMED_DIM coordinates cache their scores.
         high_parts: Early cycles of points in more than 32 coordinates may compute scores from float16 high parts alone.
+        resident_points: Most points of a side of lanes of which one program runs all cycles, from cached scores.
     """
 
     float64: bool = False
     momentum: bool = False
     stored_pairs: int = 0
     high_parts: bool = True
+    resident_points: int = 0
 
     def representation(self, instance: Instance[Any]) -> Representation:
         """Return how the scores of an instance are computed."""
         form = None if instance.is_dense else instance.cost.kind.distances
+        n, m = instance.shape
+        if max(n, m) <= self.resident_points:
+            return _represent(STORED, 16, 1, form is None, form is not None and form.root, one_program=True)
         if form is None:
             return _represent(STORED, 16, 1, True, False)
-        (n, m), dim, rooted = instance.shape, instance.dim, form.root
+        dim, rooted = instance.dim, form.root
         if dim > STREAMED_DIM and n * m <= self.stored_pairs:
             return _represent(STORED, 16, 1, False, rooted)
         if rooted:
@@ -96,7 +102,8 @@ class PrecisionPolicy:
     def describe(self, representation: Representation) -> str:
         """Return precision and representation in words, as `Result.arithmetic` has them."""
         precision = "float64" if self.float64 else f"float32 {NAMES[representation.kind]}, float64 where needed"
-        return f"{precision}, {'cached' if representation.kind == STORED else 'streaming'}"
+        cycles = ", one program for all cycles" if representation.one_program else ""
+        return f"{precision}, {'cached' if representation.kind == STORED else 'streaming'}{cycles}"
 
     def first_arithmetic(self, least_weight: float, has_room: bool) -> Arithmetic:
         """Return the fastest arithmetic that a lane may have, from its least weight and the room for its potentials."""
@@ -120,16 +127,19 @@ class PrecisionPolicy:
     def bands(self, lanes: Any, found: c.Findings) -> list[float]:
         """Return the rounding bounds of verified residuals."""
         largest, bands = (
-            zip(found.row_error, found.col_error, found.largest, found.unsampled, strict=True),
+            zip(found.row_error, found.col_error, found.largest, found.unsampled, found.row, found.col, strict=True),
             list[float](),
         )
-        for lane, (row_error, col_error, potentials, unsampled) in zip(lanes, largest, strict=True):
+        for lane, (row_error, col_error, potentials, unsampled, *residuals) in zip(lanes, largest, strict=True):
             band = lane.band + POTENTIAL_ROUNDING * potentials
             if not lane.is_float64:
                 # A maximum that is NaN if one of the errors is.
                 error = row_error if row_error >= col_error or math.isnan(row_error) else col_error
                 error = error if error > c.FLOAT32_ERROR.value or math.isnan(error) else c.FLOAT32_ERROR.value
                 band += c.SAFETY.value * error + UNSAMPLED * math.log(2) * unsampled
+            if lane.is_soft:
+                kappa = max(side.kappa for side in lane.instance.marginals)
+                band = soft_bound(band, soft_exponents(kappa, potentials * lane.unit), max(residuals))
             bands.append(band)
         return bands
 
@@ -146,10 +156,11 @@ def interpreted() -> bool:
 
 @lru_cache(maxsize=256)
 def _represent(
-    kind: int, dp: int, chunks: int, dense: bool, rooted: bool, places: int = 0, high_parts: bool = False
-) -> Representation:
+    kind: int, dp: int, chunks: int, dense: bool, rooted: bool, places: int = 0, high_parts: bool = False,
+    one_program: bool = False,
+) -> Representation:  # fmt: skip
     gpu = "" if interpreted() or not torch.cuda.is_available() else torch.cuda.get_device_name()
-    return Representation(kind, dp, chunks, dense, rooted, places, high_parts, **tile(kind, dp, gpu))
+    return Representation(kind, dp, chunks, dense, rooted, places, high_parts, one_program, **tile(kind, dp, gpu))
 
 
 @np.errstate(all="ignore")

@@ -28,6 +28,7 @@ class Representation:
         rooted: The cost is the root of a squared distance.
         places: Coordinates of a chunk that has places for potentials; 0 if it has none.
         high_parts: Float16 high parts alone make scores as long as the residual is large.
+        one_program: One program runs all cycles of a lane (`kernels.resident`).
         bm: Rows of a tile.
         bn: Columns of a tile.
         warps: Warps of a program.
@@ -44,6 +45,7 @@ class Representation:
     rooted: bool
     places: int
     high_parts: bool
+    one_program: bool
     bm: int
     bn: int
     warps: int

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
+from drainsinkhorn.numerics import soft
 from drainsinkhorn.numerics import update as rules
 
 
@@ -70,6 +71,12 @@ ARRIVED = Constant(34)
 """In counters. Number of tiles of the lane that have arrived."""
 FLOAT64_BAND = Constant(35)
 """In vectors64. Rounding bound of what float64 measures."""
+PRICES = Constant(36)
+"""In vectors64. Numbers of a lane with a soft marginal; 0 if both are hard."""
+LOG_MASSES = Constant(37)
+"""Pair, in vectors64. Parts of the mass of the plan of a soft lane, one for each tile of rows, as logarithms."""
+ASKED = Constant(39)
+"""In vectors64. Parts of the mass that rows ask for after a plain leg, one for each tile of rows, as logarithms."""
 FIELDS = Constant(40)
 """Number of columns of the lane table."""
 
@@ -104,6 +111,18 @@ CALLER_DTYPE = Constant(13)
 """FLOAT16 or BFLOAT16 if the caller's dtype is one of them, else 0."""
 NUMBERS = Constant(16)
 """Number of columns of the state, a power of two."""
+
+# Numbers of a soft lane, float64, at PRICES.
+KAPPA = Constant(0)
+"""Pair. `eps kappa`, 0 for a hard marginal."""
+DAMPING = Constant(2)
+"""Pair. Damping lam of the update."""
+LOG_MASS = Constant(4)
+"""Pair. Log2 of the total weight."""
+OPENING = Constant(6)
+"""Log2 of the mass that columns ask for at the start."""
+SOFT_NUMBERS = Constant(7)
+"""How many these are."""
 
 
 class Report(NamedTuple):
@@ -192,6 +211,9 @@ OFFSET = Constant(rules.OFFSET)
 FAST = Constant(rules.FAST)
 GROWTH = Constant(rules.GROWTH)
 MAX_BACKOFF = Constant(rules.MAX_BACKOFF)
+FARTHEST = Constant(soft.FARTHEST)
+MOST_RESIDUAL = Constant(1e30)
+"""Largest residual of a soft lane that is told apart from others: a larger one may be infinite, as no state is."""
 
 GRID = Constant(1024.0)
 """Steps per bit to which potentials are rounded: two of them below 2^12 bits add up exactly in float32."""

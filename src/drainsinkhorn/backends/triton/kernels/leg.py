@@ -30,6 +30,7 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     APPLIED,
     APPLY_ROWS,
     ARRIVED,
+    ASKED,
     BEFORE,
     BOTH,
     CHECKED,
@@ -41,6 +42,7 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     FLOAT64,
     FROZEN,
     HELD,
+    LOG_MASSES,
     LOG_RATIOS,
     MASS,
     MATRIX,
@@ -73,12 +75,15 @@ from drainsinkhorn.backends.triton.kernels.scores import (
     with_level,
     with_place,
 )
+from drainsinkhorn.backends.triton.kernels.soft import log_asked, log_missed, log_sum
 from drainsinkhorn.backends.triton.kernels.update import (
     apply_leg,
     count_tiles,
     decide,
+    deviations,
     is_augmented,
     is_held,
+    leg_prices,
     stale_residual,
     store_potential,
     switch_residual,
@@ -148,24 +153,26 @@ def _row_sums(points16, points32, points, own, rows, inside, dim, other_size, si
 def _finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers, tile, rows,
                  inside, own, logs, mass, frozen, SIDE: tl.constexpr, ROLE: tl.constexpr, PLACES: tl.constexpr,
                  NORMS: tl.constexpr, LOCKSTEP: tl.constexpr, FUSED: tl.constexpr, MOMENTUM: tl.constexpr,
-                 BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                 SOFT: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Write what a tile has measured: its part of the residual, and log ratios or the potentials after the leg.
 
-    Implements `numerics.residual.residual` and `numerics.update.alignment` for the rows of the tile. The last tile of a
-    lane in LOCKSTEP halts the pack if the lane has passed its stop; with FUSED it holds the lane or applies the leg, as
-    `apply` would.
+    Implements `numerics.residual.residual` and `numerics.update.alignment` for the rows of the tile; of SOFT lanes
+    `numerics.soft.soft_residual` and the sum over rows of `translation`. The last tile of a lane in LOCKSTEP halts the
+    pack if the lane has passed its stop; with FUSED it holds the lane or applies the leg, as `apply` would.
     """
-    # Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
-    off = mass * tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
-    if logs.dtype == tl.float64:
-        # Only float64 lanes have weights so small that such a ratio still contributes little to the residual.
-        part = tl.exp2(tl.minimum(tl.log2(tl.where(inside, mass, 1.0)) + logs, 99.0))
-        off = tl.where(logs > 99.0, part, off)
-    error = tl.sum(tl.where(inside, off, 0.0), axis=0)
+    kappa, lam = leg_prices(vectors64, fields, SIDE, SOFT)
+    if SOFT:
+        ratios, weights = logs.to(tl.float64), mass.to(tl.float64)
+        error = log_missed(ratios, own, weights, kappa, inside)
+        log_mass = log_sum(weights, ratios, inside)
+    else:
+        error = tl.sum(deviations(logs, mass, inside), axis=0)
     if frozen == 0:
         tl.store(errors + tl.load(fields + ERRORS + SIDE) + tile, error.to(tl.float64))
+        if SOFT:
+            tl.store(errors + tl.load(fields + LOG_MASSES + SIDE) + tile, log_mass)
         if ROLE == APPLIED:
-            value, _ = update_rule(own, logs.to(tl.float64), own, 1.0, 0.0, True)
+            value, _ = update_rule(own, logs.to(tl.float64), own, 1.0, 0.0, kappa, lam, True, SOFT)
             # A potential that is not finite is not entered; the error above is not finite either.
             value = tl.where(tl.abs(value) < float("inf"), value, own)
             tl.store(vectors64 + tl.load(fields + POTENTIAL + SIDE) + rows, value, mask=inside)
@@ -175,7 +182,13 @@ def _finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted
             tl.store(vectors32 + tl.load(fields + LOG_RATIOS + SIDE) + rows, logs.to(tl.float32), mask=inside)
         if ROLE == MEASURED:
             before = tl.load(vectors64 + tl.load(fields + BEFORE) + rows, mask=inside, other=0.0)
-            alignment = -tl.sum(tl.where(inside, mass * logs * (own - before).to(logs.dtype), 0.0), axis=0)
+            if SOFT:
+                asked = log_asked(ratios, own, weights, kappa, lam, inside)
+                tl.store(vectors64 + tl.load(fields + ASKED) + tile, asked)
+                along = weights * (ratios + kappa * own) * (own - before)
+                alignment = -tl.sum(tl.where(inside, along, 0.0), axis=0)
+            else:
+                alignment = -tl.sum(tl.where(inside, mass * logs * (own - before).to(logs.dtype), 0.0), axis=0)
             tl.store(vectors64 + tl.load(fields + ALIGNMENT) + tile, alignment.to(tl.float64))
             if LOCKSTEP | FUSED:
                 tl.debug_barrier()
@@ -194,30 +207,36 @@ def _finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted
                             PLACES,
                             NORMS,
                             MOMENTUM,
+                            SOFT,
                             BM,
                             BM64,
                             BLOCK,
                         )
-                    elif is_held(stale_residual(fields, numbers, vectors64, BM, BM64, BLOCK), stop):
+                    elif is_held(stale_residual(fields, numbers, vectors64, SOFT, BM, BM64, BLOCK), stop):
                         # Other lanes of this launch read the first flag; `apply` sets it before the next.
                         tl.store(halted + 1, 1)
 
 
 @triton.jit
 def _apply_lane(points16, vectors32, vectors64, fields, numbers, stop, PLACES: tl.constexpr, NORMS: tl.constexpr,
-                MOMENTUM: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                MOMENTUM: tl.constexpr, SOFT: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr,
+                BLOCK: tl.constexpr):  # fmt: skip
     """Do what `apply` does, by the last program of a lane and in place: no other program reads the lane any more."""
-    is_idle, error, step, beta, switch, after = decide(
-        fields, numbers, vectors64, stop, False, False, MOMENTUM, BM, BM64, BLOCK
+    is_idle, error, step, beta, shift, switch, after = decide(
+        fields, numbers, vectors64, stop, False, False, MOMENTUM, SOFT, BM, BM64, BLOCK
     )
     # All threads have read the numbers before one writes them.
     tl.debug_barrier()
     tl.store(numbers + tl.arange(0, NUMBERS), after)
     if is_idle == 0:
         size = tl.load(fields + SIZE).to(tl.int32)
-        for first in range(0, size, APPLY_ROWS):
+        most = size
+        if SOFT & MOMENTUM:
+            most = tl.maximum(size, tl.load(fields + SIZE + 1).to(tl.int32))
+        for first in range(0, most, APPLY_ROWS):
             rows = first + tl.arange(0, APPLY_ROWS)
-            apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, beta, switch, PLACES, NORMS)
+            apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, beta, shift, switch, PLACES,
+                      NORMS, SOFT, MOMENTUM)  # fmt: skip
 
 
 @triton.jit
@@ -225,7 +244,7 @@ def leg(table, lanes, state, points16, points32, vectors64, vectors32, errors, c
         KIND: tl.constexpr, DP: tl.constexpr, CHUNKS: tl.constexpr, SIDE: tl.constexpr, ROLE: tl.constexpr,
         BM: tl.constexpr, BN: tl.constexpr, NARROW: tl.constexpr, PLACES: tl.constexpr, NORMS: tl.constexpr,
         INSIDE: tl.constexpr, HIGH_PARTS: tl.constexpr, LOCKSTEP: tl.constexpr, FUSED: tl.constexpr,
-        MOMENTUM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+        MOMENTUM: tl.constexpr, SOFT: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Measure one side of every lane that is not FLOAT64; implements `numerics.update.log_ratios` in bits.
 
     Programs are tiles of BM rows times shares of the columns. If points have PLACES, lanes whose potentials are INSIDE
@@ -362,15 +381,15 @@ def leg(table, lanes, state, points16, points32, vectors64, vectors32, errors, c
     own = tl.load(vectors64 + tl.load(fields + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
     frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
     _finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers, tile, rows,
-                 inside, own, logs, mass, frozen, SIDE, ROLE, PLACES, NORMS, LOCKSTEP, FUSED, MOMENTUM, BM, BM64,
-                 BLOCK)  # fmt: skip
+                 inside, own, logs, mass, frozen, SIDE, ROLE, PLACES, NORMS, LOCKSTEP, FUSED, MOMENTUM, SOFT, BM,
+                 BM64, BLOCK)  # fmt: skip
 
 
 @triton.jit
 def float64_leg(table, lanes, state, points64, vectors64, potentials, vectors32, errors, counters, stops, halted,
                 samples, count_samples, ROOTED: tl.constexpr, DENSE: tl.constexpr, SIDE: tl.constexpr,
                 ROLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, AT_ONCE: tl.constexpr, LOCKSTEP: tl.constexpr,
-                FUSED: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                FUSED: tl.constexpr, MOMENTUM: tl.constexpr, SOFT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Measure one side in float64 by direct differences; implements `numerics.update.log_ratios` in bits.
 
     MEASURED and APPLIED: legs of FLOAT64 lanes. CHECKED: legs of other `potentials` (at the offsets POTENTIAL).
@@ -455,4 +474,4 @@ def float64_leg(table, lanes, state, points64, vectors64, potentials, vectors32,
         frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
         _finish_tile(vectors32, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers,
                      tl.program_id(0), rows, inside, own, logs, mass, frozen, SIDE, ROLE, 0, ALL, LOCKSTEP, FUSED,
-                     MOMENTUM, BM, BM, BLOCK)  # fmt: skip
+                     MOMENTUM, SOFT, BM, BM, BLOCK)  # fmt: skip

@@ -22,12 +22,14 @@ import triton.language as tl
 from drainsinkhorn.backends.triton.kernels.columns import (
     AGE,
     ALIGNMENT,
+    ASKED,
     AUGMENTED,
     BACKOFF,
     BAND,
     BEFORE,
     BEST,
     COOLDOWN,
+    DAMPING,
     DEPTH,
     ERRORS,
     FAST,
@@ -38,6 +40,7 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     GRID,
     GROWTH,
     HELD,
+    KAPPA,
     LOG_RATIOS,
     MASS,
     MAX_BACKOFF,
@@ -64,6 +67,7 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     WEIGHT,
 )
 from drainsinkhorn.backends.triton.kernels.scores import high_low
+from drainsinkhorn.backends.triton.kernels.soft import is_soft, log_sum_parts, price, soft_residual, soft_shift
 
 
 @triton.jit
@@ -110,20 +114,37 @@ def is_held(stale, stop):
 
 
 @triton.jit
-def stale_residual(fields, numbers, vectors64, BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):
+def side_residual(errors, fields, side, tiles, SOFT: tl.constexpr, BLOCK: tl.constexpr):
+    """The residual of a side from the parts that its leg has written; with SOFT lanes may have soft marginals."""
+    if SOFT:
+        if is_soft(fields):
+            residual, _ = soft_residual(errors, fields, side, tiles, BLOCK)
+        else:
+            residual = sum_parts(errors, tl.load(fields + ERRORS + side), tiles, BLOCK)
+        return residual
+    else:
+        return sum_parts(errors, tl.load(fields + ERRORS + side), tiles, BLOCK)
+
+
+@triton.jit
+def stale_residual(fields, numbers, vectors64, SOFT: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr,
+                   BLOCK: tl.constexpr):  # fmt: skip
     """The stale residual of a lane, its band included; NaN if the column residual is not finite."""
-    error = sum_parts(vectors64, tl.load(fields + ERRORS), count_tiles(fields, BM, BM64, 0), BLOCK)
+    error = side_residual(vectors64, fields, 0, count_tiles(fields, BM, BM64, 0), SOFT, BLOCK)
     if tl.load(numbers + STARTED) > 0:
-        error += 0.0 * sum_parts(vectors64, tl.load(fields + ERRORS + 1), count_tiles(fields, BM, BM64, 1), BLOCK)
+        error += 0.0 * side_residual(vectors64, fields, 1, count_tiles(fields, BM, BM64, 1), SOFT, BLOCK)
     return at_least_switch(error + tl.load(numbers + BAND), switch_residual(fields, numbers))
 
 
 @triton.jit
-def update_rule(potentials, log_ratios, before, step, beta, PLAIN: tl.constexpr):
-    """Implements `numerics.update.update` with lam = 1, in bits: x = f - step L, f <- x + beta (x - before).
+def update_rule(potentials, log_ratios, before, step, beta, kappa, lam, PLAIN: tl.constexpr, SOFT: tl.constexpr):
+    """Implements `numerics.update.update` in bits: x = f - step lam L, f <- x + beta (x - before).
 
-    Returns the new f, and x. PLAIN is step 1 and beta 0.
+    Returns the new f, and x. PLAIN is step 1 and beta 0. L is the log ratios; with SOFT `log r + kappa f`, else lam is
+    1.
     """
+    if SOFT:
+        log_ratios = lam * (log_ratios + kappa * potentials)
     if PLAIN:
         x = potentials - log_ratios
         return x, x
@@ -133,20 +154,64 @@ def update_rule(potentials, log_ratios, before, step, beta, PLAIN: tl.constexpr)
 
 
 @triton.jit
-def decide(fields, numbers, vectors64, stop, stopped, FIRST: tl.constexpr, MOMENTUM: tl.constexpr, BM: tl.constexpr,
-           BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def leg_prices(vectors64, fields, side, SOFT: tl.constexpr):
+    """Kappa in bits, and lam, of a side of a lane."""
+    if SOFT:
+        return price(vectors64, fields, KAPPA + side), price(vectors64, fields, DAMPING + side)
+    else:
+        return 0.0, 1.0
+
+
+@triton.jit
+def choose_stride(started, age, best, cooldown, backoff, rows_exact, error, other_error, alignment):
+    """Implements `numerics.update.Momentum.stride`: the numbers of a lane after its measured f-leg, step and beta."""
+    bad = started & (age > 0) & ((error <= best * GROWTH) == 0)
+    best = tl.where(started & (error < best), error, best)
+    cooldown = tl.where(bad, tl.exp2(backoff), cooldown)
+    backoff = tl.where(bad, tl.minimum(backoff + 1.0, MAX_BACKOFF), backoff)
+    fast = rows_exact & (error * error < other_error * FAST * other_error)
+    restart = (age > 0) & (alignment < 0)
+    plain = (started == 0) | bad | (cooldown > 0) | fast | restart
+    cooldown = tl.where(started & (bad == 0) & (cooldown > 0), cooldown - 1.0, cooldown)
+    age = tl.where(plain, 0.0, age + 1.0)
+    step = tl.where(plain, 1.0, STEP)
+    beta = tl.where(plain, 0.0, age / (age + OFFSET))
+    return age, best, cooldown, backoff, plain, step, beta
+
+
+@triton.jit
+def deviations(logs, mass, inside):
+    """Return `a_i |rho_i - 1|` (`numerics.residual.residual`) from log2 of marginal ratios, zero for rows not inside.
+
+    Ratios beyond float32 count as 1e30; written so that NaN stays NaN.
+    """
+    off = mass * tl.abs(tl.where(logs > 99.0, 1e30, tl.exp2(logs) - 1.0))
+    if logs.dtype == tl.float64:
+        # Only float64 lanes have weights so small that such a ratio still contributes little to the residual.
+        part = tl.exp2(tl.minimum(tl.log2(tl.where(inside, mass, 1.0)) + logs, 99.0))
+        off = tl.where(logs > 99.0, part, off)
+    return tl.where(inside, off, 0.0)
+
+
+@triton.jit
+def decide(fields, numbers, vectors64, stop, stopped, FIRST: tl.constexpr, MOMENTUM: tl.constexpr, SOFT: tl.constexpr,
+           BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Decide whether a lane whose f-leg is measured is idle, and with which step and beta the leg is applied.
 
-    Implements `numerics.update.Momentum.stride`. Returns whether the lane is idle (frozen, held or stopped), its row
-    residual, step, beta, the residual at which it switches precision, and its numbers after the leg. In the FIRST cycle
-    of a call no lane is held, so that a lane whose verify was rejected moves on.
+    Returns whether the lane is idle (frozen, held or stopped), its row residual, step, beta, the translation of SOFT
+    lanes, the residual at which it switches precision, and its numbers after the leg. In the FIRST cycle of a call no
+    lane is held, so that a lane whose verify was rejected moves on.
     """
     columns = tl.arange(0, NUMBERS)
     known = tl.load(numbers + columns)
     frozen, was_held = tl.load(numbers + FROZEN) > 0, tl.load(numbers + HELD) > 0
     row_tiles, col_tiles = count_tiles(fields, BM, BM64, 0), count_tiles(fields, BM, BM64, 1)
-    error = sum_parts(vectors64, tl.load(fields + ERRORS), row_tiles, BLOCK)
-    other_error = sum_parts(vectors64, tl.load(fields + ERRORS + 1), col_tiles, BLOCK)
+    if SOFT:
+        error, log_mass = soft_residual(vectors64, fields, 0, row_tiles, BLOCK)
+        other_error, _ = soft_residual(vectors64, fields, 1, col_tiles, BLOCK)
+    else:
+        error = sum_parts(vectors64, tl.load(fields + ERRORS), row_tiles, BLOCK)
+        other_error = sum_parts(vectors64, tl.load(fields + ERRORS + 1), col_tiles, BLOCK)
     alignment = sum_parts(vectors64, tl.load(fields + ALIGNMENT), row_tiles, BLOCK)
     started = tl.load(numbers + STARTED) > 0
     # Before the first cycle the columns have not been measured.
@@ -160,19 +225,14 @@ def decide(fields, numbers, vectors64, stop, stopped, FIRST: tl.constexpr, MOMEN
     cooldown, backoff = tl.load(numbers + COOLDOWN), tl.load(numbers + BACKOFF)
     rows_exact = tl.load(numbers + ROWS_EXACT) > 0
     step, beta = tl.cast(1.0, tl.float64), tl.cast(0.0, tl.float64)
+    shift = 0.0
+    if SOFT & MOMENTUM:
+        asked = log_sum_parts(vectors64, tl.load(fields + ASKED), row_tiles, BLOCK)
+        shift = soft_shift(vectors64, fields, asked, log_mass, started)
     if MOMENTUM:
-        bad = started & (age > 0) & ((error <= best * GROWTH) == 0)
-        best = tl.where(started & (error < best), error, best)
-        cooldown = tl.where(bad, tl.exp2(backoff), cooldown)
-        backoff = tl.where(bad, tl.minimum(backoff + 1.0, MAX_BACKOFF), backoff)
-        fast = rows_exact & (error * error < other_error * FAST * other_error)
-        restart = (age > 0) & (alignment < 0)
-        plain = (started == 0) | bad | (cooldown > 0) | fast | restart
-        cooldown = tl.where(started & (bad == 0) & (cooldown > 0), cooldown - 1.0, cooldown)
-        age = tl.where(plain, 0.0, age + 1.0)
-        step = tl.where(plain, 1.0, STEP)
-        beta = tl.where(plain, 0.0, age / (age + OFFSET))
-        rows_exact = plain
+        age, best, cooldown, backoff, rows_exact, step, beta = choose_stride(
+            started, age, best, cooldown, backoff, rows_exact, error, other_error, alignment
+        )
         # All products may find a larger residual at first, which tells nothing of the momentum.
         best = tl.where(switch < tl.load(numbers + SWITCH), float("inf"), best)
     after = tl.where(columns == DEPTH, known + 1.0, known)
@@ -185,7 +245,20 @@ def decide(fields, numbers, vectors64, stop, stopped, FIRST: tl.constexpr, MOMEN
     after = tl.where(columns == SWITCH, switch, after)
     after = tl.where(is_idle, known, after)
     after = tl.where(columns == HELD, tl.where(held & (frozen == 0), 1.0, 0.0), after)
-    return is_idle, error, step, beta, switch, after
+    return is_idle, error, step, beta, shift, switch, after
+
+
+@triton.jit
+def round_to_grid(level):
+    """Potentials in bits, rounded to multiples of 1 / GRID."""
+    return tl.floor(level * GRID + 0.5) * (1.0 / GRID)
+
+
+@triton.jit
+def rest_of(level, rounded, mass):
+    """What rounding took from potentials, and the weights with which their points enter sums of the other side."""
+    rest = (level - rounded).to(tl.float32)
+    return rest, mass.to(tl.float32) * tl.exp2(rest)
 
 
 @triton.jit
@@ -203,7 +276,7 @@ def store_potential(points16, vectors32, vectors64, fields, augmented, rows, ins
         if NORMS == ONLY_AUGMENTED:
             norm = tl.where(augmented, norm, 0.0)
         level = value - norm
-    rounded = tl.floor(level * GRID + 0.5) / GRID
+    rounded = round_to_grid(level)
     if (NORMS == ONLY_AUGMENTED) | (PLACES > 0):
         if augmented:
             # Two float16 parts hold a rounded potential below 2^13 exactly; what they lose of a larger one goes to the
@@ -223,23 +296,29 @@ def store_potential(points16, vectors32, vectors64, fields, augmented, rows, ins
                     beside = place + PLACES
                 tl.store(place, high, mask=inside)
                 tl.store(beside, low, mask=inside)
-    rest = (level - rounded).to(tl.float32)
+    rest, weight = rest_of(level, rounded, mass)
     tl.store(vectors32 + tl.load(fields + ROUNDED + side) + rows, rounded.to(tl.float32), mask=inside)
     tl.store(vectors32 + tl.load(fields + REST + side) + rows, rest, mask=inside)
-    tl.store(vectors32 + tl.load(fields + WEIGHT + side) + rows, mass.to(tl.float32) * tl.exp2(rest), mask=inside)
+    tl.store(vectors32 + tl.load(fields + WEIGHT + side) + rows, weight, mask=inside)
 
 
 @triton.jit
-def apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, beta, switch, PLACES: tl.constexpr,
-              NORMS: tl.constexpr):  # fmt: skip
-    """Apply the measured f-leg to `rows` by the update rule, and store what legs read of their new potentials."""
+def apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, beta, shift, switch,
+              PLACES: tl.constexpr, NORMS: tl.constexpr, SOFT: tl.constexpr, MOMENTUM: tl.constexpr):  # fmt: skip
+    """Apply the measured f-leg to `rows` by the update rule, and store what legs read of their new potentials.
+
+    Lanes that are SOFT are also translated by `shift`: their columns at the same places are stored as well.
+    """
     inside = rows < size
     # Programs of the same launch may have written the ratios: the L1 cache does not see that.
     ratios = vectors32 + tl.load(fields + LOG_RATIOS) + rows
     log_ratios = tl.load(ratios, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
     here = tl.load(vectors64 + tl.load(fields + POTENTIAL) + rows, mask=inside, other=0.0)
     before = tl.load(vectors64 + tl.load(fields + BEFORE) + rows, mask=inside, other=0.0)
-    value, x = update_rule(here, log_ratios, before, step, beta, False)
+    kappa, lam = leg_prices(vectors64, fields, 0, SOFT)
+    value, x = update_rule(here, log_ratios, before, step, beta, kappa, lam, False, SOFT)
+    if SOFT & MOMENTUM:
+        value, x = value + lam * shift, x + lam * shift
     # A state that is not finite is not entered, and none after it.
     finite = tl.abs(value) + tl.abs(x) + error < float("inf")
     value, x = tl.where(finite, value, here), tl.where(finite, x, before)
@@ -247,12 +326,19 @@ def apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, b
     tl.store(vectors64 + tl.load(fields + POTENTIAL) + rows, value, mask=inside)
     augmented = is_augmented(fields, switch)
     store_potential(points16, vectors32, vectors64, fields, augmented, rows, inside, value, 0, PLACES, NORMS)
+    if SOFT & MOMENTUM:
+        near = rows < tl.load(fields + SIZE + 1).to(tl.int32)
+        columns = vectors64 + tl.load(fields + POTENTIAL + 1) + rows
+        other = tl.load(columns, mask=near, other=0.0) - shift
+        tl.store(columns, other, mask=near)
+        store_potential(points16, vectors32, vectors64, fields, augmented, rows, near, other, 1, PLACES, NORMS)
 
 
 @triton.jit
 def apply(table, lanes, state, after, points16, vectors32, vectors64, stops, halted,
           FIRST: tl.constexpr, MOMENTUM: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr,
-          BLOCK: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr, NORMS: tl.constexpr):  # fmt: skip
+          BLOCK: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr, NORMS: tl.constexpr,
+          SOFT: tl.constexpr):  # fmt: skip
     """Hold the lanes that have passed their stop, decide step and beta of the others, and apply their measured f-leg.
 
     Reads the numbers of a lane from `state` and writes them to `after`; every program of a lane decides alike.
@@ -260,24 +346,28 @@ def apply(table, lanes, state, after, points16, vectors32, vectors64, stops, hal
     lane = tl.load(lanes + tl.program_id(1))
     fields, numbers = table + lane * FIELDS, state + lane * NUMBERS
     size = tl.load(fields + SIZE).to(tl.int32)
-    if tl.program_id(0) * ROWS >= size:
+    most = size
+    if SOFT & MOMENTUM:
+        most = tl.maximum(size, tl.load(fields + SIZE + 1).to(tl.int32))
+    if tl.program_id(0) * ROWS >= most:
         return
     stopped = (tl.load(halted) > 0) | (tl.load(halted + 1) > 0)
     if stopped:
         tl.store(halted, 1)
-    is_idle, error, step, beta, switch, numbers_after = decide(
-        fields, numbers, vectors64, tl.load(stops + lane), stopped, FIRST, MOMENTUM, BM, BM64, BLOCK
+    is_idle, error, step, beta, shift, switch, numbers_after = decide(
+        fields, numbers, vectors64, tl.load(stops + lane), stopped, FIRST, MOMENTUM, SOFT, BM, BM64, BLOCK
     )
     if tl.program_id(0) == 0:
         tl.store(after + lane * NUMBERS + tl.arange(0, NUMBERS), numbers_after)
     if is_idle == 0:
         rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, beta, switch, PLACES, NORMS)
+        apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, beta, shift, switch, PLACES, NORMS,
+                  SOFT, MOMENTUM)  # fmt: skip
 
 
 @triton.jit
-def report_lanes(table, lanes, state, vectors64, stops, report, DECIDED: tl.constexpr, BM: tl.constexpr,
-                 BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def report_lanes(table, lanes, state, vectors64, stops, report, DECIDED: tl.constexpr, SOFT: tl.constexpr,
+                 BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Write the columns of `Report` for every lane.
 
     If the last leg was fused, it has DECIDED whether the lane is held; otherwise the next `apply` would.
@@ -285,7 +375,7 @@ def report_lanes(table, lanes, state, vectors64, stops, report, DECIDED: tl.cons
     place = tl.program_id(0)
     lane = tl.load(lanes + place)
     fields, numbers = table + lane * FIELDS, state + lane * NUMBERS
-    stale = stale_residual(fields, numbers, vectors64, BM, BM64, BLOCK)
+    stale = stale_residual(fields, numbers, vectors64, SOFT, BM, BM64, BLOCK)
     held = tl.load(numbers + HELD) > 0
     if not DECIDED:
         held = held | is_held(stale, tl.load(stops + lane))

@@ -17,7 +17,6 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     EMITS_DOUBLE,
     EMITS_HALF,
     EMITS_SINGLE,
-    ERRORS,
     FIELDS,
     FINDINGS,
     FLOAT32_ERROR,
@@ -29,6 +28,7 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     FOUND_LARGEST,
     FOUND_RESIDUAL,
     FOUND_UNSAMPLED,
+    KAPPA,
     LEAST_BAND,
     LOG_RATIOS,
     MASS,
@@ -39,11 +39,13 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     SIZE,
     UNIT,
 )
+from drainsinkhorn.backends.triton.kernels.soft import is_soft, price
 from drainsinkhorn.backends.triton.kernels.update import (
     is_augmented,
+    leg_prices,
+    side_residual,
     stale_residual,
     store_potential,
-    sum_parts,
     switch_residual,
     update_rule,
 )
@@ -51,7 +53,7 @@ from drainsinkhorn.backends.triton.kernels.update import (
 
 @triton.jit
 def split_potentials(table, lanes, state, potentials, points16, vectors32, vectors64, legs, out, ROWS: tl.constexpr,
-                     PLACES: tl.constexpr, NORMS: tl.constexpr, AFTER: tl.constexpr):  # fmt: skip
+                     PLACES: tl.constexpr, NORMS: tl.constexpr, AFTER: tl.constexpr, SOFT: tl.constexpr):  # fmt: skip
     """Store what legs read of `potentials` (in bits, at the offsets POTENTIAL) of both sides.
 
     With AFTER the plain f-leg whose log ratios are in `legs` is applied first, and the result is also written to `out`.
@@ -68,7 +70,12 @@ def split_potentials(table, lanes, state, potentials, points16, vectors32, vecto
     if AFTER:
         if side == 0:
             log_ratios = tl.load(legs + tl.load(fields + LOG_RATIOS) + rows, mask=inside, other=0.0).to(tl.float64)
-            value, _ = update_rule(value, log_ratios, value, 1.0, 0.0, True)
+            plain, _ = update_rule(value, log_ratios, value, 1.0, 0.0, 0.0, 1.0, True, False)
+            if SOFT:
+                if is_soft(fields):
+                    kappa, lam = leg_prices(vectors64, fields, 0, True)
+                    plain, _ = update_rule(value, log_ratios, value, 1.0, 0.0, kappa, lam, True, True)
+            value = plain
         tl.store(out + tl.load(fields + POTENTIAL + side) + rows, value, mask=inside)
     augmented = is_augmented(fields, switch_residual(fields, state + lane * NUMBERS))
     store_potential(points16, vectors32, vectors64, fields, augmented, rows, inside, value, side, PLACES, NORMS)
@@ -83,14 +90,34 @@ def _round_16(value, is_bfloat16):
 
 
 @triton.jit
+def _mean_size(vectors64, fields, start, mass, size, centre, side, ROWS: tl.constexpr):
+    """The mean of `|F_i - centre|` over the mass that the potentials of a side of a soft lane ask for."""
+    kappa = price(vectors64, fields, KAPPA + side)
+    lowest = tl.full((ROWS,), float("inf"), dtype=tl.float64)
+    for first in range(0, size, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        lowest = tl.minimum(lowest, tl.load(vectors64 + start + rows, mask=rows < size, other=float("inf")))
+    least = tl.min(lowest, axis=0)
+    sizes, total = tl.zeros((ROWS,), dtype=tl.float64), tl.zeros((ROWS,), dtype=tl.float64)
+    for first in range(0, size, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        value = tl.load(vectors64 + start + rows, mask=rows < size, other=0.0)
+        weight = tl.load(vectors64 + mass + rows, mask=rows < size, other=0.0) * tl.exp2(-kappa * (value - least))
+        sizes += weight * tl.abs(value - centre)
+        total += weight
+    return tl.sum(sizes, axis=0) / tl.sum(total, axis=0)
+
+
+@triton.jit
 def round_states(table, lanes, state, vectors64, potentials, emitted, found, count_samples,
-                 ROWS: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr,
+                 ROWS: tl.constexpr, SOFT: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr,
                  COUNT: tl.constexpr):  # fmt: skip
     """Write the states of lanes as they will be emitted, in units of the cost (`emitted`) and in bits (`potentials`).
 
     They are rounded to the CALLER_DTYPE of the lane (float16 or bfloat16), else to float32, if that changes them by no
     more than its BUDGET. Also writes the columns emitted, broken, largest and unsampled of `Findings`; the last as
     `numerics.rounding.unsampled`, but with means in place of medians, and twice in place of four times their mean size.
+    Means of SOFT lanes are over the mass that potentials ask for.
     """
     place = tl.program_id(0)
     lane = tl.load(lanes + place)
@@ -121,7 +148,11 @@ def round_states(table, lanes, state, vectors64, potentials, emitted, found, cou
         change_32 += tl.max(largest_change_32, axis=0)
         change_16 += tl.max(largest_change_16, axis=0)
         sum_largest += tl.max(largest, axis=0) / unit
-        unsampled += tl.maximum(tl.sum(sizes, axis=0) - 2.0 * tl.sum(sampled, axis=0) / count, 0.0)
+        mean_size = tl.sum(sizes, axis=0)
+        if SOFT:
+            if is_soft(fields):
+                mean_size = _mean_size(vectors64, fields, start, mass, size, centre, side, ROWS)
+        unsampled += tl.maximum(mean_size - 2.0 * tl.sum(sampled, axis=0) / count, 0.0)
     budget = tl.load(numbers + BUDGET)
     is_short = (caller_dtype > 0) & (change_16 <= budget)
     is_single = (change_32 <= budget) & ~is_short
@@ -135,7 +166,7 @@ def round_states(table, lanes, state, vectors64, potentials, emitted, found, cou
                 value = _round_16(value, is_bfloat16)
             tl.store(emitted + start + rows, value, mask=rows < size)
             tl.store(potentials + start + rows, value / unit, mask=rows < size)
-    stale = stale_residual(fields, numbers, vectors64, BM, BM64, BLOCK)
+    stale = stale_residual(fields, numbers, vectors64, SOFT, BM, BM64, BLOCK)
     dtype = tl.where(is_short, EMITS_HALF, tl.where(is_single, EMITS_SINGLE, EMITS_DOUBLE))
     row = found + FINDINGS * place
     tl.store(row + FOUND_EMITTED, dtype.to(tl.float64))
@@ -146,7 +177,8 @@ def round_states(table, lanes, state, vectors64, potentials, emitted, found, cou
 
 @triton.jit
 def check(table, lanes, state, vectors64, errors, vectors32, samples, found, count_samples, OPENS: tl.constexpr,
-          BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
+          SOFT: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr,
+          COUNT: tl.constexpr):  # fmt: skip
     """Write the residuals of both sides (`numerics.residual.residual`) and the mean relative errors of sampled rows.
 
     The errors are those of `numerics.rounding.sampled_error`, relative to the ratios in float64. When a lane OPENS only
@@ -159,7 +191,7 @@ def check(table, lanes, state, vectors64, errors, vectors32, samples, found, cou
     for side in tl.static_range(2):
         size = tl.load(fields + SIZE + side).to(tl.int32)
         tile = tl.where(double, BM64, BM)
-        total = sum_parts(errors, tl.load(fields + ERRORS + side), (size + tile - 1) // tile, BLOCK)
+        total = side_residual(errors, fields, side, (size + tile - 1) // tile, SOFT, BLOCK)
         tl.store(found + FINDINGS * place + FOUND_RESIDUAL + side, total)
         count = tl.minimum(size, count_samples)
         places = tl.arange(0, COUNT)
@@ -173,6 +205,11 @@ def check(table, lanes, state, vectors64, errors, vectors32, samples, found, cou
             errors_of_rows = tl.where(inside, tl.abs(tl.exp2(log_ratios - truth) - 1.0), 0.0)
             mass = tl.load(vectors64 + tl.load(fields + MASS + side) + rows, mask=inside, other=0.0)
             error = tl.sum(errors_of_rows, axis=0) / count
+            if SOFT:
+                if is_soft(fields):
+                    # By the mass of the plan in place of the weights.
+                    largest = tl.max(tl.where(inside, truth, -float("inf")), axis=0)
+                    mass = tl.where(inside, mass * tl.exp2(truth - largest), 0.0)
             # Written so that NaN stays NaN, and so that samples of negligible mass alone contribute nothing.
             by_mass = tl.sum(tl.where(mass > 0, mass * errors_of_rows, 0.0), axis=0) / tl.sum(mass, axis=0)
             error = tl.where(by_mass > error, by_mass, error)
