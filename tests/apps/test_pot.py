@@ -178,6 +178,23 @@ def test_grad_says_what_is_differentiated() -> None:
         torch.autograd.grad(plan.square().sum(), costs, create_graph=True)
 
 
+@pytest.mark.parametrize("metric", [None, "sqeuclidean"])
+def test_objectives_have_second_derivatives(metric: str | None) -> None:
+    torch = needs("torch")
+    options: dict[str, Any] = {"reg": REG, "tol": 1e-12}
+
+    def of_costs(costs: Any) -> Any:
+        return pot.solve(costs, a, b, **options).value
+
+    def of_points(x: Any, y: Any) -> Any:
+        return pot.solve_sample(x, y, a, b, metric=metric, **options).value
+
+    a, b = (torch.tensor(array[:4] / array[:4].sum()) for array in (A, B))
+    arrays = (M[:4, :4],) if metric is None else (X[:4], Y[:4])
+    tensors = [torch.tensor(array, requires_grad=True) for array in arrays]
+    assert torch.autograd.gradgradcheck(of_costs if metric is None else of_points, tensors, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["torch", "jax"])
 def test_arrays_come_back_in_their_library_and_dtype(kind: str) -> None:
     library = needs("torch") if kind == "torch" else needs("jax.numpy")

@@ -175,15 +175,6 @@ def test_writing_to_points_before_backward_raises(name: str) -> None:
         loss.backward()
 
 
-@pytest.mark.parametrize("name", ["value", "divergence", "potentials"])
-def test_the_second_order_is_refused(name: str) -> None:
-    x, y = tensor(rng.normal(size=(5, 2))), tensor(rng.normal(size=(4, 2)), needs_grad=False)
-    found = getattr(grad, name)(x, y, eps=0.7)
-    loss = found[0].f.sum() if name == "potentials" else found.sum()
-    with pytest.raises(NotImplementedError, match="of the first order, but backward ran with create_graph=True"):
-        torch.autograd.grad(loss, x, create_graph=True)
-
-
 @pytest.mark.parametrize("name", ["value", "divergence"])
 def test_a_bad_lane_does_not_poison_what_it_shares(name: str) -> None:
     points = rng.normal(size=(2, 6, 2))

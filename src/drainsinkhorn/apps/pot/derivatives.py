@@ -4,7 +4,8 @@ With `V = min_P <C, P> + eps KL(P | a b')` over plans between weights of mass 1,
 
     dV / dC_ij = P_ij        dV / da_i = f_i        dV / dx_i = sum_j P_ij dC(x_i, y_j)/dx_i
 
-Plans and transport costs are functions of the potentials, which are differentiated as `grad.implicit` describes.
+Objectives have second derivatives too (`grad.second`). Plans and transport costs are functions of the potentials, which
+are differentiated as `grad.implicit` describes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from drainsinkhorn.apps.pot.result import FinishedProblem
 from drainsinkhorn.grad.implicit import solve_marginals
 from drainsinkhorn.grad.lanes import fix_gauge, refuse_zeros
+from drainsinkhorn.grad.second import hessian_products
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.numerics.costs import as_cost, resolve_cost
@@ -192,10 +194,11 @@ def _cost_matrix(given: Any, x: Tensor, y: Tensor) -> Tensor:
     return cost.scale * (distances if form.root else distances.square())
 
 
-def _refuse_second_order() -> None:
+def _refuse_higher_order(order: str) -> None:
     if torch.is_grad_enabled():
         raise NotImplementedError(
-            "derivatives of plans and of their values are of the first order, but backward ran with create_graph=True"
+            f"derivatives of these fields are of the {order} order, but backward ran with create_graph=True for the "
+            "next one"
         )
 
 
@@ -210,22 +213,53 @@ class _Value(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        _refuse_second_order()
-        (cotangent,) = grad_outputs
-        first, y, a, b = ctx.saved_tensors
-        needs, plans = ctx.needs_input_grad[3:], ctx.plans
-        pairs = ctx.lane.a.size * ctx.lane.b.size
-        f, g = map(torch.as_tensor, ctx.lane.result.potentials)
+        slopes: Any = _Slopes.apply(ctx.lane, ctx.plans, ctx.needs_input_grad[3:], *grad_outputs, *ctx.saved_tensors)
+        return None, None, None, *slopes
 
-        def slope_of_first() -> Tensor:
-            return plans.plan(max_pairs=pairs)[0] if y is None else plans.slopes("row")[0]
 
-        slopes = (slope_of_first, lambda: plans.slopes("col")[0], lambda: f, lambda: g)
+class _Slopes(torch.autograd.Function):
+    """Slopes of the entropic value times a cotangent; backward by Hessian products."""
+
+    @staticmethod
+    def forward(ctx: Any, lane: FinishedProblem, plans: Any, needs: Any, cotangent: Any, *tensors: Any) -> Any:
+        ctx.lane, ctx.plans = lane, plans
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(cotangent, *tensors)
+        slopes = _slopes(lane, plans, needs, tensors)
+        return tuple(
+            None if slope is None else (slope * cotangent).to(dtype=tensor.dtype, device=tensor.device)
+            for slope, tensor in zip(slopes, tensors, strict=True)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        _refuse_higher_order("second")
+        cotangent, *tensors = ctx.saved_tensors
+        result, names = ctx.lane.result, ("cost" if tensors[1] is None else "x", "y", "a", "b")
+        motion = {name: moved.double() for name, moved in zip(names, grad_outputs, strict=True) if moved is not None}
+        if not motion:
+            return (None,) * (4 + len(tensors))
+        slopes = _slopes(ctx.lane, ctx.plans, [moved is not None for moved in grad_outputs], tensors)
+        scale = sum((m * s.to(m)).sum() for m, s in zip(grad_outputs, slopes, strict=True) if s is not None)
+        (product,) = hessian_products(ctx.plans, [result.instance], [result.potentials], [motion])
         gradients = [
-            (slope() * cotangent).to(dtype=tensor.dtype, device=tensor.device) if needed else None
-            for slope, tensor, needed in zip(slopes, (first, y, a, b), needs, strict=True)
+            (product[name] * cotangent).to(dtype=tensor.dtype, device=tensor.device) if needed else None
+            for name, tensor, needed in zip(names, tensors, ctx.needs_input_grad[4:], strict=True)
         ]
-        return None, None, None, *gradients
+        return None, None, None, scale, *gradients
+
+
+def _slopes(lane: FinishedProblem, plans: Any, needs: Sequence[bool], tensors: Sequence[Any]) -> list[Any]:
+    """First derivatives of the entropic value in costs or points, y, a and b; None where they are not needed."""
+    pairs, is_dense = lane.a.size * lane.b.size, tensors[1] is None
+    f, g = map(torch.as_tensor, lane.result.potentials)
+    slopes = (
+        lambda: plans.plan(max_pairs=pairs)[0] if is_dense else plans.slopes("row")[0],
+        lambda: plans.slopes("col")[0],
+        lambda: f,
+        lambda: g,
+    )
+    return [torch.as_tensor(slope()) if needed else None for slope, needed in zip(slopes, needs, strict=True)]
 
 
 class _Potentials(torch.autograd.Function):
@@ -241,7 +275,7 @@ class _Potentials(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        _refuse_second_order()
+        _refuse_higher_order("first")
         tensors, plans = ctx.saved_tensors, ctx.plans
         dense = plans.plan(max_pairs=ctx.lane.a.size * ctx.lane.b.size)[0]
         u, v = (cotangent.to(dense.dtype) for cotangent in grad_outputs)
