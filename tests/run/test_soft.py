@@ -217,7 +217,7 @@ def test_bad_prices(rho: Any, words: str) -> None:
     assert good.converged
 
 
-@pytest.mark.parametrize("name", ["ott", "keops", "triton"])
+@pytest.mark.parametrize("name", ["ott", "keops"])
 def test_a_backend_without_soft_marginals_says_so(name: str) -> None:
     needs({"ott": "ott", "keops": "pykeops"}.get(name, name))
     with pytest.raises(ds.ProblemError, match="solves problems with two hard marginals"):

@@ -103,17 +103,17 @@ def choose(first: Any = None) -> tuple[Backend[Any], str]:
     cost = as_cost(getattr(first, "cost", None))
     if isinstance(cost, Cost) and getattr(cost.kind, "backend", ""):
         return load(cost.kind.backend), f"it computes costs of the caller's own ({cost.kind})"
-    # Backends that solve hard marginals alone are left out.
+    # OTT solves hard marginals alone.
     is_soft = _is_soft(getattr(first, "rho", None))
     x: Any = getattr(first, "x", None)
     points = x if x is not None else cost
-    if not is_soft and getattr(points, "is_cuda", False) and importlib.util.find_spec("triton") is not None:
+    if getattr(points, "is_cuda", False) and importlib.util.find_spec("triton") is not None:
         return load("triton"), "the points lie on a CUDA device"
     platform = _jax_platform(points)
-    if not is_soft and platform not in ("", "cpu"):
+    if platform not in ("", "cpu"):
         if platform == "gpu" and _torch_sees_cuda():
             return load("triton"), "the points lie on a CUDA device"
-        if importlib.util.find_spec("ott") is not None:
+        if not is_soft and importlib.util.find_spec("ott") is not None:
             return load("ott"), f"the points are JAX arrays on a {platform.upper()}"
     if importlib.util.find_spec("numba") is not None:
         return load("cpu"), "the compiled backend for the CPU"

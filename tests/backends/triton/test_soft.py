@@ -124,7 +124,9 @@ def test_momentum_with_translation_saves_cycles(backend: str) -> None:
 @pytest.mark.parametrize("kind", ["numpy", "float32", "bfloat16"])
 def test_plans_have_the_costs_and_marginals_of_the_host(kind: str) -> None:
     torch = pytest.importorskip("torch")
-    problems = [cloud(k, rho=rho, dim=dim) for k, (rho, dim) in enumerate(zip(PRICES, (2, 3, 5, 20, 70, 2), strict=True))]
+    problems = [
+        cloud(k, rho=rho, dim=dim) for k, (rho, dim) in enumerate(zip(PRICES, (2, 3, 5, 20, 70, 2), strict=True))
+    ]
     if kind != "numpy":
         dtype = getattr(torch, kind)
         problems = [replace(p, x=torch.tensor(p.x).to(dtype), y=torch.tensor(p.y).to(dtype)) for p in problems]
