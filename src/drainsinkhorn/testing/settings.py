@@ -53,8 +53,10 @@ SCOPES: dict[str, Scope] = {
     "cpu": Scope(soft=0.3),
     "reference": Scope(soft=0.3),
     # Triton's interpreter takes milliseconds for a tile, so problems are small.
-    "interpreter": Scope(largest=20, dimensions=(1, 3, 5, 20), depths=(1, 3, 12), batch=10, strict_floats=False),
-    "triton": Scope(device="cuda", batch=50, strict_floats=False),
+    "interpreter": Scope(
+        largest=20, dimensions=(1, 3, 5, 20), depths=(1, 3, 12), batch=10, soft=0.3, strict_floats=False
+    ),
+    "triton": Scope(device="cuda", batch=50, soft=0.3, strict_floats=False),
     # JAX compiles for every size, KeOps for every dimension.
     "ott": Scope(
         sizes=(1, 7, 16, 60), dimensions=(3,), depths=(20, 60), accelerations=("none",), soft=0.3, strict_floats=False

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.marginal import BALANCED, Marginal, Marginals
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.costs import COSTS, require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
@@ -107,8 +109,8 @@ class TritonBackend:
         if not interpreted():
             form = self.policy.representation(instances[0])
             sizes = {size_class(p.shape, float64=False)[1:3] for p in instances} if form.one_program else {(40, 40)}
-            for size in sorted(sizes):
-                compile_kernels(form, self.policy, self._device(), size)
+            for size, is_soft in product(sorted(sizes), sorted({not p.marginals.are_hard for p in instances})):
+                compile_kernels(form, self.policy, self._device(), size, is_soft)
 
     @memory_errors()
     def pack(self, instances: Sequence[Instance[Any]]) -> TritonPack:
@@ -154,9 +156,9 @@ class TritonBackend:
 
 @lru_cache(maxsize=256)
 def compile_kernels(
-    form: Representation, policy: PrecisionPolicy, device: Any, size: tuple[int, int] = (40, 40)
+    form: Representation, policy: PrecisionPolicy, device: Any, size: tuple[int, int] = (40, 40), is_soft: bool = False
 ) -> None:
-    """Run every kernel once on tiny problems of one size, so that it is compiled."""
+    """Run every kernel once on tiny problems of one size, with soft marginals or hard ones, so that it is compiled."""
     import numpy as np
 
     dim = 2
@@ -166,6 +168,7 @@ def compile_kernels(
     x, y = (np.random.default_rng(0).normal(size=(points, dim)) for points in size)
     sides: Any = {"x": None, "y": None, "matrix": np.ones(size)} if form.dense else {"x": x, "y": y, "matrix": None}
     cost = Cost(COSTS["euclidean" if form.rooted else "sqeuclidean"])
+    marginals = Marginals(Marginal(1.0), Marginal(1.0)) if is_soft else BALANCED
     for tol in (1.0, 1e-12):
-        instance = Instance(**sides, a=a, b=b, eps=1.0, tol=tol, cost=cost)
+        instance = Instance(**sides, a=a, b=b, eps=1.0, tol=tol, cost=cost, marginals=marginals)
         TritonPack([instance], form, device, policy=policy).compile()

@@ -31,7 +31,7 @@ from drainsinkhorn.backends.consumer_arguments import (
 from drainsinkhorn.backends.triton.buffers import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
-from drainsinkhorn.backends.triton.outcomes import invert_totals, repeat_marked, select_lanes, times_mass
+from drainsinkhorn.backends.triton.outcomes import invert_totals, repeat_marked, select_lanes, soft_terms, times_mass
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
@@ -313,9 +313,13 @@ class TritonCouplings:
             torch.cat([total, ((a * f).sum() + (b * g).sum())[None]])
             for total, f, g, a, b in zip(totals, *potentials, *masses, strict=True)
         ]
+        soft = [None] * len(sums)
+        if not all(instance.marginals.are_hard for instance in self._instances):
+            logs = zip(*(self._collect(self._ratios(side), side) for side in (0, 1)), strict=True)
+            soft = [soft_terms(*lane) for lane in zip(self._instances, self._potentials, logs, strict=True)]
         return [
-            plan_costs(instance.eps, mass, *(LN2 * part for part in bits))
-            for instance, (mass, *bits) in zip(self._instances, torch.stack(sums).tolist(), strict=True)
+            plan_costs(instance.eps, mass, *(LN2 * part for part in bits), terms)
+            for instance, (mass, *bits), terms in zip(self._instances, torch.stack(sums).tolist(), soft, strict=True)
         ]
 
     def _restore_products(self, totals: list[Any], potentials: list[list[Any]]) -> None:

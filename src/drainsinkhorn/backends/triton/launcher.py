@@ -66,8 +66,8 @@ class Launcher:
             role: MEASURED, APPLIED or CHECKED.
             vectors: Potentials as legs read them, and where log ratios are written; None: those of the state.
             errors: Where parts of residuals are written; None: where those of the state are.
-            potentials: A copy of the buffer of float64 vectors with other potentials, from which residuals of soft
-                lanes are; None: those of the state.
+            potentials: A copy of the buffer of float64 vectors with other potentials, which residuals of soft lanes
+                need; None: those of the state.
             inside: Potentials of checked lanes are inside the product.
             lockstep: The first lane that passes its stop halts all.
             fused: The last program of a lane applies the leg.
@@ -79,7 +79,7 @@ class Launcher:
                 launch for part in parts for launch in self.legs(part, side, role, vectors, errors, potentials, **more)
             ]
         buffers, form, check = self._buffers, self.representation, role is c.CHECKED
-        vectors64 = buffers["vectors64"] if potentials is None else potentials
+        vectors64 = potentials if potentials is not None and lanes.any_soft else buffers["vectors64"]
         ways = {inside} if check else {way for lane in lanes.lanes if not lane.is_float64 for way in self._ways(lane)}
         return [
             prepared(

@@ -77,6 +77,7 @@ def stack_lanes(
     middle = blank if packed is None else _middle(clouds, weights, sizes, len(set(shapes)) > 1)
     is_cached = packed is not None and packed.kind == STORED
     inaccurate = torch.zeros(len(lanes), dtype=torch.int32, device=device)
+    soft = upload([not instance.marginals.are_hard for instance in instances], torch.bool, device)
     points, vectors32, vectors64 = [], [], []
     for side, pad in enumerate(pads):
         own = stacked([pair[side] for pair in potentials], device)
@@ -93,7 +94,7 @@ def stack_lanes(
         )  # fmt: skip
     return Stack(
         lanes=lanes, form=form, float64=float64, rooted=rooted, sizes=sizes, pads=pads, clouds=clouds,
-        factors=numbers[1], inaccurate=inaccurate, points=tuple(points), vectors32=tuple(vectors32),
+        factors=numbers[1], inaccurate=inaccurate, soft=soft, points=tuple(points), vectors32=tuple(vectors32),
         vectors64=tuple(vectors64), matrices=Matrices(shapes, middle, keep) if is_cached else None,
     )  # fmt: skip
 

@@ -51,6 +51,7 @@ class Stack:
         clouds: Points as the caller has them, (L, size, dim), or the caller's matrix twice.
         factors: From squared distances, distances, or entries of the matrix, to bits; (L,).
         inaccurate: Not zero for lanes that float16 cannot hold, (L,).
+        soft: True for lanes with a soft marginal, (L,).
         points: Coordinates as float32 kernels read them, (L, ...); float16 parts or float32.
         vectors32: Vectors of a side that float32 kernels read, (VECTORS, L, pad); see `kernels.columns`.
         vectors64: Potentials in bits and masses, (2, L, pad).
@@ -66,6 +67,7 @@ class Stack:
     clouds: tuple[Any, Any]
     factors: Any
     inaccurate: Any
+    soft: Any
     points: tuple[Any, Any]
     vectors32: tuple[Any, Any]
     vectors64: tuple[Any, Any]
@@ -95,7 +97,7 @@ class Stack:
         at = torch.tensor(list(some), device=self.sizes.device)
         first = {name: tuple(side[at] for side in getattr(self, name)) for name in ("clouds", "points")}
         second = {name: tuple(side[:, at] for side in getattr(self, name)) for name in ("vectors32", "vectors64")}
-        each = {name: getattr(self, name)[at] for name in ("sizes", "factors", "inaccurate")}
+        each = {name: getattr(self, name)[at] for name in ("sizes", "factors", "inaccurate", "soft")}
         matrices = None if float64 or self.matrices is None else self.matrices.part(some, at)
         lanes = [self.lanes[i] for i in some]
         return replace(self, lanes=lanes, float64=float64, matrices=matrices, **first, **second, **each)
@@ -227,6 +229,8 @@ class Stack:
         rest, own = self.rest(side).gather(1, rows), self.potential(side).gather(1, rows)
         ratio = torch.exp2(logs + own)
         errors = (sums * torch.exp2(rest) - ratio).abs() + ratio * (signed / sums - truth[:, :, 0]).abs()
+        # Marginal ratios of soft lanes may be far from one.
+        errors = torch.where(self.soft[:, None], errors / ratio, errors)
         # Written so that NaN counts as an error.
         return (~(torch.maximum(errors.mean(1), errors.amax(1) / 3) <= ACCURACY)).int()
 
