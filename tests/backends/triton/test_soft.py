@@ -76,7 +76,8 @@ def test_results_agree_with_the_reference(backend: str, accelerate: str) -> None
         assert not judge(replace(one.problem, eps=one.eps), one.potentials, 1e-3).refutes(one.instance.tol / 0.9), k
         if one.depth == other.depth:
             plan, best = to_numpy(one.plan()), to_numpy(other.plan())
-            assert np.abs(plan - best).sum() <= 2e-5 * best.sum() + 1e-300, k
+            # Far clouds have a larger rounding bound of their own.
+            assert np.abs(plan - best).sum() <= (2e-5 + one.residual.band) * best.sum() + 1e-300, k
 
 
 @pytest.mark.parametrize("backend", ["usual", "resident"])
