@@ -23,7 +23,11 @@ def test_arrays_on_a_device_are_certified_as_those_on_the_host(on_device: bool) 
     emission = Emission([potentials.f], [potentials.g], [False], [instance])
     with (
         mock.patch.object(certificate, "on_cuda", return_value=on_device),
-        mock.patch.object(certificate, "certify_batches", side_effect=lambda batch: [] if not batch else pytest.fail()),
+        mock.patch.object(
+            certificate,
+            "certify_batches",
+            side_effect=lambda batch: [] if not batch else pytest.fail("certified on the device"),
+        ),
     ):
         alone, together = certificate.certify(instance, potentials), certificate.certificates(emission, [False])
     assert alone.worst <= 1e-6
