@@ -66,8 +66,8 @@ def decide_lanes(table, state, wide, stops, out, FIELDS: tl.constexpr, NUMBERS: 
     lane = tl.program_id(0)
     numbers = state + lane * NUMBERS
     stop, stopped = tl.load(stops + lane), tl.load(numbers + t.FROZEN) > 0
-    _, _, step, beta, _, after = kernels.decide(
-        table + lane * FIELDS, numbers, wide + lane * SUMS, stop, stopped, 1, True, 16, 16, 16
+    _, _, step, beta, _, _, after = kernels.decide(
+        table + lane * FIELDS, numbers, wide + lane * SUMS, stop, stopped, 1, True, False, 16, 16, 16
     )
     tl.store(numbers + tl.arange(0, NUMBERS), after)
     tl.store(out + 2 * lane, step)

@@ -106,6 +106,7 @@ class ToyBackend:
     stride: int = 1
     bitwise: bool = True
     accelerations: tuple[str, ...] = ("none",)
+    soft_marginals: bool = False
 
     def signature(self, instance: ds.Instance[Any]) -> Hashable:
         require_form(instance, self.name, FORMS)
@@ -190,3 +191,14 @@ def test_what_it_has_no_kernels_for_is_refused_by_name() -> None:
         [ds.Problem(x=points, y=points, eps=1.0, cost=ds.Formula("SqDist(x, y)"))], backend=ToyBackend()
     )
     assert 'backend \'toy\' cannot compute the cost SqDist(x, y); use backend="keops" or "auto"' in result.message
+
+
+def test_problems_with_soft_marginals_are_rejected() -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 6, 2))
+    problems = [ds.Problem(x=x, y=y, eps=1.0, rho=2.0), ds.Problem(x=x, y=y, eps=1.0)]
+    soft, hard = ds.solve(problems, backend=ToyBackend(), warn=False)
+    assert soft.status is ds.Status.INVALID
+    assert "backend 'toy' solves problems with two hard marginals" in soft.message
+    assert hard.converged
+    with pytest.raises(ds.ProblemError, match="two hard marginals"):
+        ds.solve(x, y, eps=1.0, rho=2.0, backend=ToyBackend())

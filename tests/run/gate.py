@@ -41,7 +41,10 @@ class ScriptedGate:
         if problem.x.shape == BAD:
             self.refused.append(ticket)
             return None
-        return problem, self.signature(problem)
+        return problem, self.sign(ticket, problem)
+
+    def sign(self, ticket: int, instance: Any) -> Any:
+        return self.signature(instance)
 
     def signature(self, instance: Any) -> Any:
         return instance.x.shape

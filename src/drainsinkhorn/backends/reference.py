@@ -53,6 +53,7 @@ class ReferenceBackend:
     stride: int = field(default=1, init=False)
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
+    soft_marginals: bool = field(default=True, init=False)
 
     def signature(self, instance: Instance[Any]) -> Hashable:
         """Return the same for all problems, so that all share packs; reject those with too many pairs."""

@@ -84,6 +84,11 @@ class WrappedBackend:
         """See Backend."""
         return self.inner.accelerations
 
+    @property
+    def soft_marginals(self) -> bool:
+        """See Backend."""
+        return self.inner.soft_marginals
+
     def signature(self, instance: Instance[Any]) -> Hashable:
         """See Backend."""
         return self.inner.signature(instance)

@@ -175,6 +175,11 @@ class Backend(Protocol[A]):
         """Names it accepts for `accelerate`, best first; the last is always "none"."""
         ...
 
+    @property
+    def soft_marginals(self) -> bool:
+        """True if it solves problems with soft marginals; if not, a run rejects them before it calls `signature`."""
+        ...
+
     def signature(self, instance: Instance[A]) -> Hashable:
         """Problems of equal signature may share a pack. Raises ProblemError for a problem it does not support."""
         ...

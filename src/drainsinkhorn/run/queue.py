@@ -79,6 +79,10 @@ class Gate(Protocol):
         """Return the key of its line: problems of equal signature may share a pack."""
         ...
 
+    def sign(self, ticket: int, instance: Instance[Any]) -> Hashable:
+        """Return the signature of a problem that was validated with others; None if it is rejected now."""
+        ...
+
     def carry_start(self, ended: Ended, admission: Admission) -> Instance[Any]:
         """Return the instance of a problem with the start that follows from its predecessor in the chain."""
         ...
@@ -151,14 +155,16 @@ class Queue:
         """Append validated instances to their lines, with tickets from zero on.
 
         Args:
-            instances: Problems in the order of submission, none of which has a chain.
+            instances: One problem or more in the order of submission, none of which has a chain.
             alike: True if they differ in nothing but numbers, so that they have one signature.
         """
-        if alike and instances:
-            self._lines[self._gate.signature(instances[0])] = deque(map(Admission, itertools.count(), instances))
+        first = self._gate.sign(0, instances[0])
+        if alike and first is not None:
+            self._lines[first] = deque(map(Admission, itertools.count(), instances))
         else:
-            for ticket, instance in enumerate(instances):
-                self._put(Admission(ticket, instance), self._gate.signature(instance))
+            self._put(Admission(0, instances[0]), first)
+            for ticket, instance in enumerate(instances[1:], 1):
+                self._put(Admission(ticket, instance), self._gate.sign(ticket, instance))
         self._next = len(instances)
 
     def fill(self) -> None:
@@ -283,6 +289,9 @@ class Queue:
         self._put(Admission(admission.ticket, instance), self._gate.signature(instance))
 
     def _put(self, admission: Admission, signature: Hashable) -> None:
+        """Append a problem to the line of its signature; without a signature it has been rejected."""
+        if signature is None:
+            return
         line = self._lines.get(signature)
         if line is None:
             line = self._lines[signature] = deque()

@@ -239,29 +239,44 @@ class LocalRun:
         if outcome is not None:
             self._take_recalled(problem, outcome)
             return None
-        is_valid = False
         try:
             stated, eps = self._reader.take(problem)
             instance = make_instance(stated, *self._validation, finite=self._finite, eps=eps)
-            is_valid = True
-            signature = self.signature(instance)
         except ProblemError as error:
-            rejection = self.session.reject(ticket, error)
-            if self._same_shape and is_valid:
-                raise
-            self._without_run.append((rejection, False, None))
-            return None
+            return self._reject(ticket, error)
         except MemoryError as error:
-            reason = f"there is not enough memory to check this problem ({error}); free memory, or use fewer points"
-            self._without_run.append((self.session.reject(ticket, ProblemError(reason)), False, None))
+            return self._reject(ticket, _lacks_memory(error))
+        signature = self.sign(ticket, instance)
+        if signature is None:
             return None
         if instance.init == "zero" and problem.init is not None and not isinstance(problem.init, str):
             self._unused_starts.add(ticket)
         return instance, signature
 
     def signature(self, instance: Instance[Any]) -> Hashable:
-        """Return the backend's signature of an instance."""
+        """Return the backend's signature of an instance; ProblemError if it has none."""
+        if not (instance.marginals.are_hard or self._backend.soft_marginals):
+            raise ProblemError(
+                f"backend {self._backend.name!r} solves problems with two hard marginals; use another one for rho, "
+                'such as "cpu" or "reference"'
+            )
         return self._backend.signature(instance)
+
+    def sign(self, ticket: int, instance: Instance[Any]) -> Hashable:
+        """Return the signature of an instance; None if the problem is rejected, since it has none."""
+        try:
+            return self.signature(instance)
+        except ProblemError as error:
+            if self._same_shape:
+                self.session.reject(ticket, error)
+                raise
+            return self._reject(ticket, error)
+        except MemoryError as error:
+            return self._reject(ticket, _lacks_memory(error))
+
+    def _reject(self, ticket: int, error: ProblemError) -> None:
+        """Let a problem end as INVALID, without a run."""
+        self._without_run.append((self.session.reject(ticket, error), False, None))
 
     def carry_start(self, ended: Ended, admission: Admission) -> Instance[Any]:
         """Return an instance that starts where its predecessor in the chain ended, if that start is usable."""
@@ -422,3 +437,8 @@ class LocalRun:
             "that were finished and not yet returned are in .results; free memory, and run the others again"
         )
         return OutOfMemory(text, results, self.session.ledger)
+
+
+def _lacks_memory(error: MemoryError) -> ProblemError:
+    """Return the error of a problem for which memory ran out before it had a lane."""
+    return ProblemError(f"there is not enough memory to check this problem ({error}); free memory, or use fewer points")

@@ -381,11 +381,10 @@ def _soft_lanes_share_packs_with_hard_ones(bench: Bench) -> None:
         bench.problem(1),
         *map(bench.soften, (bench.problem(1), bench.problem(2), bench.problem(3)), SOFT_PRICES),
     ]
-    try:
-        shared = bench.backend.signature(problems[0])
-        problems = [problem for problem in problems if bench.backend.signature(problem) == shared]
-    except ProblemError:
+    if not bench.backend.soft_marginals:
         return
+    shared = bench.backend.signature(problems[0])
+    problems = [problem for problem in problems if bench.backend.signature(problem) == shared]
     driven = bench.open(problems)
     driven.go(3)
     for lane, problem in enumerate(problems):

@@ -66,6 +66,7 @@ class ScriptedBackend:
     name: str = field(default="scripted", init=False)
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("none",), init=False)
+    soft_marginals: bool = field(default=False, init=False)
 
     def signature(self, instance: Instance[Any]) -> Hashable:
         """The script's shape."""

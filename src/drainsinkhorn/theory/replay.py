@@ -128,6 +128,7 @@ class _ReplayBackend:
     stride: int = field(default=1, init=False)
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("none",), init=False)
+    soft_marginals: bool = field(default=False, init=False)
 
     def signature(self, instance: Instance[Any]) -> Hashable:
         return ()

@@ -51,6 +51,7 @@ class CpuBackend:
     stride: int = field(default=1, init=False)
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
+    soft_marginals: bool = field(default=True, init=False)
 
     def arithmetic(self, instance: Instance[Any]) -> Arithmetic:
         """How the lane of an instance computes."""

@@ -43,6 +43,7 @@ class KeopsBackend:
     stride: int = field(default=1, init=False)
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
+    soft_marginals: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if self.precision not in ("auto", "float32", "float64"):

@@ -47,6 +47,7 @@ class OttBackend:
     name: str = field(default="ott", init=False)
     bitwise: bool = field(default=False, init=False)
     accelerations: tuple[str, ...] = field(default=("none",), init=False)
+    soft_marginals: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         version = str(vars(ott)["__version__"])

@@ -70,6 +70,7 @@ class TritonBackend:
     stride: int = field(default=1, init=False)
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
+    soft_marginals: bool = field(default=True, init=False)
     policy: PrecisionPolicy = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
