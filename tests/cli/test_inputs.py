@@ -250,6 +250,17 @@ class TestDistance:
         assert "x[0, 0] is nan" in done.output
         assert drain("distance", tmp_path / "x.npy").exit_code == 2
 
+    def test_each_line_names_its_files(self, tmp_path: Path) -> None:
+        frames = tmp_path / "frames"
+        frames.mkdir()
+        for place in (10, 2, 1):
+            np.save(frames / f"f{place}.npy", X + place)
+        done = drain("distance", frames, "--consecutive", "--eps", "0.5")
+        assert [line.split("  ")[1] for line in done.stdout.splitlines()] == ["f1.npy f2.npy", "f2.npy f10.npy"]
+        np.save(tmp_path / "y.npy", Y)
+        done = drain("distance", frames, tmp_path / "y.npy", "--eps", "0.5")
+        assert [line.split("  ")[1] for line in done.stdout.splitlines()] == [f"f{n}.npy y.npy" for n in (1, 2, 10)]
+
 
 class TestArguments:
     def test_what_does_not_go_together(self, tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from drainsinkhorn.backends import REGISTRY
 from drainsinkhorn.cli import running, show
 from drainsinkhorn.cli.arguments import CONSECUTIVE, EPS, KEY, READ_LIMIT, REP, SOURCES, TIMES, make_reading
 from drainsinkhorn.cli.files import json_number
-from drainsinkhorn.cli.inputs import read_inputs
+from drainsinkhorn.cli.inputs import name_pairs, read_inputs
 from drainsinkhorn.cli.messages import INTERRUPTED, JSON, UNFINISHED, fail, print_json, warn
 from drainsinkhorn.cli.wants import add_problems, wanted_arrays
 from drainsinkhorn.core.options import Options
 from drainsinkhorn.model.errors import DrainError, Interrupted
 from drainsinkhorn.model.result import Result
+from drainsinkhorn.model.text import escape
 
 
 def distance(
@@ -55,7 +56,7 @@ def distance(
     if as_json:
         print_json({"pairs": pairs, "seconds": time.perf_counter() - start})
     else:
-        _show(pairs)
+        _show(pairs, name_pairs(sources, consecutive, len(pairs)))
         if failed:
             console = Console(stderr=True)
             console.print(show.results_table([show.as_row(replace(result, warns=False)) for result in failed]))
@@ -83,9 +84,10 @@ def _describe(value: float, between: Result[Any], within: list[Result[Any]]) -> 
     }
 
 
-def _show(pairs: list[dict[str, Any]]) -> None:
-    """One line for each pair: the divergence, and whether its problems converged."""
-    for pair in pairs:
+def _show(pairs: list[dict[str, Any]], names: list[str]) -> None:
+    """One line for each pair: the divergence, whether its problems converged, and if there are several, the files."""
+    for pair, name in zip(pairs, names, strict=True):
+        label = f"  {escape(name)}" if len(pairs) > 1 and name else ""
         value = "-" if pair["divergence"] is None else f"{pair['divergence']:.9g}"
         state = "" if pair["converged"] else "  not converged"
-        Console(soft_wrap=True).print(f"{value}{state}", highlight=False, markup=False)
+        Console(soft_wrap=True).print(f"{value}{label}{state}", highlight=False, markup=False)

@@ -105,6 +105,20 @@ def files_of(sources: Sequence[Path]) -> list[Path]:
     return files
 
 
+def name_pairs(sources: Sequence[Path], consecutive: bool, count: int) -> list[str]:
+    """Return the files that each of `count` pairs was read from, as text; empty where files do not tell pairs apart.
+
+    A file may hold several clouds.
+    """
+    sides = [[path.name for path in files_of([source])] for source in sources]
+    if consecutive:
+        names = list(itertools.pairwise(itertools.chain.from_iterable(sides)))
+    else:
+        names = list(zip(*(side * (count if len(side) == 1 else 1) for side in sides), strict=False))
+    has_own_files = len(names) == count and len(set(names)) == count and all(len(name) == 2 for name in names)
+    return [" ".join(name) for name in names] if has_own_files else [""] * count
+
+
 def _natural(path: Path) -> list[Any]:
     parts = re.split(r"([0-9]+)", path.name)
     return [*((int(part), part) if part.isdecimal() and part.isascii() else (0, part) for part in parts)]
