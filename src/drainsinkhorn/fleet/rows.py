@@ -312,6 +312,7 @@ class RowShardedBackend:
     stride: int = field(default=1, init=False)
     bitwise: bool = field(default=True, init=False)
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
+    soft_marginals: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if self.kernels not in ("auto", "dense", "streaming"):

@@ -164,8 +164,11 @@ def start(instance: Instance[Any]) -> tuple[Array, Array]:
 
 
 def may_pay(n: int, m: int, dim: int) -> bool:
-    """Return False if decomposing covariances takes longer than the cycles that a Gaussian start may save."""
-    return dim > FULL_DIM or n * m >= PAIRS_OF_DECOMPOSITION * dim**3
+    """Return False if decomposing covariances takes longer than the cycles that a Gaussian start may save.
+
+    Matrices of up to THREADED_DIM rows take little time, and variances alone need no decomposition.
+    """
+    return not THREADED_DIM < dim <= FULL_DIM or n * m >= PAIRS_OF_DECOMPOSITION * dim**3
 
 
 def worthwhile(starts: Any, weights: Any) -> Any:

@@ -188,12 +188,9 @@ def test_the_drop_in_takes_a_batch_and_an_online_cloud() -> None:
 def test_the_drop_in_says_what_it_does_not_do() -> None:
     x, y = cloud(0, 9), cloud(1, 9)
     plain = LinearProblem(pointcloud.PointCloud(x, y, epsilon=0.5))
-    for problem, words in (
-        (LinearProblem(plain.geom, tau_a=0.5), "unbalanced"),
-        (LinearProblem(pointcloud.PointCloud(x, y, epsilon=Epsilon(0.5, init=10.0, decay=0.9))), "schedule"),
-    ):
-        with pytest.raises(ds.ProblemError, match=words):
-            drained.solve([problem])
+    never = LinearProblem(pointcloud.PointCloud(x, y, epsilon=Epsilon(0.5, init=10.0, decay=1.0)))
+    with pytest.raises(ds.ProblemError, match="schedule"):
+        drained.solve([never])
     with pytest.raises(ds.ProblemError, match="leading axis"):
         drained.solve(plain)
     short = drained.solve([plain], Sinkhorn(max_iterations=10, threshold=1e-7))[0]

@@ -87,7 +87,7 @@ LEGS = """
             constants = form.constants(inside) | {"PLACES": places, "NORMS": form.norms}
             constants |= {"INSIDE": inside, "HIGH_PARTS": form.high_parts, "LOCKSTEP": False, "BM64": 16, "BLOCK": 256}
             for fused in (False, True):
-                constants |= {"SIDE": 1 - fused, "ROLE": 1 - fused, "FUSED": fused, "MOMENTUM": fused}
+                constants |= {"SIDE": 1 - fused, "ROLE": 1 - fused, "FUSED": fused, "MOMENTUM": fused, "SOFT": False}
                 print(compiled(kernel, types, constants, form.program))
 """
 

@@ -38,8 +38,10 @@ COMPARED = {
     "starts": {"between", "start", "worthwhile"},
     "transforms": {"conditionals", "plan_costs"},
     "arrays": {"round_to"},
+    "soft": {"soft_residual", "translation"},
 }
-"""Functions that kernels name. tests/numerics compares `Momentum.stride`, other files here bounds and rounding."""
+"""Functions that kernels name. tests/numerics compares `Momentum.stride`, other files here bounds and
+rounding, and test_soft.py soft lanes with the reference."""
 LN2 = math.log(2)
 
 
@@ -65,7 +67,7 @@ def test_named_functions_exist_and_are_compared() -> None:
 def run_rule(potentials, ratios, before, out, step, beta, PLAIN: tl.constexpr, ROWS: tl.constexpr):
     rows = tl.arange(0, ROWS)
     f, logs = tl.load(potentials + rows), tl.load(ratios + rows)
-    f, x = kernels.update_rule(f, logs, tl.load(before + rows), step, beta, PLAIN)
+    f, x = kernels.update_rule(f, logs, tl.load(before + rows), step, beta, 0.0, 1.0, PLAIN, False)
     tl.store(out + rows, f)
     tl.store(out + ROWS + rows, x)
 
@@ -155,7 +157,7 @@ def test_sampled_errors() -> None:
     lanes = torch.zeros(1, dtype=torch.int64)
     tensors = (fields, lanes, state, vectors64, vectors64, torch.as_tensor(ratios.ravel()), torch.as_tensor(samples))
     arguments, found = [tensor.to(DEVICE) for tensor in tensors], found.to(DEVICE)
-    verify.check[(1,)](*arguments, found, 32, OPENS=False, BM=32, BM64=16, BLOCK=16, COUNT=32)
+    verify.check[(1,)](*arguments, found, 32, OPENS=False, SOFT=False, BM=32, BM64=16, BLOCK=16, COUNT=32)
     columns = c.Findings(*found.cpu().numpy().T.tolist())
     errors = sampled_error(np, masses, np.abs(np.exp2(ratios - truth) - 1))
     assert [*columns.row, *columns.col] == [0.25, 0.5]
