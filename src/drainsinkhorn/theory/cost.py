@@ -11,14 +11,17 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from drainsinkhorn.core.audit import Audit
-from drainsinkhorn.core.options import Mode
+from drainsinkhorn.core.options import MODES, Mode
+from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.theory.replay import replay
 
 AUDIT = Audit()
+EVERY_FEW = Hints("", 1)
+"""Hints of a backend that recommends no times of audits of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class WidthCost:
         repack: Cost of a repack, per lane kept.
         outside: Cost of a solve outside the methods of the backend: fixed, and per problem.
         audit: Cost of the executor's loop outside these methods: per audit, and per lane screened.
+        hints: How often the backend recommends to audit lanes of this shape.
     """
 
     backend: str
@@ -87,6 +91,7 @@ class WidthCost:
     repack: Price
     outside: Price
     audit: Price
+    hints: Hints = EVERY_FEW
 
     def per_cycle(self, width: int) -> float:
         """`c(width)`: linear between measured widths, proportional beyond the last; zero at width zero."""
@@ -106,9 +111,14 @@ class WidthCost:
         return values[at - 1] + share * (values[at] - values[at - 1])
 
     def predict(self, depths: Sequence[int], mode: str | Mode, width: int, audit: Audit = AUDIT) -> Forecast:
-        """The time of a solve of problems with these depths, in a mode, a width and an audit."""
+        """The time of a solve of problems with these depths, in a mode, a width and an audit.
+
+        An audit that names no times has those that the backend recommends.
+        """
+        chosen = MODES[mode] if isinstance(mode, str) else mode
+        audit = replace(audit, every=chosen.spacing(audit, self.hints))
         meter = _Meter(self._advance)
-        ledger = replay(depths, mode, width, audit, meter)
+        ledger = replay(depths, chosen, width, audit, meter)
         parts = {
             "advance": meter.advancing + self.cold(meter.lanes["pack"] + meter.refilled, meter.calls["pack"]),
             **{

@@ -93,7 +93,7 @@ def profile_width_cost(
     return WidthCost(
         backend=chosen.name, shape=shape, widths=ladder, cycle=cycle, call=call, lockstep=lockstep, frozen=frozen,
         cold=cold, screen=screen, verify=trials.price("verify"), emit=trials.price("emit"), pack=pack, repack=repack,
-        outside=outside, audit=audit,
+        outside=outside, audit=audit, hints=chosen.hints(lanes[0]),
     )  # fmt: skip
 
 
