@@ -35,6 +35,7 @@ from drainsinkhorn.cli.paths import is_same_file, journal_files
 from drainsinkhorn.cli.serve import serve
 from drainsinkhorn.cli.wants import WANTS, add_problems, parse_wants, wanted_arrays
 from drainsinkhorn.cli.warm import warm
+from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, RECHECKS, STARTS, Options, Rechecks
 from drainsinkhorn.model.errors import BackendUnavailable, DrainError, Interrupted
@@ -124,7 +125,8 @@ def demo(
         if not as_json:
             console.print(about, highlight=False)
         start = time.perf_counter()
-        results, ledger = running.run(problems, Options(), "auto", quiet=as_json)
+        # Audited often, so that the chart shows the pack narrow cycle by cycle.
+        results, ledger = running.run(problems, Options(audit=Audit(every=4)), "auto", quiet=as_json)
         reports[name] = running.describe(results, ledger, time.perf_counter() - start)
         if not as_json:
             show.show_report(reports[name], with_curve=True)
