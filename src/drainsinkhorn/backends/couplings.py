@@ -25,6 +25,7 @@ from drainsinkhorn.backends.consumer_arguments import (
     uniforms,
 )
 from drainsinkhorn.backends.plan_certificate import certify_plan
+from drainsinkhorn.backends.soft_terms import soft_terms
 from drainsinkhorn.model.couplings import Certificate, TransportCost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
@@ -32,7 +33,6 @@ from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_caller, to_numpy
 from drainsinkhorn.numerics.costs import exchange_sides, unit_rows
 from drainsinkhorn.numerics.slopes import require_slope, slope, slope_of_distances
-from drainsinkhorn.numerics.soft import penalised_mass, penalty
 from drainsinkhorn.numerics.transforms import SoftTerms, plan_costs, row_masses
 
 Vector = NDArray[np.float64]
@@ -355,17 +355,7 @@ class BlockCouplings:
         terms: list[SoftTerms | None] = [None] * len(self._instances)
         sides = [self._logs(side, soft) for side in ("row", "col")] if soft else []
         for lane in soft:
-            instance = self._instances[lane]
-            penalties, rewards = list[float](), list[float]()
-            for logs, weights, values, marginal in zip(
-                sides, (instance.a, instance.b), self._potentials[lane], instance.marginals, strict=True
-            ):
-                weights = to_numpy(weights)
-                some = weights > 0
-                potentials = to_numpy(values).astype(np.float64)[some]
-                penalties.append(penalty(weights[some], logs[lane][some], marginal.kappa))
-                rewards.append(penalised_mass(weights[some], potentials, marginal.kappa))
-            terms[lane] = SoftTerms(instance.masses, (penalties[0], penalties[1]), (rewards[0], rewards[1]))
+            terms[lane] = soft_terms(self._instances[lane], self._potentials[lane], [logs[lane] for logs in sides])
         return terms
 
     def slopes(self, side: str = "row", weights: Sequence[Any] | None = None) -> list[Any]:

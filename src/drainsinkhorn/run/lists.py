@@ -12,9 +12,8 @@ from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.numerics.costs import DistanceCost, DotProduct
 from drainsinkhorn.numerics.weights import uniform
-from drainsinkhorn.run.stack import build_instances, known_cost, start_by_name
+from drainsinkhorn.run.stack import build_instances, cost_of_all_points, start_by_name
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -32,13 +31,12 @@ def validate_list(problems: Any, tol: float, margin: float, init: str) -> list[I
     first: Problem[Any] = problems[0]
     if not isinstance(first.cost, (str, Cost)) or not all(_is_plain(problem, first) for problem in problems):
         return None
+    cost = cost_of_all_points(first.cost)
+    if cost is None:
+        return None
     try:
-        cost = known_cost(first.cost)
         start = start_by_name(first.init if isinstance(first.init, str) else init, cost)
     except ProblemError:
-        return None
-    kind = cost.kind
-    if not isinstance(kind, (DistanceCost, DotProduct)) or (isinstance(kind, DistanceCost) and kind.form.directions):
         return None
     if not (_are_valid_clouds([p.x for p in problems]) and _are_valid_clouds([p.y for p in problems])):
         return None

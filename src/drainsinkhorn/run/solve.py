@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from drainsinkhorn.run.reading import Reader
 from drainsinkhorn.run.recheck import Recheck
 from drainsinkhorn.run.session import RESCUABLE, Session
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.stack import check_arguments, validate_stack
+from drainsinkhorn.run.stack import check_arguments, is_column, validate_stack
 from drainsinkhorn.run.validate import finite_on_device, make_instance
 
 DEFAULTS = Options()
@@ -103,13 +103,9 @@ def solve(
     """
     if not isinstance(options, Options):
         raise OptionsError(f"options must be an Options, got {options!r}")
-    has_many_tols = isinstance(tol, (list, tuple)) or getattr(tol, "ndim", 0) > 0
+    has_many_tols, has_many_limits = is_column(tol), is_column(settings.get("max_depth"))
     start, init = (init, None) if isinstance(init, str) else ("auto", init)
-    depths: Any = settings.get("max_depth")
-    if isinstance(depths, (list, tuple)) or getattr(depths, "ndim", 0) > 0:
-        settings = cast("Settings", {name: value for name, value in settings.items() if name != "max_depth"})
-    else:
-        depths = None
+    depths = settings.pop("max_depth") if has_many_limits else None
     options = options.with_settings(None if has_many_tols else tol, settings, start)
     columns = {"eps": eps, "a": a, "b": b, "init": init, "tol": tol if has_many_tols else None, "chain": chain}
     columns |= {"rho": rho, "max_depth": depths}

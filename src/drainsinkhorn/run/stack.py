@@ -216,6 +216,20 @@ def known_cost(value: Any) -> Cost | Any:
     return cost if scale is cost.scale else replace(cost, scale=scale)
 
 
+def cost_of_all_points(cost: Any) -> Cost | None:
+    """Return a cost in normal form if it is defined for all finite points, so that only arrays need a check; else None.
+
+    A PointCost of the caller may reject some points, and directions of zero vectors are not defined.
+    """
+    try:
+        known = known_cost(cost)
+    except ProblemError:
+        return None
+    kind = known.kind if isinstance(known, Cost) else None
+    is_defined = isinstance(kind, DotProduct) or (isinstance(kind, DistanceCost) and not kind.form.directions)
+    return known if is_defined else None
+
+
 def start_by_name(init: str, cost: Cost | Any) -> str:
     """The start in normal form: "gaussian", "zero", or "auto" where a backend chooses between these two."""
     has_closed_form = isinstance(cost, Cost) and takes_gaussians(cost)
@@ -336,15 +350,12 @@ def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[
     is_special = any(columns[name][0] is not None for name in ("a", "b", "tol", "chain", "rho", "max_depth"))
     if is_special or not (_is_plain(x) and _is_plain(y)) or x.shape[-1] != y.shape[-1]:
         return None
+    cost = cost_of_all_points(columns["cost"][0])
+    if cost is None:
+        return None
     try:
-        cost = known_cost(columns["cost"][0])
         start = start_by_name(problems.init or init, cost)
     except ProblemError:
-        return None
-    # A PointCost of the caller may reject some points, so each problem is validated alone.
-    if not isinstance(cost, Cost) or not isinstance(cost.kind, (DistanceCost, DotProduct)):
-        return None
-    if isinstance(cost.kind, DistanceCost) and cost.kind.form.directions:
         return None
     strengths = np.asarray(columns["eps"][0])
     is_numeric = strengths.dtype.kind in "fiu"
@@ -381,11 +392,15 @@ def _is_plain(points: Any) -> bool:
     return floats and bool(getattr(points, "is_cuda", False)) and points.numel() > 0
 
 
+def is_column(numbers: Any) -> bool:
+    """True for a list, a tuple or an array: one number per problem. False for a number that all problems share."""
+    return isinstance(numbers, (list, tuple)) or getattr(numbers, "ndim", 0) > 0
+
+
 def _depth_column(max_depth: Any) -> Column:
     """Return depth limits as a column: a number or None is shared, a list or an array has one entry per problem."""
-    if is_array(max_depth) and max_depth.ndim > 0:
-        max_depth = max_depth.tolist()
-    return max_depth, len(max_depth) if isinstance(max_depth, (list, tuple)) else None
+    limits = max_depth.tolist() if is_array(max_depth) else max_depth
+    return limits, len(limits) if is_column(limits) else None
 
 
 def _column(name: str, value: Any, ndim: int) -> Column:

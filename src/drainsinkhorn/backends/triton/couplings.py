@@ -28,10 +28,11 @@ from drainsinkhorn.backends.consumer_arguments import (
     checked_values,
     uniforms,
 )
+from drainsinkhorn.backends.soft_terms import soft_terms
 from drainsinkhorn.backends.triton.buffers import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
-from drainsinkhorn.backends.triton.outcomes import invert_totals, repeat_marked, select_lanes, soft_terms, times_mass
+from drainsinkhorn.backends.triton.outcomes import invert_totals, repeat_marked, select_lanes, times_mass
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
@@ -316,7 +317,12 @@ class TritonCouplings:
         soft = [None] * len(sums)
         if not all(instance.marginals.are_hard for instance in self._instances):
             logs = zip(*(self._collect(self._ratios(side), side) for side in (0, 1)), strict=True)
-            soft = [soft_terms(*lane) for lane in zip(self._instances, self._potentials, logs, strict=True)]
+            soft = [
+                None
+                if instance.marginals.are_hard
+                else soft_terms(instance, potentials, [LN2 * side.cpu().numpy() for side in log2_ratios])
+                for instance, potentials, log2_ratios in zip(self._instances, self._potentials, logs, strict=True)
+            ]
         return [
             plan_costs(instance.eps, mass, *(LN2 * part for part in bits), terms)
             for instance, (mass, *bits), terms in zip(self._instances, torch.stack(sums).tolist(), soft, strict=True)

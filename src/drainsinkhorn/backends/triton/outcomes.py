@@ -5,19 +5,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from drainsinkhorn.backends.triton.stacks import Stack
-from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.soft import penalised_mass, penalty
-from drainsinkhorn.numerics.transforms import SoftTerms
 
 
 def select_lanes(stack: Stack, tensor: Any) -> Any:
@@ -30,27 +23,6 @@ def select_lanes(stack: Stack, tensor: Any) -> Any:
 def times_mass(mass: Any, rows: Any) -> Any:
     """Return rows times their masses; zero for points without mass, however far away they are."""
     return torch.where(mass[:, :, None] > 0, mass[:, :, None] * rows, 0.0)
-
-
-def soft_terms(instance: Instance[Any], potentials: Potentials[Any], logs: Sequence[Any]) -> SoftTerms | None:
-    """Return what soft marginals add to the costs of a plan; None if both are hard.
-
-    Args:
-        instance: The problem.
-        potentials: Its potentials.
-        logs: Log2 of the marginal ratios of rows and of columns.
-    """
-    if instance.marginals.are_hard:
-        return None
-    penalties, rewards = list[float](), list[float]()
-    sides = zip(logs, (instance.a, instance.b), potentials, instance.marginals, strict=True)
-    for log2_ratios, weights, values, marginal in sides:
-        weights = to_numpy(weights)
-        some = weights > 0
-        log_ratios, values = math.log(2) * log2_ratios.cpu().numpy(), to_numpy(values).astype(np.float64)
-        penalties.append(penalty(weights[some], log_ratios[some], marginal.kappa))
-        rewards.append(penalised_mass(weights[some], values[some], marginal.kappa))
-    return SoftTerms(instance.masses, (penalties[0], penalties[1]), (rewards[0], rewards[1]))
 
 
 def repeat_marked(
