@@ -12,7 +12,7 @@ import pytest
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
-from drainsinkhorn.numerics.rounding import unsampled
+from drainsinkhorn.numerics.rounding import unsampled_size
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import judge, marginal_errors
 from tests.conftest import needs
@@ -100,7 +100,7 @@ def test_a_sample_accounts_for_points_like_its_own() -> None:
     rng = np.random.default_rng(0)
     weights, places = np.full(1000, 1e-3), np.linspace(0, 999, 32).astype(int)
     potentials = rng.normal(size=1000)
-    assert unsampled(np, weights, potentials, places) == 0
-    assert unsampled(np, weights, potentials + 1e6, places) == 0, "the gauge does not count"
+    assert unsampled_size(np, weights, potentials, places) == 0
+    assert unsampled_size(np, weights, potentials + 1e6, places) == 0, "the gauge does not count"
     potentials[1] = 1e6
-    assert 0.9e3 < unsampled(np, weights, potentials, places) < 1e3
+    assert 0.9e3 < unsampled_size(np, weights, potentials, places) < 1e3

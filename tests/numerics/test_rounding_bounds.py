@@ -30,7 +30,7 @@ from drainsinkhorn.numerics.rounding import (
     sampled_bound,
     sampled_error,
     streamed_rounding,
-    unsampled,
+    unsampled_size,
 )
 from drainsinkhorn.numerics.update import log_ratios
 
@@ -188,5 +188,5 @@ def test_the_error_of_a_sample_is_the_larger_of_both_means() -> None:
 
 def test_potentials_far_from_those_of_the_sample_count() -> None:
     weights, potentials = np.full(8, 0.125), np.array([5.0, 6.0, 7.0, 5.0, 6.0, 7.0, 6.0, 1006.0])
-    assert unsampled(np, weights, potentials, np.arange(3)) == pytest.approx((4 * 1.0 + 1000.0) / 8 - 4 * 1.0)
-    assert unsampled(np, weights, potentials, np.array([0, 7])) == 0.0
+    assert unsampled_size(np, weights, potentials, np.arange(3)) == pytest.approx((4 * 1.0 + 1000.0) / 8 - 4 * 1.0)
+    assert unsampled_size(np, weights, potentials, np.array([0, 7])) == 0.0

@@ -13,7 +13,7 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.conditionals import plain_couplings
-from drainsinkhorn.backends.emission import emission, rounded
+from drainsinkhorn.backends.emission import emission, round_state
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.core.protocol import Emission, Hints
 from drainsinkhorn.numerics.costs import UNIT, cost_matrix, require_form
@@ -86,7 +86,7 @@ class ToyLane:
         return ds.Residual(self.row_error(self.row_ratios(f, g)), col, self.band(f, g))
 
     def rounded(self) -> Any:
-        return rounded(self.instance, self.instance.eps * self.f, self.instance.eps * self.g)
+        return round_state(self.instance, self.instance.eps * self.f, self.instance.eps * self.g)
 
     def emit(self) -> Emission:
         return emission(self.instance, self.rounded(), None)

@@ -29,10 +29,10 @@ def side_by_side(geom: geometry.Geometry, *, lse_mode: bool) -> dict[str, Any]:
             defined by K has the costs -eps log K.
     """
     if type(geom) is pointcloud.PointCloud:
-        return {"x": geom.y, "y": geom.x, "cost": _scaled(geom.cost_fn, float(geom.inv_scale_cost))}
+        return {"x": geom.y, "y": geom.x, "cost": _exchanged_cost(geom.cost_fn, float(geom.inv_scale_cost))}
     if type(geom) is grid.Grid:
         points = _grid_points(geom)
-        return {"x": points, "y": points, "cost": _scaled(_grid_cost(geom), 1.0)}
+        return {"x": points, "y": points, "cost": _exchanged_cost(_grid_cost(geom), 1.0)}
     is_kernel = not lse_mode and type(geom) is geometry.Geometry and geom._cost_matrix is None
     with jax.default_matmul_precision("highest"):
         if is_kernel or isinstance(geom, HEAT_KERNELS):
@@ -41,7 +41,7 @@ def side_by_side(geom: geometry.Geometry, *, lse_mode: bool) -> dict[str, Any]:
         return {"cost": geom.cost_matrix.T}
 
 
-def _scaled(cost_fn: Any, scale: float) -> Cost:
+def _exchanged_cost(cost_fn: Any, scale: float) -> Cost:
     """The cost of exchanged points as a Cost, by name if it has one."""
     return Cost(NAMED.get(type(cost_fn), Flipped(cost_fn)), scale)
 

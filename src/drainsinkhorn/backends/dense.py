@@ -31,7 +31,7 @@ class Kernels(Protocol):
     b: Vector
 
     @property
-    def whole(self) -> bool:
+    def holds_all_rows(self) -> bool:
         """Whether every row is held here."""
         ...
 
@@ -75,7 +75,7 @@ class Kernels(Protocol):
 class AllRows:
     """The methods of `Kernels` for implementations that hold every row."""
 
-    whole: bool = True
+    holds_all_rows: bool = True
 
     def over_rows(self, values: Vector) -> float:
         """The sum of one value for each row."""

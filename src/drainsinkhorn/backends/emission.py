@@ -39,7 +39,7 @@ def least_damping(instance: Instance[Any]) -> float:
     return min(marginal.damping(instance.eps) for marginal in instance.marginals)
 
 
-def rounded(instance: Instance[Any], f: Vector, g: Vector) -> Rounded:
+def round_state(instance: Instance[Any], f: Vector, g: Vector) -> Rounded:
     """Round a state to what its caller will get."""
     for name in CHOICES.get(float_name(instance.like), ()):
         short_f, short_g = round_to(f, name).astype(np.float64), round_to(g, name).astype(np.float64)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.emission import CHOICES, Rounded, emit_states, rounded
+from drainsinkhorn.backends.emission import CHOICES, Rounded, emit_states, round_state
 from drainsinkhorn.backends.wrapped import WrappedPack
 from drainsinkhorn.core.protocol import Emission, Hints, Pack, Progress
 from drainsinkhorn.model.errors import ProblemError
@@ -206,7 +206,7 @@ def _shift_on_host(lane: _Lane, f: Any, g: Any) -> tuple[Any, Any, bool, float]:
     for side, shift, mask in zip(sides, lane.shifts, _masses(lane), strict=True):
         weighted.append(side if mask is None else side[mask])
         error += UNIT * float(np.abs(weighted[-1]).max()) + shift_rounding(instance.dim) * float(_largest(shift, mask))
-    state = rounded(instance, *weighted)
+    state = round_state(instance, *weighted)
     error += sum(float(np.abs(short - side).max()) for short, side in zip(state[:2], weighted, strict=True))
     if state.dtype in LARGEST:
         # A point without weight may lie beyond the range of the dtype; its potential changes no result.

@@ -19,7 +19,7 @@ from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.dense import Geometry, Kernels
-from drainsinkhorn.backends.emission import Rounded, emission, rounded
+from drainsinkhorn.backends.emission import Rounded, emission, round_state
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission, Hints
@@ -171,9 +171,9 @@ class ReferenceLane:
         exponents = max(soft_exponents(row.kappa, largest_f), soft_exponents(col.kappa, largest_g))
         return float(soft_bound(band, exponents, error))
 
-    def _rounded(self) -> Rounded:
+    def _round_state(self) -> Rounded:
         """Return the potentials of all rows and columns, rounded as they will be emitted."""
-        return rounded(self.instance, self.geometry.join(self.f), self.g)
+        return round_state(self.instance, self.geometry.join(self.f), self.g)
 
     def _stride(self) -> Stride:
         """Decide step and beta of the pending f-leg."""
@@ -258,9 +258,9 @@ class ReferenceLane:
         """
         if math.isnan(self.stale):
             return UNKNOWN
-        if exact and self.geometry.whole:
+        if exact and self.geometry.holds_all_rows:
             return certify(self.instance, self.emit().potentials(0))
-        state, geometry = self._rounded(), self.geometry
+        state, geometry = self._round_state(), self.geometry
         f, g = geometry.split(state.f, state.g)
         row = self._row_deviation(geometry.log_row_ratio(f, g), f)[0]
         col = self._col_residual(geometry.log_col_ratio(f, g), g)
@@ -268,7 +268,7 @@ class ReferenceLane:
 
     def emit(self) -> Emission:
         """Return copies of the potentials for the caller."""
-        return emission(self.instance, self._rounded(), self.support)
+        return emission(self.instance, self._round_state(), self.support)
 
 
 class ReferencePack(LanePack[ReferenceLane]):

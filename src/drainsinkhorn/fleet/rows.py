@@ -156,7 +156,7 @@ class RowSharded:
         ranks: The group of processes over which the rows are distributed.
     """
 
-    whole: bool = False
+    holds_all_rows: bool = False
 
     def __init__(self, instance: Instance[Any], make: Callable[[Instance[Any]], Kernels], ranks: Ranks) -> None:
         n, m = instance.shape

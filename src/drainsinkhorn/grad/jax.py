@@ -183,9 +183,9 @@ def _columns(lanes: Sequence[Problem[Any]], strengths: Sequence[Any], cost: Any)
 
     def normalise(weights: Any, like: Any, size: int, rho: Any) -> Any:
         dtype = like.dtype if jnp.issubdtype(like.dtype, jnp.floating) else jnp.float32
-        given = weights is not None
+        is_given = weights is not None
         weights = jnp.ones(size, dtype) if weights is None else jnp.asarray(weights, dtype)
-        if rho is not None and given:
+        if rho is not None and is_given:
             return weights
         # The absolute sum: dividing by a negative one would turn negative weights into valid ones.
         return weights / jnp.abs(weights.sum())

@@ -106,7 +106,7 @@ def _value_and_slopes_jvp(task: Task, columns: Any, motions: Any) -> Any:
         ]  # fmt: skip
         return jnp.stack(d_values), _hessian(task, columns, state, moved)
 
-    def transposed(saved: Any, cotangents: Any) -> Any:
+    def transpose(saved: Any, cotangents: Any) -> Any:
         columns, gradients, state = saved
         along, moved = cotangents
         products = _hessian(task, columns, state, moved)
@@ -119,7 +119,7 @@ def _value_and_slopes_jvp(task: Task, columns: Any, motions: Any) -> Any:
     # term that does, and is zero whatever its value.
     total = jnp.stack([one.astype(values.dtype).sum() for one in jax.tree.leaves(moved)]).sum()
     moved = jax.tree.map(lambda d: d + jnp.where(jnp.zeros(d.shape, bool), total.astype(d.dtype), 0), moved)
-    d_values, d_gradients = linear_call(forward, transposed, (columns, gradients, state), moved)
+    d_values, d_gradients = linear_call(forward, transpose, (columns, gradients, state), moved)
     return (values, gradients, state), (d_values, d_gradients, jax.tree.map(jnp.zeros_like, state))
 
 

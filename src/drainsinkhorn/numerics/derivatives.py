@@ -220,7 +220,7 @@ class Motion:
         """
         at, (a, b), (d_a, d_b) = self._at, self._at.weights, self._d_weights
         d_f, d_g = d_potentials
-        found = self._of_weights_and_prices(d_potentials)
+        motions = self._of_weights_and_prices(d_potentials)
         d_eps = (d_a.sum() * b.sum() + a.sum() * d_b.sum()) + 0.0
         clouds = None if at.points is None else _Gathering(self._coordinates, self._d_coordinates)
         d_plans: list[Any] = []
@@ -239,34 +239,34 @@ class Motion:
             else:
                 near = plan * block.inverse
                 clouds.add_differences(rows, near, (d_plan - near * block.d_length) * block.inverse)
-        found["eps"] = d_eps
+        motions["eps"] = d_eps
         if clouds is None:
-            found["cost"] = np.concatenate(d_plans) if isinstance(a, np.ndarray) else _concatenate(d_plans)
+            motions["cost"] = np.concatenate(d_plans) if isinstance(a, np.ndarray) else _concatenate(d_plans)
         else:
-            found |= dict(zip("xy", self._of_points(clouds), strict=True))
-        return found
+            motions |= dict(zip("xy", self._of_points(clouds), strict=True))
+        return motions
 
     def _of_weights_and_prices(self, d_potentials: tuple[Any, Any]) -> dict[str, Any]:
-        at, found = self._at, dict[str, Any]()
+        at, motions = self._at, dict[str, Any]()
         for k, name in enumerate("ab"):
             h, d_h, kappa, target = at.potentials[k], d_potentials[k], at.kappas[k], self._targets[k]
             # d(kappa f); and that of r, which is exp(-kappa f).
             d_t = kappa * d_h + self._d_kappas[k] * h
             d_ratios = -target * d_t
-            found[f"rho_{name}"] = at.weights[k].sum() * 0
-            found[name] = target * d_h
+            motions[f"rho_{name}"] = at.weights[k].sum() * 0
+            motions[name] = target * d_h
             if kappa > 0:
-                found[f"rho_{name}"] = (
+                motions[f"rho_{name}"] = (
                     self._d_weights[k] * (1 - (1 + kappa * h) * target) + at.weights[k] * kappa * h * target * d_t
                 ).sum()
                 # With drho = -dkappa / kappa^2.
-                found[name] = target * d_h - self._d_kappas[k] / kappa**2 * (1 - (1 + kappa * h) * target)
+                motions[name] = target * d_h - self._d_kappas[k] / kappa**2 * (1 - (1 + kappa * h) * target)
             other, d_other = at.weights[1 - k].sum(), self._d_weights[1 - k].sum()
-            found[name] = found[name] - self._d_eps * (target - other) - at.eps * (d_ratios - d_other)
-        return found
+            motions[name] = motions[name] - self._d_eps * (target - other) - at.eps * (d_ratios - d_other)
+        return motions
 
     def _of_points(self, clouds: _Gathering) -> list[Any]:
-        factor, found = self._factor, list[Any]()
+        factor, motions = self._factor, list[Any]()
         for k in (0, 1):
             d_slope = factor * clouds.d_slopes[k]
             if self._form is not None and self._form.directions:
@@ -279,8 +279,8 @@ class Motion:
                 d_along = (d_unit * slope + unit * d_slope).sum(1)[:, None]
                 tangent = slope - unit * along
                 d_slope = (d_slope - d_unit * along - unit * d_along - tangent * d_length / length) / length
-            found.append(d_slope)
-        return found
+            motions.append(d_slope)
+        return motions
 
 
 class _Gathering:

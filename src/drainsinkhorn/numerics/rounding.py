@@ -34,8 +34,7 @@ SAMPLE_SAFETY = 4.0
 LEAST_SAMPLED = {"float32": 2.0**-22, "float64": 2.0**-50}
 """Rounding bounds below which no comparison of sampled points is trusted, by the dtype that is compared."""
 UNSAMPLED = 16 * 2.0**-24
-"""Rounding error of a residual in float32 per nat of `unsampled` potentials: some units in the last place of a scaled
-cost."""
+"""Rounding error of a residual in float32 per nat of `unsampled_size`: some units in the last place of a cost."""
 FLOAT32_COST = 2.0**-23
 """Rounding error of a scaled cost in float32, as a fraction of it: products, norms and sums together."""
 FIRST_ORDER = 0.1
@@ -144,12 +143,12 @@ def sampled_bound(bound: Any, error: Any, dtype: str, far: Any = 0.0) -> Any:
         bound: Bound on the rounding error that float64 arithmetic alone causes: `rounding_bound`.
         error: `sampled_error`; of both sides, the larger one.
         dtype: Name of the dtype that is compared with float64.
-        far: By how much potentials exceed what the samples account for: `unsampled`, in nats, summed over both sides.
+        far: By how much potentials exceed what the samples account for: `unsampled_size` of both sides, added, in nats.
     """
     return bound + SAMPLE_SAFETY * error + LEAST_SAMPLED[dtype] + UNSAMPLED * far
 
 
-def unsampled(xp: Any, weights: Any, potentials: Any, places: Any) -> Any:
+def unsampled_size(xp: Any, weights: Any, potentials: Any, places: Any) -> Any:
     """Return by how much the mean size of potentials exceeds what sampled points account for; 0 if it does not.
 
     The rounding error of a scaled cost grows with the cost, and the potential of a point is as large as the costs that

@@ -168,8 +168,8 @@ def _marginals(
     if claim.is_balanced:
         error += (len(claim.f) + len(claim.g) + 16) * unit * (2 + total)
     else:
-        asked = sum((w * share).sum() for w, (share, _) in zip((a, b), shares, strict=True))
-        error += (len(claim.f) + len(claim.g) + 16) * unit * (asked + total)
+        target_mass = sum((w * share).sum() for w, (share, _) in zip((a, b), shares, strict=True))
+        error += (len(claim.f) + len(claim.g) + 16) * unit * (target_mass + total)
         error += sum(
             (w * share * slip).sum() + FLUSHED * len(w) for w, (share, slip) in zip((a, b), shares, strict=True)
         )

@@ -25,7 +25,7 @@ from drainsinkhorn.backends.cpu import (
 from drainsinkhorn.backends.cpu import update_kernels as k
 from drainsinkhorn.backends.cpu.lane_table import ABSORBED, FRESH, new_lanes
 from drainsinkhorn.backends.cpu.pack import CpuPack
-from drainsinkhorn.backends.cpu.tiles import EXPANDED, padded
+from drainsinkhorn.backends.cpu.tiles import EXPANDED, padded_width
 from drainsinkhorn.model.marginal import Marginal, Marginals
 from drainsinkhorn.numerics.costs import cost_matrix
 from drainsinkhorn.numerics.residual import residual
@@ -363,7 +363,7 @@ def _(e: Example) -> None:
 
 @compares("load_scores")
 def _(e: Example) -> None:
-    block = np.empty((scores.BLOCK, padded(M)))
+    block = np.empty((scores.BLOCK, padded_width(M)))
     for example in (e, Example(e.one.dtype.name, d=20)):
         for form in example.forms:
             scores.load_scores(example.lane, form, 3, 3 + scores.BLOCK, block)

@@ -15,7 +15,7 @@ from drainsinkhorn.backends.cpu.distances import squared_distances
 from drainsinkhorn.backends.cpu.pack import CpuPack
 from drainsinkhorn.backends.cpu.primitives import double
 from drainsinkhorn.backends.cpu.scores import extent, lay_out
-from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT, TALL, WIDE, padded, squares
+from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT, TALL, WIDE, padded_width, squares
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import marginal_errors
 
@@ -37,7 +37,7 @@ def tiles(kind: int, x: Any, y: Any, factor: float = 1.0, first: int = 0, last: 
     last = len(x) if last is None else last
     laid = lay_out(x[None], y[None], extent(x[None], y[None]).middle if kind == EXPANDED else None)
     rows, norms, panels, others = (array.ctypes.data for array in laid)
-    out = np.full((-(-(last - first) // TALL) * TALL, padded(len(y))), np.nan)
+    out = np.full((-(-(last - first) // TALL) * TALL, padded_width(len(y))), np.nan)
     squares(kind, rows, norms, panels, others, x.shape[1], len(y), factor, first, last, out)
     return out[: last - first, : len(y)].copy()
 

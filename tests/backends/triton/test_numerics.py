@@ -34,7 +34,7 @@ NAMED = re.compile(r"`numerics\.(\w+)\.([\w.]+)`")
 COMPARED = {
     "update": {"update", "log_ratios", "alignment", "Momentum.stride"},
     "residual": {"residual"},
-    "rounding": {"sampled_error", "streamed_rounding", "unsampled"},
+    "rounding": {"sampled_error", "streamed_rounding", "unsampled_size"},
     "starts": {"between", "start", "worthwhile"},
     "transforms": {"conditionals", "plan_costs"},
     "arrays": {"round_to"},

@@ -47,9 +47,11 @@ def sweep_points(x, y, root, factor, own, other, first, last, mass, columns):
             stop = min(cols, start + CHUNK)
             distances(x, i, y, start, stop, root, costs)
             for q in range(min(4, last - i)):
-                found = _add_row(costs[q], stop - start, factor, own[i + q], other[start:stop], columns[start:stop])
-                mass[i + q] += found[0]
-                total += found[1]
+                row_mass, row_transport = _add_row(
+                    costs[q], stop - start, factor, own[i + q], other[start:stop], columns[start:stop]
+                )
+                mass[i + q] += row_mass
+                total += row_transport
     return total
 
 
@@ -58,9 +60,9 @@ def sweep_matrix(costs, factor, own, other, first, last, mass, columns):
     """Sweep rows first .. last of a cost matrix and return their transport cost."""
     total = 0.0
     for i in range(first, last):
-        found = _add_row(costs[i], costs.shape[1], factor, own[i], other, columns)
-        mass[i] = found[0]
-        total += found[1]
+        row_mass, row_transport = _add_row(costs[i], costs.shape[1], factor, own[i], other, columns)
+        mass[i] = row_mass
+        total += row_transport
     return total
 
 

@@ -26,7 +26,7 @@ from drainsinkhorn.backends.cpu.primitives import (
     vector,
 )
 from drainsinkhorn.backends.cpu.scores import BLOCK, direct_form, load_scores
-from drainsinkhorn.backends.cpu.tiles import padded
+from drainsinkhorn.backends.cpu.tiles import padded_width
 
 DRIFT = 25.0
 """Nats by which u and v may leave 1. Entries of K that underflow (below e^-87 in float32) then stay below e^-37."""
@@ -181,7 +181,7 @@ def log_columns(lane, form, f, out):
     the largest term of each column, a second pass sums. `form` is that of `load_scores`.
     """
     rows, cols = lane.rows, lane.cols
-    block, largest = np.empty((BLOCK, padded(cols))), np.full(cols, -np.inf)
+    block, largest = np.empty((BLOCK, padded_width(cols))), np.full(cols, -np.inf)
     for start in range(0, rows, BLOCK):
         end = min(rows, start + BLOCK)
         load_scores(lane, form, start, end, block)
@@ -272,7 +272,7 @@ def log_row_residual(lane, form, f, g):
     """
     rows, cols = lane.rows, lane.cols
     a, weight, total = double(lane.a64, rows), double(lane.b64, cols), 0.0
-    block = np.empty((BLOCK, padded(cols)))
+    block = np.empty((BLOCK, padded_width(cols)))
     for start in range(0, rows, BLOCK):
         end = min(rows, start + BLOCK)
         load_scores(lane, form, start, end, block)
@@ -286,7 +286,7 @@ def log_row_residual(lane, form, f, g):
 def soft_log_rows(lane, form, f, g, out):
     """Write log ratios of rows for potentials in nats, in float64 in the log domain: `numerics.update.log_ratios`."""
     rows, cols = lane.rows, lane.cols
-    weight, block = double(lane.b64, cols), np.empty((BLOCK, padded(cols)))
+    weight, block = double(lane.b64, cols), np.empty((BLOCK, padded_width(cols)))
     for start in range(0, rows, BLOCK):
         end = min(rows, start + BLOCK)
         load_scores(lane, form, start, end, block)

@@ -129,11 +129,11 @@ def log(x):
 def maximum(values):
     """The largest of some numbers, none of them NaN."""
     m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = values[0]
-    whole = values.size // 8 * 8
-    for k in range(0, whole, 8):
+    unrolled = values.size // 8 * 8
+    for k in range(0, unrolled, 8):
         m0, m1, m2, m3 = max(m0, values[k]), max(m1, values[k + 1]), max(m2, values[k + 2]), max(m3, values[k + 3])
         m4, m5, m6, m7 = max(m4, values[k + 4]), max(m5, values[k + 5]), max(m6, values[k + 6]), max(m7, values[k + 7])
-    for k in range(whole, values.size):
+    for k in range(unrolled, values.size):
         m0 = max(m0, values[k])
     return max(max(max(m0, m1), max(m2, m3)), max(max(m4, m5), max(m6, m7)))
 

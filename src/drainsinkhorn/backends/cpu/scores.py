@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.backends.cpu.lane_table import DENSE32, DENSE64
 from drainsinkhorn.backends.cpu.primitives import dot, double, float32_at, ordered
-from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, WIDE, padded, squares
+from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, WIDE, padded_width, squares
 
 Array = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def load_scores(lane, form, first, last, out):
 def cache_scores(lane, first, last):
     """Store the scores of rows first .. last - 1, `numerics.costs.cost_matrix` over eps, for `load_scores` to read."""
     cols, factor = lane.cols, lane.factor
-    block = np.empty((BLOCK, padded(cols)))
+    block = np.empty((BLOCK, padded_width(cols)))
     for start in range(first, last, BLOCK):
         end = min(last, start + BLOCK)
         squares(lane.form, lane.x, lane.norms_x, lane.y, lane.norms_y, lane.dim, cols, factor, start, end, block)
@@ -74,7 +74,7 @@ def score_matrix(form, x, norms_x, panels, norms_y, factor, out):
     Implements `numerics.costs.cost_matrix` for squared and plain distances.
     """
     size, cols, dim = x.shape[0], out.shape[1], x.shape[1]
-    block, rows, columns = np.empty((BLOCK, padded(cols))), x.ctypes.data, panels.ctypes.data
+    block, rows, columns = np.empty((BLOCK, padded_width(cols))), x.ctypes.data, panels.ctypes.data
     for first in range(0, size, BLOCK):
         last = min(size, first + BLOCK)
         squares(form, rows, norms_x.ctypes.data, columns, norms_y.ctypes.data, dim, cols, factor, first, last, block)

@@ -18,7 +18,7 @@ from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, STREAMED, Ari
 from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.cpu.scores import extent
 from drainsinkhorn.backends.cpu.update_kernels import update_rule
-from drainsinkhorn.backends.emission import Rounded, emission, rounded
+from drainsinkhorn.backends.emission import Rounded, emission, round_state
 from drainsinkhorn.backends.lanes import LanePack
 from drainsinkhorn.backends.support import restrict
 from drainsinkhorn.core.protocol import Emission
@@ -27,7 +27,7 @@ from drainsinkhorn.model.result import UNKNOWN, Residual
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
 from drainsinkhorn.numerics.residual import residual
-from drainsinkhorn.numerics.rounding import UNSAMPLED, soft_bound, unsampled
+from drainsinkhorn.numerics.rounding import UNSAMPLED, soft_bound, unsampled_size
 from drainsinkhorn.numerics.soft import (
     Deviation,
     log_deviations,
@@ -155,7 +155,9 @@ class StreamingLane:
         bound = SAFETY * float(errors.max()) + self.float64_bound(f, g)
         if self.dtype == FLOAT32:
             sides = ((rows, f), (cols, g))
-            bound += UNSAMPLED * LN2 * sum(float(unsampled(np, side.weights, p, side.samples)) for side, p in sides)
+            bound += (
+                UNSAMPLED * LN2 * sum(float(unsampled_size(np, side.weights, p, side.samples)) for side, p in sides)
+            )
         return bound
 
     def float64_bound(self, f: Vector, g: Vector) -> float:
@@ -252,14 +254,14 @@ class StreamingLane:
         self.log_ratios(self.y, self.x, self.g, self.f)
         self.row_residual(self.log_ratios(self.x, self.y, self.f, self.g))
 
-    def rounded(self) -> Rounded:
+    def round_state(self) -> Rounded:
         """The state as it will be emitted, in units of the cost."""
-        return rounded(self.instance, self.unit * self.f, self.unit * self.g)
+        return round_state(self.instance, self.unit * self.f, self.unit * self.g)
 
     def emit(self) -> Emission:
         """Copies for the caller."""
         couple = partial(compiled_couplings, threads=self.threads)
-        return emission(self.instance, self.rounded(), self.support, couple)
+        return emission(self.instance, self.round_state(), self.support, couple)
 
     def verify(self, *, exact: bool) -> Residual:
         """Both residuals of the state as it will be emitted; `exact` certifies them from the caller's own arrays."""
@@ -268,7 +270,7 @@ class StreamingLane:
         if exact:
             sweep = partial(compiled_sweep, threads=self.threads)
             return certify(self.instance, self.emit().potentials(0), sweep)
-        state = self.rounded()
+        state = self.round_state()
         f, g = state.f / self.unit, state.g / self.unit
         row, col = self.log_ratios(self.x, self.y, f, g), self.log_ratios(self.y, self.x, g, f)
         bound = max(self.measured_bound(self.x, self.y, f, g, row), self.measured_bound(self.y, self.x, g, f, col))

@@ -63,13 +63,13 @@ class _Code:
 
     def rows(self, x: Any, step: Any, count: Any) -> list[Any]:
         """Addresses of TALL rows; the last of `count` stands for those that are missing."""
-        found: list[Any] = []
+        addresses: list[Any] = []
         for row in range(TALL):
             place = ir.Constant(_INT, row)
             last = self.builder.sub(count, ir.Constant(_INT, 1))
             place = self.builder.select(self.builder.icmp_signed("<", place, count), place, last)
-            found.append(self.builder.add(x, self.builder.mul(place, step)))
-        return found
+            addresses.append(self.builder.add(x, self.builder.mul(place, step)))
+        return addresses
 
 
 def _tile(kind: int) -> Any:
@@ -89,22 +89,22 @@ def _tile(kind: int) -> Any:
                 columns = [code.vector(builder.add(panel, at), BYTES * v) for v in range(VECTORS)]
                 for row, mine in zip(rows, sums, strict=True):
                     place = code.at(row, builder.mul(loop.index, eight), _DOUBLE)
-                    left = code.everywhere(builder.load(place))
+                    coordinate = code.everywhere(builder.load(place))
                     for total, right in zip(mine, columns, strict=True):
-                        pair = (left, right) if kind == EXPANDED else (builder.fsub(left, right),) * 2
+                        pair = (coordinate, right) if kind == EXPANDED else (builder.fsub(coordinate, right),) * 2
                         builder.store(code.call("fmuladd", *pair, builder.load(total)), total)
             scale = code.everywhere(factor)
             for norm, row, mine in zip(code.rows(norms_x, eight, count), range(TALL), sums, strict=True):
                 line = builder.add(out, builder.mul(width, ir.Constant(_INT, 8 * row)))
                 for v, total in enumerate(mine):
-                    found = builder.load(total)
+                    value = builder.load(total)
                     if kind == EXPANDED:
-                        left = code.everywhere(builder.load(code.at(norm, 0, _DOUBLE)))
-                        both = builder.fadd(left, code.vector(norms_y, BYTES * v))
-                        found = builder.fsub(both, builder.fadd(found, found))
+                        norm_x = code.everywhere(builder.load(code.at(norm, 0, _DOUBLE)))
+                        both = builder.fadd(norm_x, code.vector(norms_y, BYTES * v))
+                        value = builder.fsub(both, builder.fadd(value, value))
                     if kind == ROOT:
-                        found = code.call("sqrt", found)
-                    builder.store(builder.fmul(found, scale), code.at(line, BYTES * v, _VECTOR), align=8)
+                        value = code.call("sqrt", value)
+                    builder.store(builder.fmul(value, scale), code.at(line, BYTES * v, _VECTOR), align=8)
             return context.get_dummy_value()
 
         return signature, write
@@ -116,7 +116,7 @@ _direct, _root, _expanded = _tile(DIRECT), _tile(ROOT), _tile(EXPANDED)
 
 
 @ordered
-def padded(cols):
+def padded_width(cols):
     """How wide rows of scores are in memory: whole panels, and no power of two, which would share places in a cache."""
     return (cols + WIDE - 1) // WIDE * WIDE + 8
 
@@ -125,17 +125,17 @@ def padded(cols):
 def squares(kind, x, norms_x, panels, norms_y, dim, cols, factor, first, last, out):
     """`out_ij = factor |x_i - y_j|^2` (ROOT: its root) for rows first .. last - 1. Points and norms are addresses.
 
-    `out` is (at least as many rows, up to a multiple of TALL; `padded(cols)`).
+    `out` is (at least as many rows, up to a multiple of TALL; `padded_width(cols)`).
     """
     width = out.shape[1]
     for start in range(0, cols, WIDE):
         panel, norm = panels + 8 * start * dim, norms_y + 8 * start
         for i in range(first, last, TALL):
             target = out.ctypes.data + 8 * ((i - first) * width + start)
-            row, left = x + 8 * i * dim, norms_x + 8 * i
+            row, norm_x = x + 8 * i * dim, norms_x + 8 * i
             if kind == EXPANDED:
-                _expanded(row, last - i, dim, panel, left, norm, factor, target, width)
+                _expanded(row, last - i, dim, panel, norm_x, norm, factor, target, width)
             elif kind == ROOT:
-                _root(row, last - i, dim, panel, left, norm, factor, target, width)
+                _root(row, last - i, dim, panel, norm_x, norm, factor, target, width)
             else:
-                _direct(row, last - i, dim, panel, left, norm, factor, target, width)
+                _direct(row, last - i, dim, panel, norm_x, norm, factor, target, width)

@@ -46,7 +46,7 @@ from drainsinkhorn.backends.cpu.primitives import (
     vector,
 )
 from drainsinkhorn.backends.cpu.scores import BLOCK, cache_scores, load_scores
-from drainsinkhorn.backends.cpu.tiles import padded
+from drainsinkhorn.backends.cpu.tiles import padded_width
 from drainsinkhorn.numerics.update import FAST, GROWTH, MAX_BACKOFF, OFFSET, STEP
 
 LOG_ROWS, LOG_ENTRIES = 32, 4096
@@ -177,7 +177,7 @@ def absorb_rows(lane, kernel, part, first, last, one):
     """Measure the f-leg of some rows in float64, `numerics.update.log_ratios`, and write their K absorbed there."""
     rows, cols = lane.rows, lane.cols
     base_f, g, weight = double(lane.base_f, rows), double(lane.g, cols), double(lane.b64, cols)
-    a, block = vector(lane.a, rows, one), np.empty((BLOCK, padded(cols)))
+    a, block = vector(lane.a, rows, one), np.empty((BLOCK, padded_width(cols)))
     for start in range(first, last, BLOCK):
         end = min(last, start + BLOCK)
         load_scores(lane, lane.form, start, end, block)
@@ -523,7 +523,7 @@ def fill_cold_rows(lane, first, last, one):
     kernel, base = vector(lane.kernel, rows * cols, one), double(lane.base_f, rows)
     if lane.scores and lane.is_shared:
         cache_scores(lane, first, last)
-    block = np.empty((BLOCK, padded(cols)))
+    block = np.empty((BLOCK, padded_width(cols)))
     for start in range(first, last, BLOCK):
         end = min(last, start + BLOCK)
         load_scores(lane, lane.form, start, end, block)

@@ -15,7 +15,7 @@ import torch
 
 from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.cost_sizes import cost_sizes, leg_rounding, samples, unit_weights
-from drainsinkhorn.backends.emission import Rounded, emission, rounded
+from drainsinkhorn.backends.emission import Rounded, emission, round_state
 from drainsinkhorn.backends.keops.lane import COLS, ROWS, SAMPLES, SIDES, KeopsLane, SideArrays
 from drainsinkhorn.backends.keops.loading import load_arrays
 from drainsinkhorn.backends.keops.precision import KeopsArithmetic
@@ -30,7 +30,7 @@ from drainsinkhorn.model.result import UNKNOWN, Residual, Residuals
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.memory import memory_errors
 from drainsinkhorn.numerics.residual import residual
-from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, soft_bound, unsampled
+from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, soft_bound, unsampled_size
 from drainsinkhorn.numerics.soft import log_deviations
 from drainsinkhorn.numerics.update import PLAIN, Momentum, Stride, alignment, update
 
@@ -256,7 +256,7 @@ class KeopsPack(CyclePack[KeopsLane]):
             f[slice(*lane.rows)] = torch.as_tensor(own, device=self._device)
             g[slice(*lane.cols)] = torch.as_tensor(other, device=self._device)
             sides = ((lane.inner.a, own, "rows"), (lane.inner.b, other, "cols"))
-            far.append(sum(float(unsampled(np, to_numpy(w), p, lane.samples[side])) for w, p, side in sides))
+            far.append(sum(float(unsampled_size(np, to_numpy(w), p, lane.samples[side])) for w, p, side in sides))
         ranges = self._blocks(lanes)
         row_ratios, col_ratios = f + self._leg(ROWS, g, ranges), g + self._leg(COLS, f, ranges)
         rows, cols = self._residuals(ROWS, row_ratios, f).tolist(), self._residuals(COLS, col_ratios, g).tolist()
@@ -275,7 +275,7 @@ class KeopsPack(CyclePack[KeopsLane]):
         """A lane's potentials in units of the cost, as they will be emitted."""
         lane, has = self._lanes[i], self._arrays
         f, g = has["f"][slice(*lane.rows)].cpu().numpy(), has["g"][slice(*lane.cols)].cpu().numpy()
-        return rounded(lane.instance, lane.instance.eps * f, lane.instance.eps * g)
+        return round_state(lane.instance, lane.instance.eps * f, lane.instance.eps * g)
 
     @memory_errors()
     def emit(self, lanes: Sequence[int]) -> Emission:

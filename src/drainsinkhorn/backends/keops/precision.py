@@ -63,7 +63,7 @@ class KeopsArithmetic(NamedTuple):
             rounding: `cost_sizes.leg_rounding` of the lane.
             potentials: `largest_potentials` of the lane in nats.
             error: `sampled_error` of the lane, if reductions are in float32.
-            far: `unsampled` potentials of the lane in nats.
+            far: `unsampled_size` potentials of the lane in nats.
         """
         bound = rounding_bound(rounding, potentials, UNITS)
         return sampled_bound(bound, error, self.name, far) if self.single else bound

@@ -23,7 +23,7 @@ from ott.geometry import costs, geometry, pointcloud
 from drainsinkhorn.backends.ottjax.costs import Flipped
 from drainsinkhorn.backends.ottjax.precision import OttArithmetic
 from drainsinkhorn.numerics.residual import residual
-from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, soft_bound, unsampled
+from drainsinkhorn.numerics.rounding import largest_potentials, sampled_error, soft_bound, unsampled_size
 from drainsinkhorn.numerics.soft import deviation_terms, soft_exponents
 
 SAMPLES = 32
@@ -167,7 +167,7 @@ def _error(
         exact: (f, g) in float64.
         axis: 1 for rows, 0 for columns.
         after: Potentials of the side after the undamped leg.
-        far: By how much potentials exceed those of the sample, in nats (`numerics.rounding.unsampled`).
+        far: By how much potentials exceed those of the sample, in nats (`numerics.rounding.unsampled_size`).
     """
     weights, places, costs = ("a", "rows", "row_costs") if axis == 1 else ("b", "cols", "col_costs")
     mass, sampled, eps = lane[weights], lane[places], lane["exact_eps"]
@@ -260,7 +260,7 @@ def _check(arithmetic: OttArithmetic, lane: Lane, f: Any, g: Any) -> tuple[Any, 
     state = exact[0].astype(arithmetic.dtype), exact[1].astype(arithmetic.dtype)
     if arithmetic.single:
         sides = (("a", f, "rows"), ("b", g, "cols"))
-        far = sum(unsampled(jnp, lane[weights], p, lane[places]) for weights, p, places in sides) / eps
+        far = sum(unsampled_size(jnp, lane[weights], p, lane[places]) for weights, p, places in sides) / eps
     (row, row_band), (col, col_band) = (
         _error(arithmetic, lane, state, exact, axis, apply_leg(arithmetic, lane, *state, axis), far) for axis in (1, 0)
     )

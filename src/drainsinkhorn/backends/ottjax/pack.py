@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.emission import Rounded, emission, rounded
+from drainsinkhorn.backends.emission import Rounded, emission, round_state
 from drainsinkhorn.backends.ottjax.kernels import STATE, CompiledKernels, Lane, kernels
 from drainsinkhorn.backends.ottjax.loading import Loaded, load
 from drainsinkhorn.backends.ottjax.precision import OttArithmetic
@@ -162,7 +162,7 @@ class OttPack:
         lane = self._lanes[i]
         if owners[i] != lane.number:
             raise ContractError(f"backend 'ott': place {i} of the stack does not hold the state of lane {i}")
-        return rounded(lane.instance, *lane.to_support(f, g))
+        return round_state(lane.instance, *lane.to_support(f, g))
 
     def emit(self, lanes: Sequence[int]) -> Emission:
         """Return copies of the potentials for the caller."""

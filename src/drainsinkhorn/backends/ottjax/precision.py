@@ -87,7 +87,7 @@ class OttArithmetic:
             rounding: `cost_sizes.leg_rounding` of the lane.
             potentials: `largest_potentials` of the lane in nats.
             error: `sampled_error` of the lane.
-            far: By how much potentials exceed what the samples account for, in nats (`unsampled`).
+            far: By how much potentials exceed what the samples account for, in nats (`unsampled_size`).
         """
         return sampled_bound(rounding_bound(rounding, potentials, UNITS), error, self.name, far)
 

@@ -146,7 +146,7 @@ class Findings(NamedTuple):
         broken: 1 if the state is not finite.
         largest: Sum of the largest potentials of both sides, in bits.
         unsampled: By how much the mean sizes of potentials exceed twice those of sampled rows, in bits
-            (`numerics.rounding.unsampled`).
+            (`numerics.rounding.unsampled_size`).
     """
 
     row: list[float]

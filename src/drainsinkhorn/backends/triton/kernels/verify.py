@@ -116,8 +116,8 @@ def round_states(table, lanes, state, vectors64, potentials, emitted, found, cou
 
     They are rounded to the CALLER_DTYPE of the lane (float16 or bfloat16), else to float32, if that changes them by no
     more than its BUDGET. Also writes the columns emitted, broken, largest and unsampled of `Findings`; the last as
-    `numerics.rounding.unsampled`, but with means in place of medians, and twice in place of four times their mean size.
-    Means of SOFT lanes are over the mass that potentials ask for.
+    `numerics.rounding.unsampled_size`, but with means in place of medians, and twice in place of four times their mean
+    size. Means of SOFT lanes are over the mass that potentials ask for.
     """
     place = tl.program_id(0)
     lane = tl.load(lanes + place)
