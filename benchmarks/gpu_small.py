@@ -11,8 +11,9 @@ the script. Then laps of all arms are interleaved, in orders in which each follo
 arms get stacks of CUDA tensors, or lists of problems if these are ragged; OTT-JAX gets arrays that are on the device
 already, and stops by its own error every ten iterations, in the highest matmul precision.
 
-Arms: `launches` is the default backend; `resident` holds small tiles of scores in registers; `registers` holds tiles up
-to 128 x 128 there, and `chunks` none. `ott` and `ott-momentum` are OTT-JAX under jit and vmap.
+Arms: `default` is the default backend, and `launches` has no resident lanes. In `resident` lanes of up to 512 points
+are resident, with small tiles of scores in registers; `registers` holds tiles up to 128 x 128 there, and `chunks` none.
+`ott` and `ott-momentum` are OTT-JAX under jit and vmap.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ WORK: dict[str, Callable[[], Work]] = {
 }
 
 
-def ours(points: int, in_registers: int = resident.IN_REGISTERS, **settings: Any) -> Arm:
+def ours(points: int | None, in_registers: int = resident.IN_REGISTERS, **settings: Any) -> Arm:
     """An arm of this library. Caches that depend on size classes are cleared where classes change."""
 
     def run(work: Work) -> tuple[Answers, dict[str, Any]]:
@@ -175,6 +176,7 @@ def ott(*, momentum: bool) -> Arm:
 
 
 ARMS: dict[str, Callable[[], Arm]] = {
+    "default": lambda: ours(None),
     "launches": lambda: ours(0),
     **{name: lambda held=held: ours(512, held) for name, held in CLASSES.items()},
     "plain": lambda: ours(512, accelerate="none", init="zero"),
@@ -260,7 +262,7 @@ def show(report: dict[str, Any]) -> None:
 
 def curves(repeats: int) -> list[dict[str, Any]]:
     """Times over the points of a problem and over the number of lanes, with both ways to run cycles."""
-    found, arms = [], {name: ARMS[name]() for name in ("launches", "resident")}
+    found, arms = [], {name: ARMS[name]() for name in ("default", "launches")}
     cases = {f"{max(1, 2**22 // n**2)} x {n}": (max(1, 2**22 // n**2), n) for n in (16, 32, 64, 128, 256, 512, 1024)}
     cases |= {f"{lanes} x 64": (lanes, 64) for lanes in (1, 4, 16, 64, 256, 1024, 4096, 16384)}
     for name, (lanes, n) in cases.items():
@@ -272,7 +274,7 @@ def curves(repeats: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", nargs="*", default=[""], metavar="TEXT", help="workloads whose name contains this")
-    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["launches", "resident", *PEERS])
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["default", "launches", *PEERS])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tests", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--curves", action="store_true")

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from drainsinkhorn.core.collector import collector_paused
 from drainsinkhorn.core.events import Event, Observer, Rescuing, Retired, ignore
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
@@ -111,8 +112,9 @@ def solve(
     columns |= {"rho": rho, "max_depth": depths}
     if isinstance(x, Tap):
         raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
-    waiting = as_problems(x, y, cost=cost, batch=batch, **columns)
-    waiting = waiting if isinstance(waiting, list) else list(waiting)
+    with collector_paused():
+        waiting = as_problems(x, y, cost=cost, batch=batch, **columns)
+        waiting = waiting if isinstance(waiting, list) else list(waiting)
     from_arrays = y is not None or x is None
     if from_arrays and waiting:
         check_arguments(eps=None, tol=None, cost=waiting[0].cost, init=options.init, x=None, y=None, a=None, b=None)
@@ -165,9 +167,10 @@ class LocalRun:
         self._unclaimed, self._refuted = list[Retired](), set[int]()
         self._reader = Reader(session, solve)
         self._validation = options.tol, options.audit.margin, options.init
-        stacked = None if session.has_journal else validate_stack(problems, *self._validation)
-        self._is_stack = stacked is not None
-        self._ready = stacked if stacked or session.has_journal else validate_list(problems, *self._validation)
+        with collector_paused():
+            stacked = None if session.has_journal else validate_stack(problems, *self._validation)
+            self._is_stack = stacked is not None
+            self._ready = stacked if stacked or session.has_journal else validate_list(problems, *self._validation)
         if self._ready and isinstance(problems, list):
             session.take_all(problems)
         # Arrays on a device are checked together; if one holds NaN or inf, each is checked when its problem is read.
@@ -185,10 +188,12 @@ class LocalRun:
         # caller's arrays until the garbage collector runs.
         self._queue = Queue(self, self._policy)
         try:
-            if self._ready:
-                self._queue.enter(self._ready, alike=self._is_stack)
+            with collector_paused():
+                if self._ready:
+                    self._queue.enter(self._ready, alike=self._is_stack)
+                if session.count is not None:
+                    self._queue.fill()
             if session.count is not None:
-                self._queue.fill()
                 yield from self._yield_without_run()
             for first, line in self._queue.lines():
                 if first is not None:
@@ -375,28 +380,35 @@ class LocalRun:
             self._without_run.popleft()
 
     def _rescue(self) -> Iterator[Outcomes]:
-        """Run unconverged problems once more, alone and in float64."""
+        """Run unconverged problems once more, in float64, in packs of their own."""
         if not self._failed:
             return
         session, precise = self.session, self._backend.precise()
         session.notify_caller(Rescuing(list(self._failed)))
         session.ledger.rescue = ledger = session.ledger.rescue or Ledger()
-        again = [
-            Admission(ticket, replace(first.instance, init=rescue.choose_restart(first)))
-            for ticket, first in self._failed.items()
-        ]
-        plan = replace(self._plan, mode=MODES["width-one"], width=1)
-        for event in execute(precise, Batch(again), plan, ledger, ledger.seconds):
-            for second in map(Ended, *event):
-                ticket = second.outcome.ticket
-                finite = rescue.with_finite_potentials(second.outcome)
-                ended, remark = rescue.choose_result(self._failed[ticket], second._replace(outcome=finite))
-                if remark:
-                    self._remarks.setdefault(ticket, []).append(remark)
-                outcomes = Outcomes.from_rows([ended.outcome])
-                self._unclaimed.append(Retired([ended.instance], outcomes))
-                del self._failed[ticket]
-                yield from self._yield([ended.instance], outcomes)
+        lines: dict[Hashable, list[Admission]] = {}
+        for ticket, first in self._failed.items():
+            instance = replace(first.instance, init=rescue.choose_restart(first))
+            lines.setdefault(precise.signature(instance), []).append(Admission(ticket, instance))
+        for line in lines.values():
+            # Lanes leave as they finish, whatever the mode of the run: depths of problems that failed differ.
+            width = max(1, min(len(line), precise.hints(line[0].instance).width, self._plan.width))
+            plan = replace(self._plan, mode=MODES["compact"], width=width)
+            for event in execute(precise, Batch(line), plan, ledger, ledger.seconds):
+                yield from self._yield_rescued(event)
+
+    def _yield_rescued(self, retired: Retired) -> Iterator[Outcomes]:
+        """Yield the better one of both results of each problem that was run again."""
+        for second in map(Ended, *retired):
+            ticket = second.outcome.ticket
+            finite = rescue.with_finite_potentials(second.outcome)
+            ended, remark = rescue.choose_result(self._failed[ticket], second._replace(outcome=finite))
+            if remark:
+                self._remarks.setdefault(ticket, []).append(remark)
+            outcomes = Outcomes.from_rows([ended.outcome])
+            self._unclaimed.append(Retired([ended.instance], outcomes))
+            del self._failed[ticket]
+            yield from self._yield([ended.instance], outcomes)
 
     # Runs that end early
 

@@ -263,7 +263,7 @@ def test_lanes_climb_to_the_arithmetic_that_is_accurate_enough_for_them() -> Non
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_problem_among_those_on_a_device_is_refused_alone(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
     if not CUDA:
-        monkeypatch.setattr(validation, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
+        monkeypatch.setattr(validation, "is_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
     rng = np.random.default_rng(9)
     batch = [
         ds.Problem(x=on_device(rng.normal(size=(9, 2))), y=on_device(rng.normal(size=(7, 2))), eps=1) for _ in "abc"
@@ -284,7 +284,7 @@ def test_one_bad_entry_in_any_kind_of_value_on_a_device_is_seen(
     place: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not CUDA:
-        monkeypatch.setattr(validation, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
+        monkeypatch.setattr(validation, "is_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
     monkeypatch.setattr(validation, "TOGETHER", together)
     end = torch.finfo(torch.float64).max
     values = [
@@ -318,7 +318,7 @@ def test_values_on_a_device_are_looked_at_side_by_side_but_for_large_ones(monkey
         copied.append([len(value) for value in block])
         return cat(block)
 
-    monkeypatch.setattr(validation, "_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
+    monkeypatch.setattr(validation, "is_on_device", lambda value: torch.is_tensor(value) and value.ndim == 2)
     monkeypatch.setattr(validation, "TOGETHER", 100)
     monkeypatch.setattr(torch, "cat", counted)
     clouds = [torch.zeros((n, 2)) for n in (20, 30, 51, 10, 20, 20)]

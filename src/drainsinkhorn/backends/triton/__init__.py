@@ -34,6 +34,8 @@ from drainsinkhorn.numerics.costs import COSTS, require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
 from drainsinkhorn.numerics.products import has_products
 
+RESIDENT_POINTS = 128
+"""Most points of a side of lanes of which one program runs all cycles: with more, launches for cycles are faster."""
 SPACING, HELD_SPACING = 32, 1024
 """Cycles between audits if lanes are not refilled; and at most, if lanes that have passed are held."""
 WIDEST, WIDEST_RESIDENT = 2048, 16384
@@ -55,7 +57,8 @@ class TritonBackend:
         leading: True: early cycles of streaming lanes in more than 32 coordinates compute scores from one product, that
             of float16 high parts, in place of three.
         resident_points: Lanes with at most so many points on either side cache their scores, and one program runs all
-            their cycles, without a launch between two of them. At most 512; 0: there are no such lanes.
+            their cycles, without a launch between two of them. At most 512; 0: there are no such lanes. None: 128, and
+            0 in Triton's interpreter.
         acceleration: "momentum" or "none"; `solve` sets it.
         policy: Decisions about precision, made from the attributes above.
     """
@@ -64,7 +67,7 @@ class TritonBackend:
     precision: Literal["auto", "float64"] = "auto"
     stored_pairs: int = 2**25
     leading: bool = True
-    resident_points: int = 0
+    resident_points: int | None = None
     acceleration: str = "none"
     name: str = field(default="triton", init=False)
     stride: int = field(default=1, init=False)
@@ -74,16 +77,18 @@ class TritonBackend:
     policy: PrecisionPolicy = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.resident_points <= LARGEST_SIDE:
-            raise OptionsError(
-                f"resident_points counts points of a side, from 0 to {LARGEST_SIDE}, got {self.resident_points!r}"
-            )
+        points = self.resident_points
+        if points is None:
+            points = 0 if interpreted() else RESIDENT_POINTS
+        if not 0 <= points <= LARGEST_SIDE:
+            raise OptionsError(f"resident_points counts points of a side, from 0 to {LARGEST_SIDE}, got {points!r}")
         has_device = interpreted() or torch.cuda.is_initialized() or torch.cuda.is_available()
         if self.device == "auto" and not has_device:
             raise BackendUnavailable("backend 'triton' needs a CUDA device, and torch sees none")
         momentum, float64 = self.acceleration == "momentum", self.precision == "float64"
-        policy = PrecisionPolicy(float64, momentum, self.stored_pairs, self.leading, self.resident_points)
-        # The only attribute that is derived from others; the class is frozen.
+        policy = PrecisionPolicy(float64, momentum, self.stored_pairs, self.leading, points)
+        # Attributes that are derived here; the class is frozen. Workers and copies get the number, not None.
+        object.__setattr__(self, "resident_points", points)
         object.__setattr__(self, "policy", policy)
 
     def signature(self, instance: Instance[Any]) -> Hashable:
@@ -109,8 +114,10 @@ class TritonBackend:
         """Compile the kernels for such problems; Triton's interpreter compiles nothing."""
         if not interpreted():
             form = self.policy.representation(instances[0])
-            sizes = {size_class(p.shape, float64=False)[1:3] for p in instances} if form.one_program else {(40, 40)}
-            for size, is_soft in product(sorted(sizes), sorted({not p.marginals.are_hard for p in instances})):
+            shapes = {instance.shape for instance in instances} if form.one_program else ()
+            sizes = {size_class(shape, float64=False)[1:3] for shape in shapes} or {(40, 40)}
+            softness = {not instance.marginals.are_hard for instance in instances}
+            for size, is_soft in product(sorted(sizes), sorted(softness)):
                 compile_kernels(form, self.policy, self._device(), size, is_soft)
 
     @memory_errors()

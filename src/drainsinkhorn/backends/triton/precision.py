@@ -174,11 +174,12 @@ def augmented_room(representation: Representation, norms: tuple[Any, Any], start
 
 @np.errstate(all="ignore")
 def high_part_errors(
-    representation: Representation, size: tuple[int, int], dim: int, norms: tuple[Any, Any], starts: tuple[Any, Any]
+    representation: Representation, sizes: Any, dim: int, norms: tuple[Any, Any], starts: tuple[Any, Any]
 ) -> Any:
     """Estimate by how much float16 high parts alone change residuals, if rounding errors of points average out.
 
-    The estimates are NaN for lanes that do not use high parts alone.
+    Sizes are the points of rows and columns of each lane, (lanes, 2). The estimates are NaN for lanes that do not use
+    high parts alone.
     """
     scores = _largest_scores(norms)
     errors = HIGH_PART_ERROR * scores / math.sqrt(max(dim, 1))
@@ -187,7 +188,7 @@ def high_part_errors(
         & (errors <= MOST_HIGH_PART_ERROR)
         & (starts[0] + starts[1] + scores <= AUGMENTED_BITS)
     )
-    return np.where(is_used, errors * math.log(2) / math.sqrt(min(size)), math.nan)
+    return np.where(is_used, errors * math.log(2) / np.sqrt(sizes.min(1)), math.nan)
 
 
 def _largest_scores(norms: tuple[Any, Any]) -> Any:

@@ -16,11 +16,12 @@ import torch
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels import layout as kernels
 from drainsinkhorn.backends.triton.launching import upload
-from drainsinkhorn.backends.triton.layout import on_device, unit_rows
+from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import Matrices
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.stacks import Stack, is_inside
 from drainsinkhorn.backends.triton.tiles import PRODUCT, STORED
+from drainsinkhorn.backends.triton.transfer import on_device
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.weights import uniform as uniform_weights
