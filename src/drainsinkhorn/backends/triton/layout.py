@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from drainsinkhorn.backends.triton.buffers import aligned
 from drainsinkhorn.backends.triton.kernels import layout as kernels
 from drainsinkhorn.backends.triton.kernels import starts as start_kernels
 from drainsinkhorn.backends.triton.launching import launch
+from drainsinkhorn.backends.triton.precision import STREAMED_DIM
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import STORED
 from drainsinkhorn.numerics.arrays import library, to_numpy
@@ -33,7 +35,10 @@ MOST_LANES = 2**16 - 1
 TOGETHER_PAIRS, PRODUCT_TILE = 2**21, 64
 """Most pairs of a lane whose products one launch computes for all lanes, and rows and columns of a program of it."""
 CACHE_ROWS, CACHE_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
-"""Rows of a program that caches scores, columns it takes at once, and products that are kept at once."""
+"""Rows of a program that caches scores, columns it takes at once, and products of small lanes that are kept at once."""
+LARGE_PAIRS, BLOCK_PAIRS, LEAST_ROWS = 2**25, 2**26, 16
+"""Pairs above which a lane is large, products of such a lane that are kept at once, and least rows of a block of them.
+Blocks of rows depend on the lane alone, since a library rounds products of other shapes differently."""
 
 
 def on_device(value: Any, device: Any) -> Any:
@@ -225,16 +230,43 @@ def extents(largest: Any, dim: int, views: Any, *, rooted: bool) -> Any:
     return out
 
 
-def cache_scores(costs: Any, views: Any, lanes: slice, norms: tuple[Any, Any] | None = None) -> None:
-    """Write the cached matrices of `lanes` from their scaled costs, or from inner products if `norms` are given."""
+def has_blocks(size: tuple[int, int], dim: int) -> bool:
+    """Return whether products of a lane are computed in blocks: it is large, and has many coordinates."""
+    return dim > STREAMED_DIM and size[0] * size[1] > LARGE_PAIRS
+
+
+def block_rows(rows: int, cols: int) -> int:
+    """Return the number of rows of a lane whose products are kept at once: a multiple of LEAST_ROWS, or all rows."""
+    if rows * cols <= BLOCK_PAIRS:
+        return rows
+    most = BLOCK_PAIRS // cols
+    step = LEAST_ROWS if most < PRODUCT_TILE else PRODUCT_TILE
+    return min(rows, max(LEAST_ROWS, most // step * step))
+
+
+def cache_scores(
+    costs: Any, views: Any, lanes: slice, norms: tuple[Any, Any] | None = None, *, first: int = 0,
+    is_large: bool = False,
+) -> None:  # fmt: skip
+    """Write the cached matrices of `lanes` from their scaled costs, or from inner products if `norms` are given.
+
+    Args:
+        costs: Scaled costs or products, (lanes, rows, m).
+        views: Vectors of the group of lanes.
+        lanes: Which lanes of the group; a single one if `first` is not zero.
+        norms: Squared norms of these rows and of columns.
+        first: Number of the first of these rows.
+        is_large: The f that is absorbed comes from exponentials in float32: it is only a place near the solution.
+    """
     count, n, m = costs.shape
     pairs = ("POTENTIAL", 1), ("MASS", 1), ("NORM", 0), ("MATRIX", 0)
     start, mass, base, matrix = (views[pair][lanes] for pair in pairs)
     own, other = (costs, costs) if norms is None else norms
     launch(
         kernels.cache_scores, (-(-n // CACHE_ROWS), count),
-        costs, own, other, start, mass, base, matrix, n, m, start.stride(0), mass.stride(0), base.stride(0),
-        matrix.stride(0), PRODUCTS=norms is not None, ROWS=CACHE_ROWS, BLOCK=CACHE_BLOCK,
+        costs, own, other, start, mass, base[:, first:], matrix[:, first * aligned(m) :], n, m, start.stride(0),
+        mass.stride(0), base.stride(0), matrix.stride(0), PRODUCTS=norms is not None, ROUGH=is_large, ROWS=CACHE_ROWS,
+        BLOCK=CACHE_BLOCK,
     )  # fmt: skip
 
 
@@ -260,11 +292,15 @@ def products(x: Any, y: Any, out: Any, *, rooted: bool) -> None:
 
 
 def cache_products(x: Any, y: Any, norms: tuple[Any, Any], views: Any, *, rooted: bool) -> None:
-    """Write the cached matrices of clouds, whose points are centred and scaled."""
+    """Write the cached matrices of clouds, whose points are centred and scaled; those of large lanes block by block."""
     lanes, n, m = len(x), x.shape[1], y.shape[1]
-    step = max(1, SCRATCH_PAIRS // (n * m))
+    is_large, rows = has_blocks((n, m), x.shape[2]), block_rows(n, m)
+    step = max(1, SCRATCH_PAIRS // (n * m)) if rows == n else 1
     for first in range(0, lanes, step):
         part = slice(first, min(lanes, first + step))
-        scratch = torch.empty((part.stop - first, n, m), dtype=torch.float64, device=x.device)
-        products(x[part], y[part], scratch, rooted=rooted)
-        cache_scores(scratch, views, part, None if rooted else (norms[0][part], norms[1][part]))
+        for row in range(0, n, rows):
+            block = slice(row, min(n, row + rows))
+            scratch = torch.empty((part.stop - first, block.stop - row, m), dtype=torch.float64, device=x.device)
+            products(x[part, block], y[part], scratch, rooted=rooted)
+            own = None if rooted else (norms[0][part, block], norms[1][part])
+            cache_scores(scratch, views, part, own, first=row, is_large=is_large)

@@ -28,9 +28,9 @@ from drainsinkhorn.backends.triton.layout import (
     stack,
     unit_rows,
 )
-from drainsinkhorn.backends.triton.precision import augmented_room, high_part_errors
+from drainsinkhorn.backends.triton.precision import augmented_room, high_part_errors, matrix_size
 from drainsinkhorn.backends.triton.representation import Representation
-from drainsinkhorn.backends.triton.tiles import LARGEST, PRODUCT, STORED
+from drainsinkhorn.backends.triton.tiles import PRODUCT, STORED
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.weights import uniform
@@ -128,7 +128,7 @@ def _columns(form: Representation, n: int, m: int, dim: int, is_soft: bool) -> d
                       ("PARTIAL", (max(shares[0] * aligned(n), shares[1] * aligned(m)),))],
         "counters": [("COUNTERS", (max(whole),)), ("ARRIVED", (1,))],
         "points16": [("POINTS16", (n * pair, m * pair))] if form.kind == PRODUCT or form.packed else [],
-        "points32": [("MATRIX", (_matrix(n, m),))] if form.kind == STORED
+        "points32": [("MATRIX", (matrix_size(n, m),))] if form.kind == STORED
         else [("POINTS32", (dim * aligned(n), dim * aligned(m)))] if form.kind != PRODUCT else [],
         "points64": [("POINTS64", (n * m,) if form.dense else (dim * n, dim * m))],
     }  # fmt: skip
@@ -197,11 +197,6 @@ def _direction_rounding(instances: Sequence[Instance[Any]], dim: int, largest: A
     if instances[0].cost.kind.distances.root:
         return 4 * math.log(2) * error * scale
     return 2 * math.log(2) * (4 * error * largest + 4 * error * error)
-
-
-def _matrix(rows: int, cols: int) -> int:
-    """Return the number of elements of a cached matrix, padded by zeros so that whole tiles can be read."""
-    return -(-rows // LARGEST) * LARGEST * aligned(cols) + LARGEST
 
 
 def _fill_masses(instances: Sequence[Instance[Any]], views: Views, device: Any) -> None:

@@ -194,10 +194,12 @@ def inner_products(x, y, out, size, other_size, dim, stride, other_stride, out_s
 
 @triton.jit(do_not_specialize=["size", "other_size", "start_stride", "mass_stride", "base_stride", "stride"])
 def cache_scores(scores, norms, other_norms, start, mass, base, matrix, size, other_size, start_stride, mass_stride,
-                 base_stride, stride, PRODUCTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                 base_stride, stride, PRODUCTS: tl.constexpr, ROUGH: tl.constexpr, ROWS: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
     """Write cached log-kernel entries `f_i + g_j - C_ij` in bits, at the start of g and the f of the f-leg after it.
 
-    Entries that carry mass are near zero there, where float32 is most accurate.
+    Entries that carry mass are near zero there, where float32 is most accurate. With ROUGH the exponentials that give f
+    are in float32; entries are exact for the f that is stored.
     """
     lane = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -213,7 +215,11 @@ def cache_scores(scores, norms, other_norms, start, mass, base, matrix, size, ot
         costs = _cached_cost(scores, norms, other_norms, rows, others, valid, size, other_size, lane, PRODUCTS)
         exponent = g[None, :] - costs
         new = tl.maximum(largest, tl.max(exponent, axis=1))
-        total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
+        if ROUGH:
+            terms = tl.exp2((exponent - new[:, None]).to(tl.float32)).to(tl.float64)
+        else:
+            terms = tl.exp2(exponent - new[:, None])
+        total = total * tl.exp2(largest - new) + tl.sum(terms * w[None, :], axis=1)
         largest = new
     level = -(largest + tl.log2(total))
     tl.store(base + lane * base_stride + rows, level, mask=inside)
