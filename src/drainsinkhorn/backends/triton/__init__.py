@@ -19,10 +19,10 @@ from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.lanes import FORMS
 from drainsinkhorn.backends.triton.pack import TritonPack
-from drainsinkhorn.backends.triton.precision import PrecisionPolicy, count_places, interpreted
+from drainsinkhorn.backends.triton.precision import PrecisionPolicy, count_places, interpreted, matrix_bytes
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.resident import LARGEST_SIDE, size_class
-from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT
+from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.cost import Cost
@@ -40,6 +40,9 @@ SPACING, HELD_SPACING = 32, 1024
 """Cycles between audits if lanes are not refilled; and at most, if lanes that have passed are held."""
 WIDEST, WIDEST_RESIDENT = 2048, 16384
 """Most lanes that are recommended for a pack; and if one program runs all cycles of a lane, which costs no launches."""
+PACK_BYTES, FALLBACK_BYTES = 2**32, 2**28
+"""Bytes of the cached scores of a pack of recommended width, unless a lane may have more; and the default limit for
+those of a lane without a CUDA device."""
 REPORT_PAIRS = 2**42
 """Most pairs between two progress reports, which are about a second and a half."""
 
@@ -52,8 +55,11 @@ class TritonBackend:
     Attributes:
         device: A torch device; "auto" is the current CUDA device, the CPU under the interpreter.
         precision: "auto" is float32 for lanes in which sampled rows show it to be accurate enough, else float64.
-        stored_pairs: Largest n * m for which lanes of points in more than 64 coordinates cache their scores, in four
-            bytes for each pair. Other lanes of points recompute scores in every leg.
+        cached_bytes: Most bytes of a matrix of scores, four for each pair of points, for which a lane of points in more
+            than 64 coordinates caches its scores (of the euclidean cost: at most 2^25 pairs). Other lanes of points
+            recompute scores in every leg. None is replaced by half of the device's total memory, rounded down to a
+            power of two (2^28 without a CUDA device), when the backend is made: all workers that receive the backend
+            use one limit.
         leading: True: early cycles of streaming lanes in more than 32 coordinates compute scores from one product, that
             of float16 high parts, in place of three.
         resident_points: Lanes with at most so many points on either side cache their scores, and one program runs all
@@ -65,7 +71,7 @@ class TritonBackend:
 
     device: str = "auto"
     precision: Literal["auto", "float64"] = "auto"
-    stored_pairs: int = 2**25
+    cached_bytes: int | None = None
     leading: bool = True
     resident_points: int | None = None
     acceleration: str = "none"
@@ -82,13 +88,17 @@ class TritonBackend:
             points = 0 if interpreted() else RESIDENT_POINTS
         if not 0 <= points <= LARGEST_SIDE:
             raise OptionsError(f"resident_points counts points of a side, from 0 to {LARGEST_SIDE}, got {points!r}")
+        if self.cached_bytes is not None and (type(self.cached_bytes) is not int or self.cached_bytes < 0):
+            raise OptionsError(f"cached_bytes is a number of bytes, zero or more, got {self.cached_bytes!r}")
         has_device = interpreted() or torch.cuda.is_initialized() or torch.cuda.is_available()
         if self.device == "auto" and not has_device:
             raise BackendUnavailable("backend 'triton' needs a CUDA device, and torch sees none")
         momentum, float64 = self.acceleration == "momentum", self.precision == "float64"
-        policy = PrecisionPolicy(float64, momentum, self.stored_pairs, self.leading, points)
-        # Attributes that are derived here; the class is frozen. Workers and copies get the number, not None.
+        cached_bytes = _default_bytes(self.device) if self.cached_bytes is None else self.cached_bytes
+        policy = PrecisionPolicy(float64, momentum, cached_bytes, self.leading, points)
+        # Attributes that are derived here; the class is frozen. Workers and copies get the numbers, not None.
         object.__setattr__(self, "resident_points", points)
+        object.__setattr__(self, "cached_bytes", cached_bytes)
         object.__setattr__(self, "policy", policy)
 
     def signature(self, instance: Instance[Any]) -> Hashable:
@@ -105,6 +115,8 @@ class TritonBackend:
         (n, m), policy = instance.shape, self.policy
         form = policy.representation(instance)
         width = max(16, min(WIDEST_RESIDENT if form.one_program else WIDEST, 2**30 // (n * m)))
+        if form.kind == STORED and not form.dense:
+            width = min(width, max(1, max(policy.cached_bytes, PACK_BYTES) // matrix_bytes(n, m)))
         # Lanes are held on the device at no cost, but an audit makes the device wait for the host.
         held = max(EVERY, min(HELD_SPACING, REPORT_PAIRS // (2 * n * m * width)))
         return Hints(policy.describe(form), width, draining=SPACING, held=held)
@@ -151,7 +163,7 @@ class TritonBackend:
 
     def frugal(self) -> TritonBackend:
         """Return the same backend with cached scores for dense costs only."""
-        return replace(self, stored_pairs=0, resident_points=0)
+        return replace(self, cached_bytes=0, resident_points=0)
 
     def release(self) -> None:
         """Free the CUDA memory that torch caches."""
@@ -160,6 +172,14 @@ class TritonBackend:
     def _device(self) -> Any:
         name = ("cpu" if interpreted() else "cuda") if self.device == "auto" else self.device
         return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+def _default_bytes(device: str) -> int:
+    """Return half of the total memory of a CUDA device, rounded down to a power of two: free memory may vary."""
+    chosen = torch.device("cuda" if device == "auto" else device)
+    if interpreted() or chosen.type != "cuda" or (chosen.index or 0) >= torch.cuda.device_count():
+        return FALLBACK_BYTES
+    return 1 << (torch.cuda.get_device_properties(chosen).total_memory // 2).bit_length() - 1
 
 
 @lru_cache(maxsize=256)

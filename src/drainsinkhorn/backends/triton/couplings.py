@@ -32,7 +32,7 @@ from drainsinkhorn.backends.soft_terms import soft_terms
 from drainsinkhorn.backends.triton.buffers import ALIGN
 from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
-from drainsinkhorn.backends.triton.outcomes import invert_totals, repeat_marked, select_lanes, times_mass
+from drainsinkhorn.backends.triton.outcomes import invert_totals, over_slabs, repeat_marked, select_lanes, times_mass
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
@@ -119,7 +119,7 @@ class TritonCouplings:
                 outcomes.append((stack, float64_verb(stack)))
                 continue
             try:
-                outcome, inaccurate = verb(stack)
+                outcome, inaccurate = over_slabs(stack, side, verb)
             except torch.OutOfMemoryError:
                 if stack.matrices is None:
                     raise

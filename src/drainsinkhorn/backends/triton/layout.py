@@ -19,6 +19,7 @@ from drainsinkhorn.backends.triton.buffers import Buffers
 from drainsinkhorn.backends.triton.kernels import layout as kernels
 from drainsinkhorn.backends.triton.kernels import starts as start_kernels
 from drainsinkhorn.backends.triton.launching import launch, upload
+from drainsinkhorn.backends.triton.precision import STREAMED_DIM
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import STORED
 from drainsinkhorn.backends.triton.transfer import concatenate
@@ -35,7 +36,10 @@ launches have two for each lane."""
 TOGETHER_PAIRS, PRODUCT_TILE = 2**21, 64
 """Most pairs of a lane whose products one launch computes for all lanes, and rows and columns of a program of it."""
 CACHE_ROWS, CACHE_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
-"""Rows of a program that caches scores, columns it takes at once, and products that are kept at once."""
+"""Rows of a program that caches scores, columns it takes at once, and products of small lanes that are kept at once."""
+LARGE_PAIRS, BLOCK_PAIRS, LEAST_ROWS = 2**25, 2**26, 16
+"""Pairs above which a lane is large, products of such a lane that are kept at once, and least rows of a block of them.
+Blocks of rows depend on the lane alone, since a library rounds products of other shapes differently."""
 COPIED_NUMBERS = 2**22
 """Most coordinates of clouds that are copied so that one launch reads those of both sides."""
 SCATTER_BLOCK = 1024
@@ -242,20 +246,43 @@ def scatter(
     return largest.amax(1) if maxima else None
 
 
+def has_blocks(size: tuple[int, int], dim: float) -> bool:
+    """Return whether products of a lane are computed in blocks: it is large, and has many coordinates."""
+    return dim > STREAMED_DIM and size[0] * size[1] > LARGE_PAIRS
+
+
+def block_rows(rows: int, cols: int) -> int:
+    """Return the number of rows of a lane whose products are kept at once: a multiple of LEAST_ROWS, or all rows."""
+    if rows * cols <= BLOCK_PAIRS:
+        return rows
+    most = BLOCK_PAIRS // cols
+    step = LEAST_ROWS if most < PRODUCT_TILE else PRODUCT_TILE
+    return min(rows, max(LEAST_ROWS, most // step * step))
+
+
 def cache_scores(
-    scores: Any, places: Any, lanes: range, fields: Any, sizes: Any, buffers: Buffers,
-    scaled: ScaledPoints | None = None,
+    scores: Any, places: Any, lanes: range, fields: Any, buffers: Buffers, scaled: ScaledPoints | None = None,
+    *, rows: range, is_large: bool = False,
 ) -> None:  # fmt: skip
     """Write the cached matrices of `lanes` from their scaled costs, or from products of `scaled` points.
 
-    Scores of the first of these lanes are at the beginning of `scores`, those of the others where `places` says.
+    Args:
+        scores: Costs or products: those of the first of these lanes at the beginning, others where `places` says.
+        places: Offsets of the scores of each lane.
+        lanes: Which lanes of the group.
+        fields: Rows of the lane table of the group.
+        buffers: The buffers of the pack.
+        scaled: Points of the products.
+        rows: Rows whose scores are there: as many as the largest of these lanes has or, of a single lane, some.
+        is_large: The f that is absorbed comes from exponentials in float32: it is only a place near the solution.
     """
     # A kernel needs pointers to norms that it does not read, too.
     norms, firsts = (buffers["vectors64"], places) if scaled is None else (scaled.norms, scaled.firsts)
     launch(
-        kernels.cache_scores, (-(-int(sizes[lanes.start : lanes.stop, 0].max()) // CACHE_ROWS), len(lanes)),
+        kernels.cache_scores, (-(-len(rows) // CACHE_ROWS), len(lanes)),
         scores, places, norms, firsts, fields, buffers["vectors64"], buffers["points32"], lanes.start,
-        0 if scaled is None else len(fields), PRODUCTS=scaled is not None, ROWS=CACHE_ROWS, BLOCK=CACHE_BLOCK,
+        0 if scaled is None else len(fields), rows.start, len(rows), PRODUCTS=scaled is not None, ROUGH=is_large,
+        ROWS=CACHE_ROWS, BLOCK=CACHE_BLOCK,
     )  # fmt: skip
 
 
@@ -297,26 +324,39 @@ def _launch_products(
 
 
 def cache_products(clouds: Clouds, scaled: ScaledPoints, buffers: Buffers, *, rooted: bool) -> None:
-    """Write the cached matrices of lanes, whose points are centred and scaled."""
-    sizes, lanes = clouds.sizes, clouds.lanes
-    pairs = sizes[:, 0] * sizes[:, 1]
+    """Write the cached matrices of lanes, whose points are centred and scaled; those of large lanes block by block."""
+    sizes, pairs = clouds.sizes, clouds.sizes.prod(1)
     ends = np.cumsum(pairs)
     places = upload(ends - pairs, torch.int64, scaled.points.device)
-    x, y = scaled.numbers[:lanes], scaled.numbers[lanes:]
     first = 0
-    while first < lanes:
+    while first < clouds.lanes:
         # As many lanes as scratch memory holds, and one at least.
         stop = max(first + 1, int(np.searchsorted(ends, ends[first] - pairs[first] + SCRATCH_PAIRS, side="right")))
-        some, total = range(first, stop), int(ends[stop - 1] - ends[first] + pairs[first])
-        scratch = torch.empty(total, dtype=torch.float64, device=scaled.points.device)
-        if not rooted and pairs[first:stop].max() <= TOGETHER_PAIRS:
-            most = int(sizes[first:stop, 0].max()), int(sizes[first:stop, 1].max())
-            _launch_products((scaled.points,) * 2, scaled.firsts, scratch, places, clouds.fields, some, most)
-        else:
+        some = range(first, stop)
+        if rooted or pairs[first:stop].max() > TOGETHER_PAIRS:
             for lane in some:
-                n, m = (int(size) for size in sizes[lane])
-                begin = int(ends[lane] - pairs[lane] - ends[first] + pairs[first])
-                own, other = scaled.points[x[lane] : x[lane] + n], scaled.points[y[lane] : y[lane] + m]
-                products(own[None], other[None], scratch[begin : begin + n * m].view(1, n, m), rooted=rooted)
-        cache_scores(scratch, places, some, clouds.fields, sizes, buffers, scaled if not rooted else None)
+                _cache_lane(clouds, scaled, buffers, places, lane, rooted=rooted)
+        else:
+            scratch = scaled.points.new_empty(int(pairs[first:stop].sum()))
+            n, m = (int(sizes[first:stop, side].max()) for side in (0, 1))
+            _launch_products((scaled.points,) * 2, scaled.firsts, scratch, places, clouds.fields, some, (n, m))
+            cache_scores(scratch, places, some, clouds.fields, buffers, scaled, rows=range(n))
         first = stop
+
+
+def _cache_lane(
+    clouds: Clouds, scaled: ScaledPoints, buffers: Buffers, places: Any, lane: int, *, rooted: bool
+) -> None:
+    """Write the cached matrix of one lane, in blocks of rows."""
+    n, m = (int(size) for size in clouds.sizes[lane])
+    begins = scaled.numbers[lane], scaled.numbers[clouds.lanes + lane]
+    x, y = (scaled.points[begin : begin + size] for begin, size in zip(begins, (n, m), strict=True))
+    is_large, step = has_blocks((n, m), clouds.dim), block_rows(n, m)
+    for row in range(0, n, step):
+        rows = range(row, min(n, row + step))
+        scratch = x.new_empty(1, len(rows), m)
+        products(x[None, row : rows.stop], y[None], scratch, rooted=rooted)
+        cache_scores(
+            scratch, places, range(lane, lane + 1), clouds.fields, buffers, None if rooted else scaled, rows=rows,
+            is_large=is_large,
+        )  # fmt: skip

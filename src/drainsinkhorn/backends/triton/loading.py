@@ -29,9 +29,9 @@ from drainsinkhorn.backends.triton.layout import (
     pack_points,
     scatter,
 )
-from drainsinkhorn.backends.triton.precision import augmented_room, high_part_errors
+from drainsinkhorn.backends.triton.precision import augmented_room, high_part_errors, matrix_size
 from drainsinkhorn.backends.triton.representation import Representation
-from drainsinkhorn.backends.triton.tiles import LARGEST, PRODUCT, STORED
+from drainsinkhorn.backends.triton.tiles import PRODUCT, STORED
 from drainsinkhorn.backends.triton.transfer import concatenate
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
@@ -114,7 +114,7 @@ def _columns(form: Representation, n: int, m: int, dim: int, is_soft: bool) -> d
                       ("PARTIAL", (max(shares[0] * aligned(n), shares[1] * aligned(m)),))],
         "counters": [("COUNTERS", (max(whole),)), ("ARRIVED", (1,))],
         "points16": [("POINTS16", (n * pair, m * pair))] if form.kind == PRODUCT or form.packed else [],
-        "points32": [("MATRIX", (_matrix(n, m),))] if form.kind == STORED
+        "points32": [("MATRIX", (matrix_size(n, m),))] if form.kind == STORED
         else [("POINTS32", (dim * aligned(n), dim * aligned(m)))] if form.kind != PRODUCT else [],
         "points64": [("POINTS64", (n * m,) if form.dense else (dim * n, dim * m))],
     }  # fmt: skip
@@ -196,11 +196,6 @@ def _direction_rounding(instances: Sequence[Instance[Any]], dim: int, largest: A
     return 2 * math.log(2) * (4 * error * largest + 4 * error * error)
 
 
-def _matrix(rows: int, cols: int) -> int:
-    """Return the number of elements of a cached matrix, padded by zeros so that whole tiles can be read."""
-    return -(-rows // LARGEST) * LARGEST * aligned(cols) + LARGEST
-
-
 @dataclass(frozen=True)
 class _Loading:
     """Lanes that have memory and are filled.
@@ -252,9 +247,8 @@ class _Loading:
         largest = scatter(costs, factors, self.fields, points64, most, c.POINTS64.value, pairs=True, maxima=True)
         self._fill_starts()
         places = self.fields[:, c.POINTS64.value].contiguous()
-        cache_scores(
-            points64[self.first_cost :], places, range(len(self.instances)), self.fields, self.sizes, self.buffers
-        )
+        lanes, rows = range(len(self.instances)), range(int(self.sizes[:, 0].max()))
+        cache_scores(points64[self.first_cost :], places, lanes, self.fields, self.buffers, rows=rows)
         return largest
 
     def fill_points(self) -> Any:

@@ -198,7 +198,7 @@ def scatter(values, places, factors, fields, out, largest, first_entry, lanes, C
 
 @triton.jit
 def _cached_cost(scores, norms, other_norms, rows, others, valid, size, other_size, PRODUCTS: tl.constexpr):
-    """Scaled costs in memory, or those that inner products and norms make."""
+    """Scaled costs of rows in memory, or those that inner products and norms make; `size` rows are in memory."""
     costs = tl.load(scores + rows.to(tl.int64)[:, None] * other_size + others[None, :], mask=valid, other=0.0)
     if PRODUCTS:
         nx = tl.load(norms + rows, mask=rows < size, other=0.0)
@@ -239,25 +239,27 @@ def inner_products(x, y, firsts, out, out_places, sizes, size_stride, first_lane
     )
 
 
-@triton.jit(do_not_specialize=["first_lane", "lanes"])
-def cache_scores(scores, places, norms, firsts, fields, vectors64, matrices, first_lane, lanes,
-                 PRODUCTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["first_lane", "lanes", "first_row", "count"])
+def cache_scores(scores, places, norms, firsts, fields, vectors64, matrices, first_lane, lanes, first_row, count,
+                 PRODUCTS: tl.constexpr, ROUGH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Write cached log-kernel entries `f_i + g_j - C_ij` in bits, at the start of g and the f of the f-leg after it.
 
     Entries that carry mass are near zero there, where float32 is most accurate. The absorbed potentials are written to
-    NORM. `places` has the offset of the scaled costs of a lane (PRODUCTS: of inner products), where those of the first
+    NORM. With ROUGH the exponentials that give f are in float32; entries are exact for the f that is stored. Of every
+    lane up to `count` rows are written, from `first_row` on, whose scores are in memory. `places` has the offset of the scaled costs of a lane (PRODUCTS: of inner products), where those of the first
     lane are at the beginning of `scores`; `norms` has squared norms of points, by the numbers of first points in
     `firsts`, for both sides.
     """
     lane = (first_lane + tl.program_id(1)).to(tl.int64)
     own = fields + lane * FIELDS
     size, other_size = tl.load(own + SIZE).to(tl.int32), tl.load(own + SIZE + 1).to(tl.int32)
+    size = tl.minimum(size - first_row, count)
     if tl.program_id(0) * ROWS >= size:
         return
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < size
     mine = scores + tl.load(places + lane) - tl.load(places + first_lane)
-    norm, other_norm = norms + tl.load(firsts + lane), norms + tl.load(firsts + lanes + lane)
+    norm, other_norm = norms + tl.load(firsts + lane) + first_row, norms + tl.load(firsts + lanes + lane)
     start, mass = vectors64 + tl.load(own + POTENTIAL + 1), vectors64 + tl.load(own + MASS + 1)
     absorbed, matrix = vectors64 + tl.load(own + NORM + 1), matrices + tl.load(own + MATRIX)
     # The first program of a lane writes the absorbed potentials of columns.
@@ -274,17 +276,21 @@ def cache_scores(scores, places, norms, firsts, fields, vectors64, matrices, fir
         costs = _cached_cost(mine, norm, other_norm, rows, others, valid, size, other_size, PRODUCTS)
         exponent = g[None, :] - costs
         new = tl.maximum(largest, tl.max(exponent, axis=1))
-        total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
+        if ROUGH:
+            terms = tl.exp2((exponent - new[:, None]).to(tl.float32)).to(tl.float64)
+        else:
+            terms = tl.exp2(exponent - new[:, None])
+        total = total * tl.exp2(largest - new) + tl.sum(terms * w[None, :], axis=1)
         largest = new
     level = -(largest + tl.log2(total))
-    tl.store(vectors64 + tl.load(own + NORM) + rows, level, mask=inside)
+    tl.store(vectors64 + tl.load(own + NORM) + first_row + rows, level, mask=inside)
     for first in range(0, other_size, BLOCK):
         others = first + tl.arange(0, BLOCK)
         near = others < other_size
         valid = inside[:, None] & near[None, :]
         g = tl.load(start + others, mask=near, other=0.0)
         costs = _cached_cost(mine, norm, other_norm, rows, others, valid, size, other_size, PRODUCTS)
-        place = rows[:, None].to(tl.int64) * padded(other_size) + others[None, :]
+        place = (first_row + rows)[:, None].to(tl.int64) * padded(other_size) + others[None, :]
         tl.store(matrix + place, (g[None, :] - costs + level[:, None]).to(tl.float32), mask=valid)
 
 
