@@ -44,6 +44,8 @@ COPIED_NUMBERS = 2**22
 """Most coordinates of clouds that are copied so that one launch reads those of both sides."""
 SCATTER_BLOCK = 1024
 """Numbers that one program of `scatter` writes."""
+LARGE_BLOCK, LARGE_WARPS = 1024, 8
+"""Columns and warps of a program that caches scores of a large lane: programs are few, so each loads more at once."""
 
 
 @dataclass(frozen=True)
@@ -278,11 +280,12 @@ def cache_scores(
     """
     # A kernel needs pointers to norms that it does not read, too.
     norms, firsts = (buffers["vectors64"], places) if scaled is None else (scaled.norms, scaled.firsts)
+    tile = {"BLOCK": LARGE_BLOCK, "num_warps": LARGE_WARPS} if is_large else {"BLOCK": CACHE_BLOCK}
     launch(
         kernels.cache_scores, (-(-len(rows) // CACHE_ROWS), len(lanes)),
         scores, places, norms, firsts, fields, buffers["vectors64"], buffers["points32"], lanes.start,
         0 if scaled is None else len(fields), rows.start, len(rows), PRODUCTS=scaled is not None, ROUGH=is_large,
-        ROWS=CACHE_ROWS, BLOCK=CACHE_BLOCK,
+        ROWS=CACHE_ROWS, **tile,
     )  # fmt: skip
 
 
