@@ -134,6 +134,7 @@ class _Window:
         clock: Cycles that the pack has run.
         on_grid: Whether all live lanes are due for an audit, not only those at their last state.
         spent: Slots and legs that events have reported so far.
+        frozen: Live lanes that no longer change: they have reached their depth limit and wait for the others.
         arithmetic: Precision and representation of all lanes of the pack.
         streamed: Whether lanes stream only for lack of memory.
     """
@@ -156,6 +157,7 @@ class _Window:
     ) -> None:
         self.backend, self.plan, self.observe, self.seconds, self.streamed = backend, plan, observe, seconds, streamed
         self.clock, self.on_grid, self.spent = 0, False, Spent(0, 0)
+        self.frozen = set[int]()
 
     def run(
         self, source: Source, opening: Sequence[Admission]
@@ -198,7 +200,10 @@ class _Window:
     def _advance(self) -> None:
         """Advance to the next audit or the nearest depth limit."""
         before, audit_at = self.progress.depths, self.plan.audit.following(self.clock)
-        span = min(audit_at - self.clock, min(self.limits[lane] - before[lane] for lane in self.live))
+        if self.plan.mode.together:
+            self._freeze_at_limit()
+        left = [self.limits[lane] - before[lane] for lane in self.live if lane not in self.frozen]
+        span = min(audit_at - self.clock, min(left))
         span = -(-span // self.backend.stride) * self.backend.stride
         with self._verb("advance"):
             self.progress = self.pack.advance(span, self.holds, lockstep=self.plan.mode.lockstep)
@@ -209,6 +214,15 @@ class _Window:
         self.clock += cycles if self.plan.mode.lockstep else span
         self.on_grid = self.plan.holds or self.clock >= audit_at
         self.observe(Advanced(cycles, self.pack.width, len(self.live), self._newly_spent(), self._standings))
+
+    def _freeze_at_limit(self) -> None:
+        """Freeze the lanes that have reached their depth limit and wait for the others, with which they leave."""
+        depths = self.progress.depths
+        waiting = [lane for lane in self.live if lane not in self.frozen and depths[lane] >= self.limits[lane]]
+        if waiting:
+            with self._verb():
+                self.pack.freeze(waiting)
+            self.frozen.update(waiting)
 
     def _audit(self) -> tuple[list[int], Residuals, list[Status]]:
         """Judge the lanes that are due; return those that leave, with residuals and statuses."""
