@@ -129,12 +129,11 @@ class _Window:
         live: Lanes still to be solved, by their number in the pack.
         progress: Depths and stale residuals of all lanes of the pack, live or not, as columns.
         stops: Largest residual at which each lane of the pack passes.
-        limits: Depth limit of each lane of the pack.
+        limits: Cycles that each lane of the pack may run.
         holds: The residual at which each lane of the pack is held; -inf: it is not held.
         clock: Cycles that the pack has run.
         on_grid: Whether all live lanes are due for an audit, not only those at their last state.
         spent: Slots and legs that events have reported so far.
-        frozen: Live lanes that no longer change: they have reached their depth limit and wait for the others.
         arithmetic: Precision and representation of all lanes of the pack.
         streamed: Whether lanes stream only for lack of memory.
     """
@@ -157,7 +156,6 @@ class _Window:
     ) -> None:
         self.backend, self.plan, self.observe, self.seconds, self.streamed = backend, plan, observe, seconds, streamed
         self.clock, self.on_grid, self.spent = 0, False, Spent(0, 0)
-        self.frozen = set[int]()
 
     def run(
         self, source: Source, opening: Sequence[Admission]
@@ -194,35 +192,25 @@ class _Window:
             self.backend.prepare(instances)
         with self._verb("pack"):
             self.pack = self.backend.pack(instances)
-        tickets = [lane.ticket for lane in opening]
-        self.observe(Opened(tickets, self.plan.width, self.backend.width_for, self._newly_spent()))
+        width, width_for = self.plan.width, self.backend.width_for
+        self.observe(Opened([lane.ticket for lane in opening], width, width_for, self._newly_spent()))
 
     def _advance(self) -> None:
         """Advance to the next audit or the nearest depth limit."""
         before, audit_at = self.progress.depths, self.plan.audit.following(self.clock)
-        if self.plan.mode.together:
-            self._freeze_at_limit()
-        left = [self.limits[lane] - before[lane] for lane in self.live if lane not in self.frozen]
-        span = min(audit_at - self.clock, min(left))
+        left = {lane: self.limits[lane] - before[lane] for lane in self.live}
+        span = min(audit_at - self.clock, min(cycles for cycles in left.values() if cycles > 0))
         span = -(-span // self.backend.stride) * self.backend.stride
         with self._verb("advance"):
+            if waiting := [lane for lane, cycles in left.items() if cycles <= 0]:
+                self.pack.freeze(waiting)  # Lanes of this mode leave together, and these are at their limit.
             self.progress = self.pack.advance(span, self.holds, lockstep=self.plan.mode.lockstep)
-        depths = self.progress.depths
-        cycles = max(depths[lane] - before[lane] for lane in self.live)
+        cycles = max(self.progress.depths[lane] - before[lane] for lane in self.live)
         if cycles < 1:
             raise ContractError(f"backend {self.backend.name!r}: advance({span}) moved no live lane")
         self.clock += cycles if self.plan.mode.lockstep else span
         self.on_grid = self.plan.holds or self.clock >= audit_at
         self.observe(Advanced(cycles, self.pack.width, len(self.live), self._newly_spent(), self._standings))
-
-    def _freeze_at_limit(self) -> None:
-        """Freeze the lanes that have reached their depth limit and wait for the others, with which they leave."""
-        depths = self.progress.depths
-        waiting = [lane for lane in self.live if lane not in self.frozen and depths[lane] >= self.limits[lane]]
-        if waiting:
-            with self._verb():
-                self.pack.freeze(waiting)
-            self.frozen.update(waiting)
 
     def _audit(self) -> tuple[list[int], Residuals, list[Status]]:
         """Judge the lanes that are due; return those that leave, with residuals and statuses."""
@@ -254,7 +242,7 @@ class _Window:
             col=list(residuals.col),
             band=list(residuals.band),
             statuses=list(statuses),
-            depths=[self.progress.depths[lane] for lane in leaving],
+            depths=[self.live[lane].instance.depth_before + self.progress.depths[lane] for lane in leaving],
             widened=list(emission.widened),
             arithmetic=[self.arithmetic] * count,
             details=[""] * count,
@@ -327,7 +315,7 @@ class _Window:
             holds = [self.holds[lane] for lane in kept]
         self.progress = Progress([*depths, *[0] * fresh], [*stale, *[math.inf] * fresh])
         self.stops = [self.plan.stop(lane.instance) for lane in lanes]
-        self.limits = [lane.instance.max_depth or self.plan.max_depth for lane in lanes]
+        self.limits = [lane.instance.cycles_left(self.plan.max_depth) for lane in lanes]
         self.holds = [*holds, *(self.stops[len(kept) :] if self.plan.holds else [-math.inf] * fresh)]
 
     def _screen(self, lanes: Sequence[int]) -> Sequence[float]:
@@ -355,5 +343,6 @@ class _Window:
         return Spent(self.spent.slots - before.slots, self.spent.legs - before.legs)
 
     def _standings(self) -> Iterator[Standing]:
-        for lane, (ticket, _) in self.live.items():
-            yield Standing(ticket, self.progress.depths[lane], self.progress.stale[lane], self.stops[lane])
+        for lane, (ticket, instance) in self.live.items():
+            depth = instance.depth_before + self.progress.depths[lane]
+            yield Standing(ticket, depth, self.progress.stale[lane], self.stops[lane])
