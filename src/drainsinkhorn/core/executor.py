@@ -198,11 +198,11 @@ class _Window:
     def _advance(self) -> None:
         """Advance to the next audit or the nearest depth limit."""
         before, audit_at = self.progress.depths, self.plan.audit.following(self.clock)
-        left = {lane: self.limits[lane] - before[lane] for lane in self.live}
-        span = min(audit_at - self.clock, min(cycles for cycles in left.values() if cycles > 0))
+        remaining = {lane: self.limits[lane] - before[lane] for lane in self.live}
+        span = min(audit_at - self.clock, min(cycles for cycles in remaining.values() if cycles > 0))
         span = -(-span // self.backend.stride) * self.backend.stride
         with self._verb("advance"):
-            if waiting := [lane for lane, cycles in left.items() if cycles <= 0]:
+            if waiting := [lane for lane, cycles in remaining.items() if cycles <= 0]:
                 self.pack.freeze(waiting)  # Lanes of this mode leave together, and these are at their limit.
             self.progress = self.pack.advance(span, self.holds, lockstep=self.plan.mode.lockstep)
         cycles = max(self.progress.depths[lane] - before[lane] for lane in self.live)
