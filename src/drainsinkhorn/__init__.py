@@ -14,8 +14,10 @@ from drainsinkhorn.model.cost import Cost as Cost
 from drainsinkhorn.model.cost import Distances as Distances
 from drainsinkhorn.model.couplings import Certificate as Certificate
 from drainsinkhorn.model.couplings import TransportCost as TransportCost
+from drainsinkhorn.model.eps import FallingEps as FallingEps
 from drainsinkhorn.model.eps import RelativeEps as RelativeEps
 from drainsinkhorn.model.eps import SharpnessEps as SharpnessEps
+from drainsinkhorn.model.eps import falling as falling
 from drainsinkhorn.model.eps import relative as relative
 from drainsinkhorn.model.eps import sharpness as sharpness
 from drainsinkhorn.model.errors import BackendUnavailable as BackendUnavailable

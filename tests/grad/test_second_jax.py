@@ -97,3 +97,52 @@ def test_a_bad_lane_harms_no_hessian() -> None:
         return (jax.grad(lambda y: grad.value(points, y, eps=0.5, rho=1.0)[0])(y) ** 2).sum()
 
     assert np.isfinite(jax.grad(loss)(jnp.asarray(Y))).all()
+
+
+@pytest.mark.parametrize("name", ["value", "divergence"])
+@pytest.mark.parametrize("rho", [None, 0.8], ids=str)
+def test_hessians_are_differences_of_gradients(name: str, rho: Any) -> None:
+    with jax.enable_x64(True):
+        a, b = (A, B) if rho else (A / A.sum(axis=1, keepdims=True), B / B.sum())
+
+        def loss(x: Any, eps: Any) -> Any:
+            return getattr(grad, name)(x, Y, a=a, b=b, eps=eps, rho=rho, **TIGHT).sum()
+
+        x, eps, step = jnp.asarray(X), jnp.asarray(0.5), 1e-5
+        slope = jax.jit(jax.grad(loss))
+        differences = np.zeros((*X.shape, *X.shape))
+        for place in np.ndindex(X.shape):
+            move = np.zeros(X.shape)
+            move[place] = step
+            differences[place] = (slope(x + move, eps) - slope(x - move, eps)) / (2 * step)
+        hessian = np.asarray(jax.hessian(loss)(x, eps))
+        assert np.allclose(hessian, differences, atol=1e-8)
+        assert np.abs(hessian).max() > 0.1
+        # Problems of a batch are independent.
+        assert not hessian[0, :, :, 1].any()
+        for other in (jax.jacrev(jax.jacrev(loss)), jax.jacfwd(jax.grad(loss))):
+            assert np.allclose(other(x, eps), hessian, atol=1e-10)
+        moves = jnp.asarray(rng.normal(size=(5, *X.shape)))
+        products = jax.vmap(lambda move: jax.jvp(lambda x: jax.grad(loss)(x, eps), (x,), (move,))[1])(moves)
+        assert np.allclose(products, np.tensordot(moves, hessian, 3), atol=1e-8)
+        mixed = jax.hessian(loss, argnums=(0, 1))(x, eps)[0][1]
+        change = (slope(x, eps + step) - slope(x, eps - step)) / (2 * step)
+        assert np.allclose(mixed, change, atol=1e-8)
+
+
+def test_hessians_inside_jit() -> None:
+    points, weights = [np.float32(part) for part in (X, Y)], [np.float32(part) for part in (A, B)]
+
+    def loss(x: Any) -> Any:
+        return grad.divergence(x, points[1], a=weights[0], b=weights[1], eps=0.5, rho=0.8, tol=1e-6).sum()
+
+    hessian = jax.hessian(loss)
+    assert np.allclose(jax.jit(hessian)(points[0]), hessian(points[0]), atol=1e-5)
+
+
+def test_third_derivatives_are_refused() -> None:
+    def along(t: Any) -> Any:
+        return grad.value(jnp.asarray(X) + t, Y, eps=0.5)[0]
+
+    with jax.enable_x64(True), pytest.raises(NotImplementedError, match="first and second derivatives"):
+        jax.grad(jax.grad(jax.grad(along)))(0.0)

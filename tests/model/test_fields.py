@@ -29,7 +29,7 @@ WEIGHTS = [RNG.dirichlet(np.ones(size)) for size in (4, 5)]
 MATRIX = RNG.uniform(size=(4, 5))
 
 CHANGES: dict[str, list[dict[str, Any]]] = {
-    "eps": [{"eps": 0.7}],
+    "eps": [{"eps": 0.7}, {"eps": ds.falling([2.0, 0.7])}, {"eps": ds.falling([2.0, 0.7], of="std", cycles=3)}],
     "x": [{"x": RNG.normal(size=(4, 2))}, {"x": np.float32([[1, 2], [3, 4], [5, 6], [7, 8]])}],
     "y": [{"y": RNG.normal(size=(5, 2))}],
     "a": [{"a": WEIGHTS[0]}],

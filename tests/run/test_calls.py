@@ -220,7 +220,7 @@ class TestDepthLimits:
         assert [result.depth for result in solution] == limits
 
     @pytest.mark.parametrize("backend", ["reference", "cpu"])
-    @pytest.mark.parametrize("mode", ["compact", "mask", "width-one"])
+    @pytest.mark.parametrize("mode", ["static", "compact", "mask", "width-one"])
     def test_lists_arrays_and_fields_are_alike(self, backend: str, mode: str) -> None:
         x, y = RNG.normal(size=(3, 12, 2)), RNG.normal(size=(3, 9, 2))
         settings: Any = {"backend": backend, "mode": mode, "rescue": False, "warn": False, "accelerate": "none"}

@@ -106,7 +106,7 @@ def test_lanes_leave_with_bands_that_hold(certify: Any, backend: Any) -> None:
             continue
         asked = replace(result.problem, eps=result.eps)
         truth = (
-            judgements.in_decimal(judgements.Claim.of(asked, result.potentials))
+            judgements.in_decimal(judgements.PlanClaim.of(asked, result.potentials))
             if result.instance.a.size < 10
             else None
         )

@@ -33,7 +33,7 @@ def test_potentials_of_any_size_are_judged_as_they_are(size: float) -> None:
     # Rounded to the spacing of numbers of this size: what is left of the solution in exact arithmetic.
     spacing = float(np.spacing(size))
     assert (judgement.worst <= 1e-12) == (spacing < 1e-12)
-    truth = judgements.in_decimal(judgements.Claim.of(asked, potentials))
+    truth = judgements.in_decimal(judgements.PlanClaim.of(asked, potentials))
     assert judgement.worst == pytest.approx(truth.worst, abs=1e-14, rel=1e-12)
 
 
@@ -41,7 +41,7 @@ def test_more_precision_is_taken_only_where_float64_cannot_tell() -> None:
     asked, potentials = gauged(0.0)
     residual = max(marginal_errors(asked, potentials))
     assert judge(asked, potentials, 1e-3).arithmetic == "float64"
-    truth = judgements.in_decimal(judgements.Claim.of(asked, potentials))
+    truth = judgements.in_decimal(judgements.PlanClaim.of(asked, potentials))
     assert residual == pytest.approx(truth.worst, abs=1e-14)
     assert judge(asked, potentials, truth.worst + 1e-16).arithmetic == "double-double"
     exact = judge(asked, potentials, truth.worst)
@@ -56,7 +56,7 @@ def test_a_residual_beside_tol_is_told_from_it(kind: str, factor: float) -> None
     x, y = rng.normal(size=(9, 3)), rng.normal(size=(8, 3)) + 1e6 * (kind != "cosine")
     asked = ds.Problem(x=x, y=y, eps=30.0, cost=ds.Cost(kind, 1.3))
     potentials = ds.Potentials(np.zeros(9), -marginal_costs(asked))
-    tol = factor * judgements.in_decimal(judgements.Claim.of(asked, potentials)).worst
+    tol = factor * judgements.in_decimal(judgements.PlanClaim.of(asked, potentials)).worst
     assert judge(asked, potentials, tol).refutes(tol) == (factor < 1)
 
 
@@ -75,7 +75,7 @@ def test_every_arithmetic_is_within_its_bound_of_the_exact_one() -> None:
         ]
         if result.status is ds.Status.INVALID or not all(np.isfinite(p).all() for p in result.potentials):
             continue
-        claim = judgements.Claim.of(asked, result.potentials)
+        claim = judgements.PlanClaim.of(asked, result.potentials)
         truth = judgements.in_decimal(claim)
         for arithmetic in (judgements.in_float64, judgements.in_double_double):
             with np.errstate(all="ignore"):
@@ -104,7 +104,7 @@ def test_the_arithmetics_agree_on_soft_marginals(seed: int) -> None:
     for one, result in zip(asked, ds.solve(asked, backend="reference", max_depth=60, warn=False), strict=True):
         if result.emitted is None or result.instance.a.size * result.instance.b.size > 40:
             continue
-        claim = judgements.Claim.of(one, result.potentials)
+        claim = judgements.PlanClaim.of(one, result.potentials)
         truth = judgements.in_decimal(claim)
         for arithmetic in (judgements.in_float64, judgements.in_double_double):
             with np.errstate(all="ignore"):

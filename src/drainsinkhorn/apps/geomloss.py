@@ -1,12 +1,24 @@
 """GeomLoss's SamplesLoss, solved by this library to a verified residual.
 
-With weights of mass m, GeomLoss's potentials are this library's less `eps log(m) / 2`, and its value without debiasing
-is `m (OT - eps log m)`, where OT is the entropic value for weights of mass 1. A divergence is m times that of weights
-of mass 1.
+Hard marginals: with weights of mass m, GeomLoss's potentials are this library's less `eps log(m) / 2`, and its value
+without debiasing is `m (OT - eps log m)`, where OT is the entropic value for weights of mass 1. A divergence is m times
+that of weights of mass 1.
+
+Soft marginals (`reach`): weights keep their masses `m_a` and `m_b`, potentials are this library's. GeomLoss computes
+
+    (rho + eps / 2) (sum_i a_i (1 - exp(-f_i / rho)) + sum_j b_j (1 - exp(-g_j / rho)))
+        = OT + (eps / 2) (m_a + m_b) - eps m_a m_b
+
+where OT is the minimum of the problem. That is its value without debiasing. In a divergence it is summed with the
+signs 1, -1/2 and -1/2, which leaves `OT(a, b) - OT(a, a) / 2 - OT(b, b) / 2 + (eps / 2) (m_a - m_b)^2`, the divergence
+of `drainsinkhorn.divergence`. Derivatives are those of the values. GeomLoss 0.3 returns them times
+`(rho + eps / 2) / (rho + eps)`: its `UnbalancedWeight` is a module whose method `backward`, which has the right factor,
+torch never calls.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +28,7 @@ from drainsinkhorn.grad.torch import divergence, value
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import OptionsError, ProblemError, warn_of_constants
 from drainsinkhorn.model.result import Result
+from drainsinkhorn.numerics.soft import debiasing_mass
 from drainsinkhorn.run.solve import solve
 from drainsinkhorn.run.stack import problems
 
@@ -37,34 +50,32 @@ class Measures(NamedTuple):
     """Both measures of W problems.
 
     Attributes:
-        a: Source weights of mass 1, (W, n); None: uniform.
+        a: Source weights, (W, n); None: uniform, of mass 1.
         x: Source points, (W, n, d).
         b: Target weights, (W, m).
         y: Target points, (W, m, d).
-        mass: Mean of the sums of both weights of each problem, (W,); None: 1.
     """
 
     a: Any
     x: Tensor
     b: Any
     y: Tensor
-    mass: Any
 
 
 class SamplesLoss(torch.nn.Module):
     """A loss between weighted point clouds: the Sinkhorn divergence, as GeomLoss's `SamplesLoss(loss="sinkhorn")`.
 
     Call it with `(x, y)`, `(a, x, b, y)` or `(labels_x, a, x, labels_y, b, y)`, with points (n, d) and (m, d) and
-    weights (n,) and (m,); or with batches, (W, n, d), (W, m, d), (W, n) and (W, m). Both measures need the same mass.
-    It returns a number, or (W,) for a batch: values at convergence, where GeomLoss ends after a fixed schedule. torch
-    can differentiate it in points and weights, to the first order.
+    weights (n,) and (m,); or with batches, (W, n, d), (W, m, d), (W, n) and (W, m). Both measures need the same mass,
+    unless `reach` is given. It returns a number, or (W,) for a batch: values at convergence, where GeomLoss ends after
+    a fixed schedule. torch can differentiate it in points and weights, in points also twice.
 
     Args:
         loss: "sinkhorn".
         p: 2 for the cost `|x - y|^2 / 2`, 1 for `|x - y|`.
         blur: Entropic scale: eps is `blur**p`.
-        reach: None. The loss of unbalanced transport needs GeomLoss; `drainsinkhorn.solve(rho=reach**p)` solves its
-            problems.
+        reach: Scale up to which mass is transported: marginals are soft, with the price `rho = reach**p` (see
+            docs/guides/soft.md). None: they are hard.
         diameter: No effect: nothing is annealed.
         scaling: No effect; `tol` decides how accurate a value is.
         truncate: No effect: no term of a sum is left out.
@@ -74,15 +85,15 @@ class SamplesLoss(torch.nn.Module):
         cluster_scale: No effect; labels of clusters have none either.
         debias: True: the divergence `OT(a, b) - OT(a, a) / 2 - OT(b, b) / 2`. False: `OT(a, b)`.
         potentials: True: return potentials f, (W, n), and g, (W, m), instead, without derivatives; if `debias`, less
-            those of each measure with itself. Like GeomLoss 0.3, it returns (1, n) and (1, m) for single measures. Of
-            all pairs (f + t, g - t) it is the one with equal means of f under a and g under b.
+            those of each measure with itself. Like GeomLoss 0.3, it returns (1, n) and (1, m) for single measures.
+            Without `reach`, of all pairs (f + t, g - t) it is the one with equal means of f under a and g under b.
         verbose: No effect.
         backend: A backend of `drainsinkhorn.solve`; GeomLoss's names all stand for "auto".
-        tol: Bound on the larger L1 marginal residual of each problem.
+        tol: Bound on the larger L1 marginal residual of each problem; with `reach`, relative to the transported mass.
         **settings: Keywords of `drainsinkhorn.solve`.
 
     Raises:
-        NotImplementedError: If `loss`, `reach` or `cost` need GeomLoss itself.
+        NotImplementedError: If `loss` or `cost` needs GeomLoss itself.
 
     Examples:
         >>> loss = SamplesLoss("sinkhorn", p=2, blur=0.5)
@@ -125,8 +136,10 @@ class SamplesLoss(torch.nn.Module):
         self._check()
         measures, single = _measures(args)
         if self.potentials:
-            return self._potentials(measures)
-        values = self._values(measures)
+            warn_of_constants("potentials of SamplesLoss", "drainsinkhorn.grad.torch.potentials", measures)
+            parts: list[Any] = [None if part is None else part.detach() for part in measures]
+            return self._potentials(Measures(*parts))
+        values = self._hard_values(measures) if self._rho is None else self._soft_values(measures, self._rho)
         return values[0] if single else values
 
     def _check(self) -> None:
@@ -137,11 +150,8 @@ class SamplesLoss(torch.nn.Module):
             )
         if self.loss != "sinkhorn":
             raise OptionsError(f"loss {self.loss!r} is unknown; use 'sinkhorn'")
-        if self.reach is not None:
-            raise NotImplementedError(
-                f"reach={self.reach} relaxes the marginals, and this loss has no derivatives for that; use "
-                "geomloss.SamplesLoss(..., reach=...) of GeomLoss, drainsinkhorn.solve(rho=reach**p), or reach=None"
-            )
+        if self.reach is not None and not self.reach > 0:
+            raise OptionsError(f"reach must be a positive number, or None for hard marginals, got {self.reach!r}")
         if self._point_cost is None and not callable(self.cost):
             raise NotImplementedError(
                 f"cost {self.cost!r} with p={self.p} is no cost of drainsinkhorn; pass p=1, p=2, a Cost, or a function "
@@ -163,41 +173,59 @@ class SamplesLoss(torch.nn.Module):
         backend = "auto" if self.backend in BACKENDS else self.backend
         return {"tol": self.tol, "backend": backend, **self.settings}
 
-    def _values(self, measures: Measures) -> Tensor:
-        """Losses, (W,), with derivatives in points and weights."""
-        a, x, b, y, mass = measures
-        eps, cost = self.blur**self.p, self._point_cost
-        if cost is not None:
-            compute = divergence if self.debias else value
-            values = compute(x, y, eps=eps, a=a, b=b, cost=cost, **self._options)
-        else:
-            values = self._value_of_matrix(x, y, a, b)
-            if self.debias:
-                values = values - (self._value_of_matrix(x, x, a, a) + self._value_of_matrix(y, y, b, b)) / 2
+    @property
+    def _rho(self) -> float | None:
+        """The price of soft marginals; None if they are hard."""
+        return None if self.reach is None or math.isinf(self.reach) else float(self.reach**self.p)
+
+    def _hard_values(self, measures: Measures) -> Tensor:
+        """Losses between hard marginals, (W,), with derivatives in points and weights."""
+        mass = _common_mass(measures)
+        values = self._values(_with_unit_mass(measures))
         if mass is None:
             return values
         # GeomLoss's derivative in a weight is the potential itself: its formula has no derivative of the logarithm.
-        return mass * (values if self.debias else values - eps * mass.detach().log())
+        return mass * (values if self.debias else values - self.blur**self.p * mass.detach().log())
 
-    def _value_of_matrix(self, x: Tensor, y: Tensor, a: Any, b: Any) -> Tensor:
-        """Entropic values, (W,), for the caller's cost function."""
-        return value(eps=self.blur**self.p, a=a, b=b, cost=self.cost(x, y), **self._options)
+    def _soft_values(self, measures: Measures, rho: float) -> Tensor:
+        """Losses between soft marginals, (W,), with derivatives in points and weights."""
+        values = self._values(measures, rho)
+        if self.debias and self._point_cost is not None:
+            return values
+        first, second = (values.new_ones(()) if w is None else w.sum(-1) for w in (measures.a, measures.b))
+        eps = self.blur**self.p
+        if self.debias:
+            return values + debiasing_mass(eps, (first, second))
+        return values + eps * ((first + second) / 2 - first * second)
+
+    def _values(self, measures: Measures, rho: float | None = None) -> Tensor:
+        """Entropic values or divergences, (W,); those of a cost function without the term of unequal masses."""
+        a, x, b, y = measures
+        options: dict[str, Any] = {"eps": self.blur**self.p, "rho": rho, **self._options}
+        if self._point_cost is not None:
+            compute = divergence if self.debias else value
+            return compute(x, y, a=a, b=b, cost=self._point_cost, **options)
+        values = value(cost=self.cost(x, y), a=a, b=b, **options)
+        if not self.debias:
+            return values
+        first, second = (value(cost=self.cost(z, z), a=w, b=w, **options) for z, w in ((x, a), (y, b)))
+        return values - (first + second) / 2
 
     def _potentials(self, measures: Measures) -> tuple[Tensor, Tensor]:
         """Potentials of the source points, (W, n), and of the target points, (W, m)."""
-        warn_of_constants("potentials of SamplesLoss", "drainsinkhorn.grad.torch.potentials", measures)
-        x, y = measures.x.detach(), measures.y.detach()
-        a, b, mass = (None if part is None else part.detach() for part in (measures.a, measures.b, measures.mass))
+        mass = _common_mass(measures) if self._rho is None else None
+        a, x, b, y = _with_unit_mass(measures) if self._rho is None else measures
         eps, cost, width = self.blur**self.p, self._point_cost, len(x)
 
         def lanes(x: Any, y: Any, a: Any, b: Any) -> list[Any]:
             arrays = {"cost": self.cost(x, y).detach()} if cost is None else {"x": x, "y": y, "cost": cost}
-            return problems(**arrays, eps=eps, a=a, b=b)
+            return problems(**arrays, eps=eps, a=a, b=b, rho=self._rho)
 
         batch = lanes(x, y, a, b)
         if self.debias:
             batch += lanes(x, x, a, a) + lanes(y, y, b, b)
-        pairs = [_with_equal_means(result) for result in solve(batch, **self._options)]
+        results = solve(batch, **self._options)
+        pairs = [_with_equal_means(result) if self._rho is None else result.potentials for result in results]
         f, g = (torch.stack([pair[side] for pair in pairs[:width]]) for side in (0, 1))
         if self.debias:
             # A measure and itself have one potential, the mean of both sides.
@@ -234,12 +262,10 @@ def _measures(args: tuple[Any, ...]) -> tuple[Measures, bool]:
         raise ProblemError(
             f"x and y must have as many dimensions, coordinates and problems, got {tuple(x.shape)} and {tuple(y.shape)}"
         )
-    a, b = _weights("a", a, x), _weights("b", b, y)
-    mass = None if a is None and b is None else _common_mass(a, b)
+    parts = _weights("a", a, x), x, _weights("b", b, y), y
     if single:
-        x, y = x[None], y[None]
-        a, b, mass = (None if part is None else part[None] for part in (a, b, mass))
-    return Measures(_unit_mass(a), x, _unit_mass(b), y, mass), single
+        parts = (None if part is None else part[None] for part in parts)
+    return Measures(*parts), single
 
 
 def _weights(name: str, weights: Any, points: Tensor) -> Any:
@@ -253,19 +279,23 @@ def _weights(name: str, weights: Any, points: Tensor) -> Any:
     return weights.reshape(shape)
 
 
-def _unit_mass(weights: Any) -> Any:
-    return None if weights is None else weights / weights.sum(-1, keepdim=True)
+def _with_unit_mass(measures: Measures) -> Measures:
+    """Return the measures with weights of mass 1."""
+    a, b = (None if w is None else w / w.sum(-1, keepdim=True) for w in (measures.a, measures.b))
+    return Measures(a, measures.x, b, measures.y)
 
 
-def _common_mass(a: Any, b: Any) -> Tensor:
-    """The mean of the sums of both weights; ProblemError if they differ or are not positive."""
-    masses = [1.0 if weights is None else weights.sum(-1) for weights in (a, b)]
+def _common_mass(measures: Measures) -> Tensor | None:
+    """The mean of the sums of both weights, (W,), None if it is 1; ProblemError if they differ or are not positive."""
+    if measures.a is None and measures.b is None:
+        return None
+    masses = [1.0 if weights is None else weights.sum(-1) for weights in (measures.a, measures.b)]
     mean = torch.as_tensor((masses[0] + masses[1]) / 2)
     gap = torch.as_tensor(masses[0] - masses[1]).detach().abs() > UNEQUAL_MASS * mean.detach()
     if bool(gap.any()) or not bool((mean > 0).all()):
         listing = [torch.as_tensor(mass).detach().flatten()[:3].tolist() for mass in masses]
         raise ProblemError(
-            f"balanced transport needs positive and equal masses, those of a and b begin with {listing[0]} and "
-            f"{listing[1]}: normalise both, or use GeomLoss with reach="
+            f"hard marginals need positive and equal masses, those of a and b begin with {listing[0]} and "
+            f"{listing[1]}: normalise both, or pass reach="
         )
     return mean

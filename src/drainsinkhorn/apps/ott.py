@@ -27,11 +27,12 @@ from ott.solvers.linear.sinkhorn import Sinkhorn, SinkhornOutput
 
 from drainsinkhorn.apps.ott_geometry import side_by_side
 from drainsinkhorn.apps.ott_history import History
-from drainsinkhorn.apps.ott_schedule import multiples_of, run_stages
+from drainsinkhorn.apps.ott_schedule import multiples_of
 from drainsinkhorn.apps.ott_soft import dual_cost, price, taus_of, weights_of
 from drainsinkhorn.backends.ottjax import OttBackend
 from drainsinkhorn.core.audit import Audit
 from drainsinkhorn.core.options import Settings
+from drainsinkhorn.model.eps import FallingEps
 from drainsinkhorn.model.errors import OptionsError, ProblemError, SubstitutionWarning, warn
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Result
@@ -94,16 +95,15 @@ def solve(
         **settings,
     }
     multiples = [multiples_of(problem, solver, place) for place, problem in enumerate(each)]
-    # batch_size is a setting of the backend, and the stages of a schedule are runs, so problems that differ in them are
-    # solved one group after another.
+    # batch_size is a setting of the backend, and the first run takes as many updates for all problems, so problems that
+    # differ in batch_size or in the number of their stages are solved one group after another.
     groups = [(_batch_size(problem), len(stages)) for problem, stages in zip(each, multiples, strict=True)]
     for group in sorted(set(groups)):
         places = [place for place, own in enumerate(groups) if own == group]
         batch_size = group[0]
-        batch = [_problem(each[place], solver, starts[place], place) for place in places]
+        batch = [_problem(each[place], solver, starts[place], place, multiples[place]) for place in places]
         history = History([_mass(each[place]) for place in places], solver)
         chosen = replace(backend or OttBackend(), stride=solver.inner_iterations, batch_size=batch_size or None)
-        batch = run_stages(batch, [multiples[place] for place in places], chosen, history, options)
         results = _run(batch, solver, chosen, history, options, group[1] * solver.inner_iterations)
         for place, result, errors in zip(places, results, history.of, strict=True):
             outputs[place] = _output(each[place], result, solver, errors)
@@ -116,17 +116,16 @@ def _run(
     backend: OttBackend,
     history: History,
     options: Settings,
-    done: int,
+    staged: int,
 ) -> list[Result[Any]]:
     """Solve a batch in which no problem is checked before `min_iterations` updates.
 
     The first run ends after that many updates, rounded up to whole phases, and is verified there. Problems that have
-    not converged continue from its potentials. `done` updates were made before, in the stages of a schedule.
+    not converged continue from its potentials. Of all updates, the first `staged` are made in the stages of a schedule.
     """
-    every, limit = solver.inner_iterations, options.get("max_depth", solver.max_iterations) - done
-    options = {**options, "max_depth": limit}
-    first = min(-(-(solver.min_iterations - done) // every) * every, limit)
-    if first <= every:
+    every, limit = solver.inner_iterations, options.get("max_depth", solver.max_iterations)
+    first = min(-(-solver.min_iterations // every) * every, limit)
+    if first <= staged + every:
         return list(api.solve(batch, backend=backend, observe=history.note, **options))
     unchecked: Settings = {
         **options,
@@ -137,8 +136,8 @@ def _run(
     results = list(api.solve(batch, backend=backend, observe=history.note, **unchecked))
     open_places = [place for place, result in enumerate(results) if result.status is Status.DEPTH_LIMIT]
     if open_places and first < limit:
-        history.resume(open_places, done + first)
-        again = [replace(batch[place], init=results[place].emitted) for place in open_places]
+        history.resume(open_places, first)
+        again = [replace(batch[place], eps=results[place].eps, init=results[place].emitted) for place in open_places]
         rest: Settings = {**options, "max_depth": limit - first}
         continued = api.solve(again, backend=backend, observe=history.note, **rest)
         for place, result in zip(open_places, continued, strict=True):
@@ -215,8 +214,18 @@ def _mass(problem: LinearProblem) -> float:
     return 1.0 if abs(mass - 1) <= UNEQUAL_MASS else mass
 
 
-def _problem(problem: LinearProblem, solver: Sinkhorn, init: Start | None, place: int) -> Problem[Any]:
-    """The problem with x and y exchanged: OTT updates g first, the lanes of this library update f first."""
+def _problem(
+    problem: LinearProblem, solver: Sinkhorn, init: Start | None, place: int, multiples: tuple[float, ...]
+) -> Problem[Any]:
+    """The problem with x and y exchanged: OTT updates g first, the lanes of this library update f first.
+
+    Args:
+        problem: OTT's problem.
+        solver: OTT's solver.
+        init: Where to start; None: where the solver's initializer says.
+        place: Number of the problem, for messages.
+        multiples: `multiples_of` the problem.
+    """
     geom = problem.geom
     eps, mass = float(geom.epsilon_scheduler.target), _mass(problem)
     a, b = weights_of(problem)
@@ -234,7 +243,9 @@ def _problem(problem: LinearProblem, solver: Sinkhorn, init: Start | None, place
         pairs = ((g, b), (f, a / mass))
         start = Potentials(*(np.nan_to_num(p - eps * np.log(w), posinf=0, neginf=0) for p, w in pairs))
     # OTT's threshold bounds residuals of the caller's weights, tol those of weights of mass 1.
-    shared: dict[str, Any] = {"eps": eps, "a": b, "b": a, "tol": float(solver.threshold) / mass, "init": start}
+    # With fixed tau, prices of soft marginals are multiplied as epsilon is.
+    falling = FallingEps(eps, multiples, solver.inner_iterations, scale_rho=True) if multiples else eps
+    shared: dict[str, Any] = {"eps": falling, "a": b, "b": a, "tol": float(solver.threshold) / mass, "init": start}
     return Problem(**side_by_side(geom, lse_mode=solver.lse_mode), **shared, **prices)
 
 

@@ -14,13 +14,13 @@ from drainsinkhorn.core.audit import is_count
 from drainsinkhorn.core.options import check_settings
 from drainsinkhorn.divergences import Divergences, divergence
 from drainsinkhorn.model.brief import call, count_of, status_counts
-from drainsinkhorn.model.eps import Eps, RelativeEps, SharpnessEps, is_descriptor
+from drainsinkhorn.model.eps import Eps, SharpnessEps, is_descriptor
 from drainsinkhorn.model.errors import OptionsError, ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.model.result import Result
 from drainsinkhorn.numerics.arrays import is_array, to_numpy
 from drainsinkhorn.plans.consumers import barycentric_map, couplings
-from drainsinkhorn.run.resolve import resolve_eps
+from drainsinkhorn.run.resolve import require_fixed, resolve_eps
 from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import DEFAULTS, solve
 from drainsinkhorn.run.validate import validate
@@ -117,7 +117,8 @@ class Drift:
         check_settings(settings.keys() - {"a", "b", "cost"}, cls.fit)
         clouds = _clouds(healthy)
         # Written so that NaN is not positive.
-        is_positive = isinstance(eps, (RelativeEps, SharpnessEps)) or eps is None or eps > 0
+        number: Any = eps
+        is_positive = is_descriptor(eps) or number > 0
         if not is_count(references) or not 0 < quantile <= 1 or not is_positive:
             raise OptionsError(f"bad settings: references={references}, quantile={quantile}, eps={eps}")
         if len(clouds) < references + 2:
@@ -164,6 +165,7 @@ def _find_eps(eps: Any, rows: Array, references: list[Array], settings: dict[str
         if not numbers:
             raise ProblemError(f"no eps was found for {eps} between healthy windows; raise the target, or pass a share")
         return float(np.median(numbers))
+    require_fixed(eps)
     if is_descriptor(eps):
         return validate(Problem(x=rows, y=rows, eps=eps, cost=cost), tol=1.0).eps
     return eps * 2 * rows.shape[1]

@@ -26,7 +26,7 @@ def soft_terms(instance: Instance[Any], potentials: Potentials[Any], log_ratios:
     sides = zip(log_ratios, (instance.a, instance.b), potentials, instance.marginals, strict=True)
     for logs, weights, values, marginal in sides:
         weights = to_numpy(weights)
-        some = weights > 0
-        penalties.append(penalty(weights[some], logs[some], marginal.kappa))
-        rewards.append(penalised_mass(weights[some], to_numpy(values).astype(np.float64)[some], marginal.kappa))
+        held = weights > 0
+        penalties.append(penalty(weights[held], logs[held], marginal.kappa))
+        rewards.append(penalised_mass(weights[held], to_numpy(values).astype(np.float64)[held], marginal.kappa))
     return SoftTerms(instance.masses, (penalties[0], penalties[1]), (rewards[0], rewards[1]))

@@ -108,6 +108,13 @@ class Narrowed:
 
 
 @dataclass(frozen=True, slots=True)
+class Lowered:
+    """The eps of these problems falls to its next value: they left their pack, and run on in this or another one."""
+
+    tickets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Rescuing:
     """These problems did not converge and are run once more, alone. That run keeps its own ledger."""
 
@@ -167,6 +174,7 @@ Event = (
     | Repacked
     | Frozen
     | Narrowed
+    | Lowered
     | Rescuing
     | Finished
     | Resumed

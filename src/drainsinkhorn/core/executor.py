@@ -130,7 +130,7 @@ class _Window:
         live: Lanes still to be solved, by their number in the pack.
         progress: Depths and stale residuals of all lanes of the pack, live or not, as columns.
         stops: Largest residual at which each lane of the pack passes.
-        limits: Depth limit of each lane of the pack.
+        limits: Cycles that each lane of the pack may run.
         holds: The residual at which each lane of the pack is held; -inf: it is not held.
         clock: Cycles that the pack has run.
         on_grid: Whether all live lanes are due for an audit, not only those at their last state.
@@ -193,18 +193,20 @@ class _Window:
             self.backend.prepare(instances)
         with self._verb("pack"), collector_paused():
             self.pack = self.backend.pack(instances)
-        tickets = [lane.ticket for lane in opening]
-        self.observe(Opened(tickets, self.plan.width, self.backend.width_for, self._newly_spent()))
+        width, width_for = self.plan.width, self.backend.width_for
+        self.observe(Opened([lane.ticket for lane in opening], width, width_for, self._newly_spent()))
 
     def _advance(self) -> None:
         """Advance to the next audit or the nearest depth limit."""
         before, audit_at = self.progress.depths, self.plan.audit.following(self.clock)
-        span = min(audit_at - self.clock, min(self.limits[lane] - before[lane] for lane in self.live))
+        remaining = {lane: self.limits[lane] - before[lane] for lane in self.live}
+        span = min(audit_at - self.clock, min(cycles for cycles in remaining.values() if cycles > 0))
         span = -(-span // self.backend.stride) * self.backend.stride
         with self._verb("advance"):
+            if waiting := [lane for lane, cycles in remaining.items() if cycles <= 0]:
+                self.pack.freeze(waiting)  # Lanes of this mode leave together, and these are at their limit.
             self.progress = self.pack.advance(span, self.holds, lockstep=self.plan.mode.lockstep)
-        depths = self.progress.depths
-        cycles = max(depths[lane] - before[lane] for lane in self.live)
+        cycles = max(self.progress.depths[lane] - before[lane] for lane in self.live)
         if cycles < 1:
             raise ContractError(f"backend {self.backend.name!r}: advance({span}) moved no live lane")
         self.clock += cycles if self.plan.mode.lockstep else span
@@ -241,7 +243,7 @@ class _Window:
             col=list(residuals.col),
             band=list(residuals.band),
             statuses=list(statuses),
-            depths=[self.progress.depths[lane] for lane in leaving],
+            depths=[self.live[lane].instance.depth_before + self.progress.depths[lane] for lane in leaving],
             widened=list(emission.widened),
             arithmetic=[self.arithmetic] * count,
             details=[""] * count,
@@ -314,7 +316,7 @@ class _Window:
             holds = [self.holds[lane] for lane in kept]
         self.progress = Progress([*depths, *[0] * fresh], [*stale, *[math.inf] * fresh])
         self.stops = [self.plan.stop(lane.instance) for lane in lanes]
-        self.limits = [lane.instance.max_depth or self.plan.max_depth for lane in lanes]
+        self.limits = [lane.instance.cycles_left(self.plan.max_depth) for lane in lanes]
         self.holds = [*holds, *(self.stops[len(kept) :] if self.plan.holds else [-math.inf] * fresh)]
 
     def _screen(self, lanes: Sequence[int]) -> Sequence[float]:
@@ -342,5 +344,6 @@ class _Window:
         return Spent(self.spent.slots - before.slots, self.spent.legs - before.legs)
 
     def _standings(self) -> Iterator[Standing]:
-        for lane, (ticket, _) in self.live.items():
-            yield Standing(ticket, self.progress.depths[lane], self.progress.stale[lane], self.stops[lane])
+        for lane, (ticket, instance) in self.live.items():
+            depth = instance.depth_before + self.progress.depths[lane]
+            yield Standing(ticket, depth, self.progress.stale[lane], self.stops[lane])

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from drainsinkhorn.core.audit import Standing
-from drainsinkhorn.core.events import Advanced, Event, Narrowed, Retired
+from drainsinkhorn.core.events import Advanced, Event, Lowered, Narrowed, Retired
 
 EARLY_DEPTH, EARLY_RESIDUAL = 8, 0.1
 """Before this depth, and while the residual exceeds this value, the rate of a lane is not known yet."""
@@ -98,8 +98,8 @@ class Forecasts:
         elif isinstance(event, Retired):
             for ticket in event.outcomes.tickets:
                 self._lanes.pop(ticket, None)
-        elif isinstance(event, Narrowed):
-            for ticket in event.again:
+        elif isinstance(event, (Narrowed, Lowered)):
+            for ticket in event.again if isinstance(event, Narrowed) else event.tickets:
                 self._lanes.pop(ticket, None)
 
     def lanes(self) -> dict[int, PredictedLane]:

@@ -14,6 +14,7 @@ from drainsinkhorn.core.events import (
     Finished,
     Frozen,
     Lost,
+    Lowered,
     Narrowed,
     Opened,
     Repacked,
@@ -52,8 +53,8 @@ COUNTED = (
 )
 """Fields of a ledger that are sums; `Ledger.add` adds those of another ledger."""
 
-_Admitted = tuple[int, Callable[[int], int], list[int]]
-"""Capacity of a pack, the physical width of a number of lanes, and tickets in the order of admission."""
+_Admitted = tuple[int, Callable[[int], int], dict[int, None]]
+"""Capacity of a pack, the physical width of a number of lanes, and tickets in the order of admission as keys."""
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Ledger:
                 self.depths.update(zip(outcomes.tickets, outcomes.depths, strict=True))
             case Opened(tickets, capacity, width_for, spent):
                 self.legs += spent.legs
-                self._queues.append((capacity, width_for, list(tickets)))
+                self._queues.append((capacity, width_for, dict.fromkeys(tickets)))
             case Advanced(cycles, width, _, spent):
                 self.slots += spent.slots
                 self.legs += spent.legs
@@ -130,18 +131,24 @@ class Ledger:
                 self.legs += spent.legs
                 self.repacks += 1
                 self.refills += len(admitted)
-                self._queues[-1][2].extend(admitted)
+                self._queues[-1][2].update(dict.fromkeys(admitted))
             case Frozen(lanes):
                 self.frozen += lanes
             case Narrowed(_, again):
                 self.narrowed += 1
-                # Problems that run again are admitted once more; the slots and legs they have spent remain counted.
-                if self._queues:
-                    self._queues[-1][2][:] = [ticket for ticket in self._queues[-1][2] if ticket not in again]
+                self._withdraw(again)
+            case Lowered(tickets):
+                self._withdraw(tickets)
             case Chosen():
                 self.choices.append(event)
             case Rescuing() | Finished() | Resumed() | Reported() | Lost():
                 pass
+
+    def _withdraw(self, tickets: Sequence[int]) -> None:
+        """Take back the admission of problems that are admitted once more; what they have spent remains counted."""
+        if self._queues:
+            for ticket in tickets:
+                self._queues[-1][2].pop(ticket, None)
 
     def account(self) -> dict[str, Any]:
         """Return this ledger as plain numbers, for `add` in another process."""
@@ -150,7 +157,7 @@ class Ledger:
             "widths": self.widths,
             "executed": self.executed,
             "seconds": self.seconds,
-            "queues": [(capacity, tickets) for capacity, _, tickets in self._queues],
+            "queues": [(capacity, list(tickets)) for capacity, _, tickets in self._queues],
             "choices": [(choice.what, choice.picked, choice.reason) for choice in self.choices],
             "rescue": None if self.rescue is None else self.rescue.account(),
         }
@@ -164,7 +171,8 @@ class Ledger:
         self.executed += account["executed"]
         for verb, seconds in account["seconds"].items():
             self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
-        self._queues += [(capacity, width_for, [tickets[t] for t in local]) for capacity, local in account["queues"]]
+        for capacity, local in account["queues"]:
+            self._queues.append((capacity, width_for, {tickets[t]: None for t in local}))
         self.choices += [choice for row in account["choices"] if (choice := Chosen(*row)) not in self.choices]
         if account["rescue"] is not None:
             self.rescue = self.rescue or Ledger()
@@ -193,7 +201,8 @@ class Ledger:
         ledger.seconds = {str(verb): float(seconds) for verb, seconds in saved["seconds"].items()}
         ledger.rescue = None if saved["rescue"] is None else cls.restore(saved["rescue"])
         for (capacity, tickets), widths in zip(saved["queues"], saved["physical"], strict=True):
-            ledger._queues.append((int(capacity), list(map(int, widths)).__getitem__, list(map(int, tickets))))
+            lanes = dict.fromkeys(map(int, tickets))
+            ledger._queues.append((int(capacity), list(map(int, widths)).__getitem__, lanes))
         return ledger
 
     @property
@@ -205,7 +214,8 @@ class Ledger:
     def static_widths(self) -> list[tuple[int, int]]:
         """The width trace of those static batches: runs of (width, cycles)."""
         runs: list[tuple[int, int]] = []
-        for capacity, width_for, tickets in self._queues:
+        for capacity, width_for, admitted in self._queues:
+            tickets = list(admitted)
             for start in range(0, len(tickets), capacity):
                 window = [self.depths[t] for t in tickets[start : start + capacity] if t in self.depths]
                 if window:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.eps import DEFAULT_EPS, RelativeEps, SharpnessEps, is_descriptor
+from drainsinkhorn.model.eps import DEFAULT_EPS, FallingEps, RelativeEps, SharpnessEps, is_descriptor
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.model.result import Outcome, Residual, Result
 from drainsinkhorn.model.status import Status
@@ -186,6 +186,8 @@ def _sent_eps(eps: Any) -> float | list[Any] | None:
         return ["relative", eps.share, eps.of]
     if isinstance(eps, SharpnessEps):
         return ["sharpness", eps.target, eps.within]
+    if isinstance(eps, FallingEps):
+        return ["falling", _sent_eps(eps.target), list(eps.multiples), eps.cycles, eps.scale_rho]
     return _number(eps)
 
 
@@ -202,6 +204,9 @@ def _received_eps(sent: Any) -> Any:
     if not isinstance(sent, list):
         return sent
     kind, *parts = sent
+    if kind == "falling":
+        target, multiples, cycles, scale_rho = parts
+        return FallingEps(_received_eps(target), tuple(multiples), cycles, scale_rho)
     return {"relative": RelativeEps, "sharpness": SharpnessEps}[kind](*parts)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import linear_call
 
 from drainsinkhorn.backends import load
 from drainsinkhorn.divergences import duals
@@ -48,8 +47,29 @@ def _full(shapes: Any, fills: Sequence[float]) -> list[list[Any]]:
     ]
 
 
-def _call(host: Any, out: Any, *columns: Any) -> Any:
-    return jax.pure_callback(host, out, *columns, vmap_method="sequential")
+def _call(host: Any, out: Any, *inputs: Any) -> Any:
+    """Call a function of trees of NumPy arrays on the host; `jax.vmap` maps it in one callback, one call after another.
+
+    Args:
+        host: The function.
+        out: Shapes and dtypes of what it returns, a tree.
+        *inputs: Its arguments, trees of JAX arrays.
+    """
+    dims = [leaf.ndim for leaf in jax.tree.leaves(inputs)]
+
+    def mapped(*inputs: Any) -> Any:
+        arrays, tree = jax.tree.flatten(inputs)
+        arrays = [np.asarray(array) for array in arrays]
+        extra = arrays[0].ndim - dims[0]
+        if extra == 0:
+            return host(*tree.unflatten(arrays))
+        # An axis of length 1 in front of what is not mapped.
+        lead = np.broadcast_shapes(*(array.shape[:extra] for array in arrays))
+        spread = [np.broadcast_to(array, lead + array.shape[extra:]) for array in arrays]
+        results = [host(*tree.unflatten([array[place] for array in spread])) for place in np.ndindex(lead)]
+        return jax.tree.map(lambda *parts: np.stack(parts).reshape(lead + parts[0].shape), *results)
+
+    return jax.pure_callback(mapped, out, *inputs, vmap_method="expand_dims")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -91,36 +111,63 @@ def _value_and_slopes(task: Task, *columns: Any) -> Any:
 
 @_value_and_slopes.defjvp
 def _value_and_slopes_jvp(task: Task, columns: Any, motions: Any) -> Any:
-    """Motions of values and of their slopes: the latter by Hessian products, which are their own transposes."""
+    """Motions of values and of their slopes: `(G m, H m + G' s)` of motions m, with slopes G, Hessians H and s = 0.
+
+    The matrix of this map of (s, m) is symmetric.
+    """
     values, gradients, state = _value_and_slopes(task, *columns)
     # Integers have motions without a dtype.
     moved = jax.tree.map(lambda d, c: jnp.zeros(c.shape) if d.dtype == jax.dtypes.float0 else d, motions, columns)
 
-    def forward(saved: Any, moved: Any) -> Any:
-        columns, gradients, state = saved
-        count = len(columns[2])
+    columns, gradients, state = _undifferentiated((columns, gradients, state))
+
+    def apply(vector: Any) -> Any:
+        along, moved = vector
         d_values = [
             sum(_times(column[k], moves[k]).sum() for column, moves in zip(gradients, moved, strict=True)
                 if column[k] is not None)
-            for k in range(count)
+            for k in range(len(columns[2]))
         ]  # fmt: skip
-        return jnp.stack(d_values), _hessian(task, columns, state, moved)
-
-    def transpose(saved: Any, cotangents: Any) -> Any:
-        columns, gradients, state = saved
-        along, moved = cotangents
-        products = _hessian(task, columns, state, moved)
-        return tuple(
+        d_columns = [
             [None if h is None else h + _times(g, along[k]) for k, (g, h) in enumerate(zip(*both, strict=True))]
-            for both in zip(gradients, products, strict=True)
-        )
+            for both in zip(gradients, _hessian(task, columns, state, moved), strict=True)
+        ]
+        return jnp.stack(d_values), d_columns
 
-    # linear_call can be transposed only if all of its arguments depend on what is differentiated, so each one gets a
-    # term that does, and is zero whatever its value.
+    # JAX transposes a linear solve only if all of its right-hand side depends on what is differentiated, so each array
+    # gets a term that does, and is zero whatever its value.
     total = jnp.stack([one.astype(values.dtype).sum() for one in jax.tree.leaves(moved)]).sum()
-    moved = jax.tree.map(lambda d: d + jnp.where(jnp.zeros(d.shape, bool), total.astype(d.dtype), 0), moved)
-    d_values, d_gradients = linear_call(forward, transpose, (columns, gradients, state), moved)
+    vector = jax.tree.map(
+        lambda d: d + jnp.where(jnp.zeros(d.shape, bool), total.astype(d.dtype), 0),
+        (jnp.zeros_like(values), [list(column) for column in moved]),
+    )
+    d_values, d_gradients = _symmetric(apply, vector)
     return (values, gradients, state), (d_values, d_gradients, jax.tree.map(jnp.zeros_like, state))
+
+
+def _symmetric(apply: Any, vector: Any) -> Any:
+    """Return the product of a symmetric matrix with a vector, which JAX can transpose, differentiate and batch.
+
+    The matrix has a callback in it, through which JAX does not look, so the product is stated as a linear solve: JAX
+    takes any function for the inverse of a matrix, and that of a symmetric one for its own transpose. The matrix itself
+    is needed only where it is differentiated, and here it is constant.
+
+    Args:
+        apply: Multiplies a vector by the matrix.
+        vector: A tree of arrays.
+    """
+    return jax.lax.custom_linear_solve(lambda x: x, vector, lambda _, vector: apply(vector), symmetric=True)
+
+
+@jax.custom_jvp
+def _undifferentiated(tree: Any) -> Any:
+    """The same arrays; NotImplementedError for their derivatives, the third ones of a value."""
+    return tree
+
+
+@_undifferentiated.defjvp
+def _undifferentiated_jvp(primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError("values and divergences have first and second derivatives here, and no third ones")
 
 
 def _hessian(task: Task, columns: Any, state: Any, moved: Any) -> Any:

@@ -131,13 +131,14 @@ def lanes_of(x: Any, y: Any, a: Any, b: Any, eps: Any, cost: Any, rho: Any, is_l
     The rho of a lane is None, or a pair of prices: numbers, or arrays without dimensions that may be differentiated.
 
     Args:
-        x: As in `problems`.
-        y: Likewise.
-        a: Likewise.
-        b: Likewise.
-        eps: Likewise.
-        cost: Likewise.
-        rho: Likewise, or an array, (), (W,) or (W, 2), of the library that differentiates.
+        x: Source points, in one of the forms of `problems`; None with matrices of costs.
+        y: Target points.
+        a: Source weights.
+        b: Target weights.
+        eps: Numbers, descriptors, or arrays that may be differentiated.
+        cost: Cost between points, or matrices.
+        rho: Prices in one of the forms of `problems`, or an array, (), (W,) or (W, 2), of the library that
+            differentiates.
         is_live: Whether an object is such an array.
     """
     known = as_cost(cost)

@@ -1,12 +1,14 @@
-"""Entropic strengths that are found from the problem: a share of a statistic of its cost, or a sharpness of its plan.
+"""Entropic strengths that are no plain number: a share of the problem's cost, a sharpness of its plan, a falling list.
 
-The numbers are found where problems become instances, by `run.relative` and `run.sharpness`.
+The numbers are found where problems become instances, by `run.relative` and `run.sharpness`. `run.stages` runs the
+stages of a falling list.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -74,7 +76,31 @@ class SharpnessEps:
         return f"sharpness {self.target:.6g}"
 
 
-Eps = float | RelativeEps | SharpnessEps | None
+@dataclass(frozen=True, slots=True)
+class FallingEps:
+    """An eps that is lowered in stages to its target; made by `falling`.
+
+    Attributes:
+        target: The eps of the result.
+        multiples: The eps of each stage before, divided by the target; each is smaller than the one before.
+        cycles: Largest number of cycles of a stage.
+        scale_rho: Whether prices of soft marginals are multiplied as eps is.
+    """
+
+    target: float | RelativeEps
+    multiples: tuple[float, ...]
+    cycles: int
+    scale_rho: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.cycles), int) or isinstance(self.cycles, bool) or self.cycles < 1:
+            raise ProblemError(f"cycles of a stage must be a positive integer, got {self.cycles!r}; 10 is the default")
+
+    def __str__(self) -> str:
+        return f"{self.target} in {len(self.multiples) + 1} stages"
+
+
+Eps = float | RelativeEps | SharpnessEps | FallingEps | None
 """What an eps may be: a number in units of the cost, a descriptor, or None for `DEFAULT_EPS`."""
 DEFAULT_EPS = RelativeEps(0.05, "mean")
 """The eps of problems that state none."""
@@ -125,14 +151,57 @@ def sharpness(target: float, *, within: float | None = None) -> SharpnessEps:
     return SharpnessEps(target, PART if within is None else within)
 
 
+def falling(values: Iterable[float], *, of: str | None = None, cycles: int = 10, scale_rho: bool = False) -> FallingEps:
+    """Return an eps that is lowered in stages: each stage starts from the potentials of the one before.
+
+    The result is that of the last value: its status, residual and potentials. Its depth counts the cycles of all
+    stages, and so does `max_depth`; at least one cycle is left for the last value. The solution is that of the last
+    value alone, so stages pay only where they save cycles (docs/guides/eps-and-tol.md).
+
+    Args:
+        values: Positive numbers, each smaller than the one before, such as `numpy.geomspace(1.0, 0.01, 5)`.
+        of: None: values are in units of the cost. "mean", "median" or "std": they are shares of this statistic of the
+            problem's own cost, as for `relative`.
+        cycles: Largest number of cycles of each stage but the last. A stage ends before if it has reached tol.
+        scale_rho: True: prices of soft marginals are multiplied as eps is, so that `eps / rho` is the same in all
+            stages. False: they do not change.
+
+    Examples:
+        >>> import numpy as np
+        >>> import drainsinkhorn as ds
+        >>> x = np.random.default_rng(0).normal(size=(50, 2))
+        >>> (result,) = ds.solve(x, x + 1, eps=ds.falling([1.0, 0.3, 0.1], cycles=5))
+        >>> result.converged, result.eps
+        (True, 0.1)
+    """
+    numbers: list[Any] = list(values)
+    for place, value in enumerate(numbers):
+        if not _is_number(value) or not 0 < float(value) < (float(numbers[place - 1]) if place else math.inf):
+            before = f"the positive number before it, {numbers[place - 1]!r}" if place else "inf"
+            raise ProblemError(
+                f"a falling eps has positive numbers, each below the one before; number {place} is "
+                f"{value!r}, and must be below {before}"
+            )
+    if not numbers:
+        raise ProblemError("a falling eps needs at least one number, its target")
+    target = float(numbers[-1])
+    multiples = tuple(float(value) / target for value in numbers[:-1])
+    return FallingEps(target if of is None else RelativeEps(target, of), multiples, cycles, scale_rho)
+
+
+def target_eps(eps: Any) -> Any:
+    """Return the eps at which a problem is solved: the target of a falling one, and any other as it is."""
+    return eps.target if isinstance(eps, FallingEps) else eps
+
+
 def is_descriptor(eps: Any) -> bool:
-    """True if an eps stands for a number that depends on the problem: a descriptor, or None for the default."""
-    return eps is None or isinstance(eps, (RelativeEps, SharpnessEps))
+    """True if an eps is no plain number: a descriptor, or None for the default."""
+    return eps is None or isinstance(eps, (RelativeEps, SharpnessEps, FallingEps))
 
 
 def stated_eps(problem: Any) -> float:
     """Return the eps that a problem states as a positive finite number; NaN if it states none."""
-    eps: Any = getattr(problem, "eps", None)
+    eps: Any = target_eps(getattr(problem, "eps", None))
     try:
         return float(eps) if _is_number(eps) and 0 < eps < math.inf else math.nan
     except OverflowError:  # An integer beyond the range of float64.

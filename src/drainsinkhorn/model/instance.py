@@ -30,11 +30,12 @@ class Instance(WeaklyReferable, Generic[A]):
         matrix: A dense cost, (n, m), as the caller gave it; None with points.
         init: Where to start: Potentials, "gaussian", "zero", or "auto" where a backend chooses between these two.
         chain: Instances with equal keys run in order, each from its predecessor's potentials.
-        max_depth: Largest number of cycles; None: that of the run.
+        max_depth: Largest number of cycles, `depth_before` included; None: that of the run.
         marginals: The constraints on both marginals.
         uniform: True if the caller gave no weights, so that those of each side are equal.
         positive: True if every weight is known to be positive. If it is False, backends remove points without weight.
         masses: Total weights of both sides: 1 where both marginals are hard.
+        depth_before: Cycles that were run at larger eps before (`FallingEps`); depths count them.
     """
 
     eps: float
@@ -52,6 +53,7 @@ class Instance(WeaklyReferable, Generic[A]):
     uniform: bool = False
     positive: bool = False
     masses: tuple[float, float] = (1.0, 1.0)
+    depth_before: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -62,6 +64,10 @@ class Instance(WeaklyReferable, Generic[A]):
     def is_dense(self) -> bool:
         """True if costs are given as a matrix, False if they are between points."""
         return self.matrix is not None
+
+    def cycles_left(self, max_depth: int) -> int:
+        """Cycles that it may run, at least 1; `max_depth` is the depth limit of problems without their own."""
+        return max(1, (self.max_depth or max_depth) - self.depth_before)
 
     @property
     def points(self) -> tuple[Any, Any]:

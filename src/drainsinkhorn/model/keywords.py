@@ -14,6 +14,7 @@ COST = "pass cost=: a name, a Cost with a scale, a cost of your own, or a dense 
 POINTS = "clouds are x and y here"
 WEIGHTS = "weights are a and b here"
 START = "it is init here: a name, or a pair (f, g) of potentials"
+ANNEALED = "tol states the accuracy; eps=falling([...]) lowers eps in stages, and init says where to start"
 ARRAYS = "results have the library, dtype and device of the arrays that are passed"
 
 ADVICE = {
@@ -23,8 +24,7 @@ ADVICE = {
         'distance, or eps=blur**2 with cost=Cost("sqeuclidean", 0.5); with p=1 pass eps=blur and cost="euclidean"'
     ),
     "p": 'GeomLoss\'s p=2 is cost=Cost("sqeuclidean", 0.5), half the squared distance, and p=1 is cost="euclidean"',
-    "scaling": "eps is not annealed here; tol states the accuracy, and init where to start",
-    "diameter": "eps is not annealed here; tol states the accuracy, and init where to start",
+    **dict.fromkeys(("scaling", "diameter"), ANNEALED),
     **dict.fromkeys(("tau", "tau_a", "tau_b"), TAU),
     "reach": f"{SOFT}; GeomLoss's reach is rho=reach**p, with p=2 for half the squared distance",
     "reg_m": f'{SOFT}; POT\'s reg_m is rho, with reg_type="kl"',

@@ -47,7 +47,8 @@ class Problem(WeaklyReferable, Generic[A]):
 
     Attributes:
         eps: Strength of the entropic term, in units of the cost: a number, `relative` (a share of the problem's own
-            cost) or `sharpness` (the eps at which the plan is as sharp as stated). None: `relative(0.05)`.
+            cost), `sharpness` (the eps at which the plan is as sharp as stated), or `falling` (lowered in stages).
+            None: `relative(0.05)`.
         x: Source points, (n, d). None with a dense cost.
         y: Target points, (m, d). None with a dense cost.
         a: Source weights, (n,). None: uniform, of mass 1. Normalised to mass 1 unless a marginal is soft (see `rho`).

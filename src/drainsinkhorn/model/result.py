@@ -218,8 +218,10 @@ class Result(Generic[A]):
         residual: Residual of exactly those potentials.
         status: How it ended.
         eps: Strength of the entropic term, in units of the cost: the number that was found if the problem's eps is
-            relative or a sharpness, else the problem's own. NaN for an INVALID problem without one.
-        depth: Cycles of the run that gave the result: the rescue if `rescued`, else the first. At most `max_depth`,
+            relative or a sharpness, the last one if it falls, else the problem's own. NaN for an INVALID problem
+            without one.
+        depth: Cycles of the run that gave the result: the rescue if `rescued`, else the first, with all stages of an
+            eps that falls. At most `max_depth`,
             rounded up to the backend's stride. The ledger has both (`ledger.depths`, `ledger.rescue.depths`).
         backend: The backend that ran it.
         arithmetic: Precision and representation in which it ran.

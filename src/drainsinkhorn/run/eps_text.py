@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.model.eps import STATISTICS, Eps, RelativeEps, SharpnessEps, relative, sharpness
+from drainsinkhorn.model.eps import STATISTICS, Eps, FallingEps, RelativeEps, SharpnessEps, relative, sharpness
 from drainsinkhorn.model.errors import FileError, OptionsError, ProblemError
 
 SYNTAX = 'a number ("0.05"), a share of the cost ("5%", "5% median", "5% std") or a sharpness ("sharpness 0.1")'
@@ -36,13 +36,17 @@ def parse_eps(text: str) -> Eps:
         raise OptionsError(f"eps is {text!r}; write {SYNTAX}") from None
 
 
-def format_eps(eps: RelativeEps | SharpnessEps) -> str:
-    """Return a text that `parse_eps` reads as this eps; ProblemError for a sharpness with a tolerance of its own.
+def format_eps(eps: RelativeEps | SharpnessEps | FallingEps) -> str:
+    """Return a text that `parse_eps` reads as this eps; ProblemError if there is none.
+
+    There is none for a sharpness with a tolerance of its own, and for an eps that falls.
 
     Examples:
         >>> parse_eps(format_eps(relative(0.1, of="std"))) == relative(0.1, of="std")
         True
     """
+    if isinstance(eps, FallingEps):
+        raise ProblemError(f"a text has no place for an eps that falls ({eps}); pass its last value, {eps.target}")
     if isinstance(eps, RelativeEps):
         return f"{100 * eps.share!r}% {eps.of}"
     if eps != sharpness(eps.target):

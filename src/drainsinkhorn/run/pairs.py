@@ -30,8 +30,8 @@ def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", batch: Any = None, **
         raise ProblemError(f"expected problems, or points x and y; got x of type {type(x).__name__} and no y")
     if batch is not None:
         raise ProblemError("batch names the problem of each point of arrays x and y; problems passed as such have none")
-    given = {name: value for name, value in columns.items() if value is not None}
-    return read_pairs(x, given if resolved == Cost() else {**given, "cost": cost})
+    stated = {name: value for name, value in columns.items() if value is not None}
+    return read_pairs(x, stated if resolved == Cost() else {**stated, "cost": cost})
 
 
 def make_problem(x: Any, y: Any = None, **fields: Any) -> Problem[Any]:
@@ -42,14 +42,14 @@ def make_problem(x: Any, y: Any = None, **fields: Any) -> Problem[Any]:
         y: Target points (m, d), if x holds points.
         **fields: Other fields of the problem by name; None stands for a field that was left out.
     """
-    given = {name: value for name, value in fields.items() if value is not None}
+    stated = {name: value for name, value in fields.items() if value is not None}
     if not isinstance(x, Problem):
         if y is None and x is not None:
             raise ProblemError(f"expected a Problem, or points x and y; got x of type {type(x).__name__} and no y")
-        return Problem(x=x, y=y, **given)
+        return Problem(x=x, y=y, **stated)
     if y is not None:
-        given = {"y": y, **given}
-    _refuse_fields(given)
+        stated = {"y": y, **stated}
+    _refuse_fields(stated)
     return x
 
 

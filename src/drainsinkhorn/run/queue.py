@@ -181,6 +181,10 @@ class Queue:
         if successor is not None:
             self._start(successor, ended)
 
+    def resume(self, admission: Admission) -> None:
+        """Append the next stage of a problem whose eps falls to its line. It keeps its place in its chain."""
+        self._put(admission, self._gate.signature(admission.instance))
+
     def recall(self, ended: Ended) -> None:
         """Note how a problem ended in an earlier run. Its successor starts from there, unless the chain runs."""
         if not self._chains.is_under_way(ended.instance.chain):

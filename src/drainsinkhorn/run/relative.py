@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.eps import DEFAULT_EPS, RelativeEps
+from drainsinkhorn.model.eps import DEFAULT_EPS, FallingEps, RelativeEps, target_eps
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.numerics.arrays import Array, on_cuda, to_numpy
@@ -31,8 +31,9 @@ WHY_ZERO = {
 
 
 def as_relative(eps: Any) -> RelativeEps | None:
-    """Return a relative eps; the default for None, and None for everything else."""
-    return DEFAULT_EPS if eps is None else eps if isinstance(eps, RelativeEps) else None
+    """Return a relative eps, or the target of one that falls; the default for None, and None for everything else."""
+    target = target_eps(eps)
+    return DEFAULT_EPS if target is None else target if isinstance(target, RelativeEps) else None
 
 
 def relative_eps(eps: RelativeEps, problem: Problem[Any], cost: Cost | Any, a: Array, b: Array) -> float:
@@ -102,6 +103,8 @@ def stack_eps(column: Any, count: int | None, x: Any, y: Any, cost: Cost, width:
     clouds = [points if points.ndim == 3 else points[None] for points in (x, y)]
     numbers: list[float] = []
     for place, eps in enumerate(each):
+        if isinstance(eps, FallingEps):
+            return None
         relative = as_relative(eps)
         if relative is None:
             if not isinstance(eps, (float, np.floating)) and not (type(eps) is int and eps < 2**53):

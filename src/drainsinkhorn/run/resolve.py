@@ -11,13 +11,19 @@ import numpy as np
 
 from drainsinkhorn.core.options import Options
 from drainsinkhorn.core.protocol import Backend
-from drainsinkhorn.model.eps import SharpnessEps, is_descriptor
+from drainsinkhorn.model.eps import FallingEps, SharpnessEps, is_descriptor
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.run.relative import find_together
 from drainsinkhorn.run.sharpness import find_sharpness, trial_options
 from drainsinkhorn.run.solve import DEFAULTS, solve
 from drainsinkhorn.run.validate import validate
+
+
+def require_fixed(eps: Any) -> None:
+    """Raise ProblemError for an eps that falls, where only its target would be used."""
+    if isinstance(eps, FallingEps):
+        raise ProblemError(f"solve and stream take an eps that falls ({eps}); here pass its last value, {eps.target}")
 
 
 @np.errstate(all="ignore")
@@ -29,13 +35,16 @@ def resolve_eps(
 ) -> list[Problem[Any]]:
     """Return the problems with the number that is found for each eps; searches for a sharpness run as one batch.
 
-    A problem whose eps cannot be found is returned as it is, so that its result says why.
+    A problem whose eps cannot be found is returned as it is, so that its result says why. ProblemError for an eps that
+    falls.
 
     Args:
         problems: The problems.
         backend: The backend of trials, as for `solve`.
         options: Options of trials.
     """
+    for problem in problems:
+        require_fixed(problem.eps)
     known: dict[int, Any] = find_together(enumerate(problems))
     searched = [place for place, problem in enumerate(problems) if isinstance(problem.eps, SharpnessEps)]
     if searched:

@@ -12,12 +12,13 @@ from typing import Any, Unpack
 import numpy as np
 
 from drainsinkhorn.core.collector import collector_paused
-from drainsinkhorn.core.events import Event, Observer, Rescuing, Retired, ignore
+from drainsinkhorn.core.events import Event, Lowered, Observer, Rescuing, Retired, ignore
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES, Options, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.model.eps import FallingEps
 from drainsinkhorn.model.errors import ContractError, Interrupted, OptionsError, OutOfMemory, ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
@@ -36,6 +37,7 @@ from drainsinkhorn.run.recheck import Recheck
 from drainsinkhorn.run.session import RESCUABLE, Session
 from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.stack import check_arguments, is_column, validate_stack
+from drainsinkhorn.run.stages import Stages
 from drainsinkhorn.run.validate import finite_on_device, make_instance
 
 DEFAULTS = Options()
@@ -68,7 +70,8 @@ def solve(
     Args:
         x: Problems, pairs (x, y) of clouds, or points: see `problems` for stacked, shared and ragged inputs.
         y: Target points, if x holds source points.
-        eps: A number in units of the cost, `relative`, `sharpness`, or a list of them. None: `relative(0.05)`.
+        eps: A number in units of the cost, `relative`, `sharpness`, `falling`, or a list with one of them for each
+            problem. None: `relative(0.05)`.
         a: Source weights; None: uniform.
         b: Target weights; None: uniform.
         init: Where to start: "auto", "gaussian" or "zero" for every problem without a start of its own, or potentials.
@@ -159,6 +162,8 @@ class LocalRun:
         self._recheck = Recheck(options.recheck, options.audit.margin, self._backend.name, session.count)
         # Problems that ended without a run, whether the journal recalled them, and the instance if they are rechecked.
         self._without_run: deque[tuple[Outcome, bool, Instance[Any] | None]] = deque()
+        # Problems at an eps above their own; made for the first one.
+        self._stages: Stages | None = None
         # Problems that wait for their rescue, by ticket.
         self._failed: dict[int, Ended] = {}
         # Tickets of problems whose start was replaced by zero, and remarks for messages.
@@ -252,6 +257,10 @@ class LocalRun:
             return None
         if instance.init == "zero" and problem.init is not None and not isinstance(problem.init, str):
             self._unused_starts.add(ticket)
+        if isinstance(problem.eps, FallingEps):
+            self._stages = self._stages or Stages(self.session.options.max_depth, self._backend.stride)
+            instance = self._stages.begin(ticket, instance, problem.eps)
+            signature = self.signature(instance)
         return instance, signature
 
     def signature(self, instance: Instance[Any]) -> Hashable:
@@ -303,18 +312,31 @@ class LocalRun:
     # Lanes that have retired
 
     def _observe(self, event: Event) -> None:
-        """Keep retired lanes until they are yielded, and pass the event to the session's observers."""
+        """Keep retired lanes until they are yielded, and pass the event to the session's observers.
+
+        Of lanes that run on at a smaller eps, observers receive only their tickets.
+        """
         if type(event) is Retired:
+            if self._stages is not None:
+                event, lowered = self._stages.without_intermediate(event)
+                if lowered:
+                    self.session.observe(Lowered(lowered))
+                if not event.instances:
+                    return
             self._unclaimed.append(event)
         self.session.observe(event)
 
     def _sort_out(self, retired: Retired) -> Retired:
-        """Start successors in chains, set aside the problems to be rescued, and return the others."""
-        converged = all(status is Status.CONVERGED for status in retired.outcomes.statuses)
+        """Start next stages and successors in chains, set aside the problems to be rescued, and return the others."""
+        converged = all(status is Status.CONVERGED for status in retired.outcomes.statuses) and self._stages is None
         if converged and not self._unused_starts and all(instance.chain is None for instance in retired.instances):
             return retired
         instances, outcomes = list[Instance[Any]](), Outcomes()
         for ended in map(Ended, *retired):
+            stage = None if self._stages is None else self._stages.follow(ended)
+            if stage is not None:
+                self._queue.resume(Admission(ended.outcome.ticket, stage))
+                continue
             if ended.outcome.status is not Status.CONVERGED:
                 ended = ended._replace(outcome=rescue.with_finite_potentials(ended.outcome))
             if ended.instance.init != "zero":
@@ -388,7 +410,7 @@ class LocalRun:
         session.ledger.rescue = ledger = session.ledger.rescue or Ledger()
         lines: dict[Hashable, list[Admission]] = {}
         for ticket, first in self._failed.items():
-            instance = replace(first.instance, init=rescue.choose_restart(first))
+            instance = replace(first.instance, init=rescue.choose_restart(first), depth_before=0)
             lines.setdefault(precise.signature(instance), []).append(Admission(ticket, instance))
         for line in lines.values():
             # Lanes leave as they finish, whatever the mode of the run: depths of problems that failed differ.

@@ -47,7 +47,7 @@ def stream(
         problems: Any iterable of Problem, or of pairs (x, y) of clouds; it may be endless. A Feed can be pushed to
             while the stream runs. Or points x, as for `solve`.
         y: Target points, if source points are passed.
-        eps: The eps of pairs and points: a number, `relative` or `sharpness`. None: `relative(0.05)`.
+        eps: The eps of pairs and points: a number, `relative`, `sharpness` or `falling`. None: `relative(0.05)`.
         a: Source weights, if points are passed.
         b: Target weights, if points are passed.
         cost: The cost of pairs and points.

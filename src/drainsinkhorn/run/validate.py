@@ -14,7 +14,7 @@ import numpy as np
 
 from drainsinkhorn.core.options import STARTS
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.eps import SharpnessEps
+from drainsinkhorn.model.eps import SharpnessEps, target_eps
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
@@ -83,7 +83,7 @@ def _make_instance(problem: Any, tol: float, margin: float, init: Any, finite: b
             "they found, result.eps"
         )
     if relative is None:
-        eps = positive_number("eps", problem.eps, EPS_HINT)
+        eps = positive_number("eps", target_eps(problem.eps), EPS_HINT)
     tol = positive_number("tol", tol if problem.tol is None else problem.tol, TOL_HINT)
     cost = known_cost(problem.cost)
     n, m = _sizes(problem, cost, finite)

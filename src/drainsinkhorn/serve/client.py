@@ -20,7 +20,7 @@ import numpy as np
 
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.couplings import TransportCost
-from drainsinkhorn.model.eps import DEFAULT_EPS, RelativeEps, SharpnessEps
+from drainsinkhorn.model.eps import DEFAULT_EPS, FallingEps, RelativeEps, SharpnessEps
 from drainsinkhorn.model.errors import DrainError, FileError, OptionsError, ProblemError
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
@@ -264,7 +264,7 @@ def encode_problems(
     With this axis, problems that are invalid or late have results that say so, and do not fail the request.
     """
     f, g = (None, None) if init is None else init
-    if isinstance(eps, (RelativeEps, SharpnessEps)):
+    if isinstance(eps, (RelativeEps, SharpnessEps, FallingEps)):
         eps = np.array(format_eps(eps))
     columns = {"x": x, "y": y, "a": a, "b": b, "f": f, "g": g, "eps": eps, "tol": tol}
     arrays: dict[str, Any] = {"format": np.array(1)}

@@ -17,7 +17,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.testing.forms import form_of, prices_of
-from drainsinkhorn.testing.judgements import Claim, Judgement, in_decimal, in_double_double, in_float64
+from drainsinkhorn.testing.judgements import Judgement, PlanClaim, in_decimal, in_double_double, in_float64
 
 Vector = NDArray[np.float64]
 
@@ -83,7 +83,7 @@ def judge(problem: Problem[Any], potentials: Potentials[Any], tol: float) -> Jud
         potentials: The potentials as emitted.
         tol: What the residual is compared with.
     """
-    claim = Claim.of(problem, potentials)
+    claim = PlanClaim.of(problem, potentials)
     for arithmetic in (in_float64, in_double_double):
         with np.errstate(all="ignore"):
             judgement = arithmetic(claim)

@@ -51,7 +51,7 @@ class Judgement(NamedTuple):
         return abs(self.worst - tol) > self.error
 
 
-class Claim(NamedTuple):
+class PlanClaim(NamedTuple):
     """A problem and its potentials on the support, in float64, which holds all of them exactly.
 
     Attributes:
@@ -79,7 +79,7 @@ class Claim(NamedTuple):
     rhos: tuple[float, float]
 
     @classmethod
-    def of(cls, problem: Problem[Any], potentials: Potentials[Any]) -> Claim:
+    def of(cls, problem: Problem[Any], potentials: Potentials[Any]) -> PlanClaim:
         """Return the problem and potentials on the support."""
         f, g = (to_numpy(p).astype(np.float64) for p in potentials)
         a, b = (
@@ -126,14 +126,14 @@ BLOCK = 2**18
 """Entries of the plan that are computed at once."""
 
 
-def _blocks(claim: Claim) -> Iterator[slice]:
+def _blocks(claim: PlanClaim) -> Iterator[slice]:
     step = max(1, BLOCK // len(claim.g))
     for start in range(0, len(claim.f), step):
         yield slice(start, start + step)
 
 
 def _marginals(
-    claim: Claim,
+    claim: PlanClaim,
     a: Any,
     b: Any,
     shares: tuple[tuple[Any, Any], tuple[Any, Any]],
@@ -183,7 +183,7 @@ def _marginals(
     return Judgement(*errors, arithmetic)
 
 
-def in_float64(claim: Claim) -> Judgement:
+def in_float64(claim: PlanClaim) -> Judgement:
     """Everything in float64."""
     form, d, eps = claim.form, claim.d, claim.eps
 
@@ -231,7 +231,7 @@ def in_float64(claim: Claim) -> Judgement:
     return _marginals(claim, a, b, shares, entries, 2 * UNIT, "float64")
 
 
-def in_double_double(claim: Claim) -> Judgement:
+def in_double_double(claim: PlanClaim) -> Judgement:
     """Scores in double-double; their exponentials and the sums in long double."""
     form, scale, d, eps = claim.form, claim.form.scale, claim.d, claim.eps
 
@@ -302,7 +302,7 @@ def in_double_double(claim: Claim) -> Judgement:
     return _marginals(claim, a, b, (share(f, rho_a), share(g, rho_b)), entries, 4 * LONG, "double-double")
 
 
-def in_decimal(claim: Claim) -> Judgement:
+def in_decimal(claim: PlanClaim) -> Judgement:
     """Judge entry by entry in decimal arithmetic, in which every operation is rounded correctly.
 
     It has 60 digits, and as many more as the largest C / eps has before the point.

@@ -30,7 +30,7 @@ import os, sys, time
 import drainsinkhorn
 from drainsinkhorn.backends.cpu import kernel_cache
 
-@kernel_cache.compiled()
+@kernel_cache.kernel_compiler()
 def twice(x):
     return 2 * x
 """
@@ -104,7 +104,7 @@ def test_kernels_lie_in_the_folder_of_their_version_and_sources(
 ) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
-    @kernel_cache.compiled()
+    @kernel_cache.kernel_compiler()
     def twice(x: float) -> float:
         return 2 * x
 
@@ -243,7 +243,7 @@ def test_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(numba.core.caching.IndexDataCacheFile, "save", full)
 
-    @kernel_cache.compiled()
+    @kernel_cache.kernel_compiler()
     def thrice(x: float) -> float:
         return 3 * x
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.cpu.pack import FORMS, CpuPack, compile_kernels
 from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
-from drainsinkhorn.backends.cpu.precision import Arithmetic, choose_arithmetic
+from drainsinkhorn.backends.cpu.precision import CpuArithmetic, choose_arithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, default_threads
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.products import solves_products
@@ -53,7 +53,7 @@ class CpuBackend:
     accelerations: tuple[str, ...] = field(default=("momentum", "none"), init=False)
     soft_marginals: bool = field(default=True, init=False)
 
-    def arithmetic(self, instance: Instance[Any]) -> Arithmetic:
+    def arithmetic(self, instance: Instance[Any]) -> CpuArithmetic:
         """How the lane of an instance computes."""
         n, m = instance.shape
         has_distances = not instance.is_dense and instance.cost.kind.distances is not None

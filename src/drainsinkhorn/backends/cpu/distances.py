@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drainsinkhorn.backends.cpu.resources import default_threads, each, pooled
+from drainsinkhorn.backends.cpu.resources import default_threads, each, empty_in_pool
 from drainsinkhorn.backends.cpu.scores import extent, lay_out, score_matrix
 from drainsinkhorn.backends.cpu.tiles import EXPANDED
 
@@ -27,9 +27,9 @@ def squared_distances(
     matrices: list[Array | None] = [None] * len(pairs)
 
     def work(place: int) -> None:
-        x, y = (pooled(1, *points.shape) for points in pairs[place])
+        x, y = (empty_in_pool(1, *points.shape) for points in pairs[place])
         x[0], y[0] = pairs[place]
-        layout = lay_out(x, y, extent(x, y).middle, pooled)
+        layout = lay_out(x, y, extent(x, y).middle, empty_in_pool)
         if np.isfinite(layout.row_norms).all() and np.isfinite(layout.panel_norms).all():
             matrix = np.empty((x.shape[1], y.shape[1]))
             rows, norms, panels, others = (array[0] for array in layout)

@@ -62,7 +62,7 @@ _unsaved: list[str] = []
 """Why kernels of this process are not kept on disk."""
 
 
-def compiled(**options: Any) -> Callable[[Any], Any]:
+def kernel_compiler(**options: Any) -> Callable[[Any], Any]:
     """Return Numba's decorator: no GIL, division by zero as in NumPy, and kernels cached on disk if possible."""
     decorate = njit(nogil=True, error_model="numpy", **options)
 
@@ -110,7 +110,7 @@ def compiling(what: str) -> Iterator[None]:
         # Another process may have compiled while this one waited; then kernels only have to be loaded.
         complete = note is not None and note.exists()
         if not complete:
-            stack.enter_context(_announced(what, "process" if folder is None else "machine"))
+            stack.enter_context(_announce_compilation(what, "process" if folder is None else "machine"))
         yield
         if note is not None and not complete and not _unsaved:
             with suppress(OSError):
@@ -120,7 +120,7 @@ def compiling(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _announced(what: str, whom: str) -> Iterator[None]:
+def _announce_compilation(what: str, whom: str) -> Iterator[None]:
     """Log after two seconds that kernels are being compiled, and whether for this process or this machine."""
     message = "compiling CPU kernels (%s), once for this %s, about 30 s"
     said = threading.Timer(2.0, _log.warning, [message, what, whom])

@@ -91,31 +91,32 @@ def sum_rows(kernel, cols, w, r, first, last):
 
 
 @reordered
-def add_rows(kernel, cols, t, part, first, last):
-    """`part_j += sum_i K_ij t_i` over some rows, four at a time: `numerics.update.log_ratios` of columns."""
+def add_rows(kernel, cols, t, sums, first, last):
+    """`sums_j += sum_i K_ij t_i` over some rows, four at a time: `numerics.update.log_ratios` of columns."""
     i = first
     while i + 4 <= last:
         k0, k1 = kernel[i * cols : (i + 1) * cols], kernel[(i + 1) * cols : (i + 2) * cols]
         k2, k3 = kernel[(i + 2) * cols : (i + 3) * cols], kernel[(i + 3) * cols : (i + 4) * cols]
         t0, t1, t2, t3 = t[i], t[i + 1], t[i + 2], t[i + 3]
         for j in range(cols):
-            part[j] += (k0[j] * t0 + k1[j] * t1) + (k2[j] * t2 + k3[j] * t3)
+            sums[j] += (k0[j] * t0 + k1[j] * t1) + (k2[j] * t2 + k3[j] * t3)
         i += 4
     while i < last:
         k0, t0 = kernel[i * cols : (i + 1) * cols], t[i]
         for j in range(cols):
-            part[j] += k0[j] * t0
+            sums[j] += k0[j] * t0
         i += 1
 
 
 @reordered
-def sweep(kernel, cols, w, t, given, r, part, first, last):
-    """`sum_rows` and `add_rows` in one pass, with `part` set to zero first: both legs of `numerics.update.log_ratios`.
+def sweep(kernel, cols, w, t, has_weights, r, sums, first, last):
+    """`sum_rows` and `add_rows` in one pass, with `sums` set to zero first: both legs of `numerics.update.log_ratios`.
 
-    Rows enter column sums with weights t if given, else with `t / r`, as after a plain f-leg. The compiler may add up
-    otherwise here than in two functions, and one pass is faster, since four rows stay in registers or the first cache.
+    Rows enter column sums with weights t if `has_weights`, else with `t / r`, as after a plain f-leg. The compiler may
+    add up otherwise here than in two functions, and one pass is faster, since four rows stay in registers or the first
+    cache.
     """
-    part[:] = 0
+    sums[:] = 0
     i = first
     while i + 4 <= last:
         k0 = kernel[i * cols : (i + 1) * cols]
@@ -130,10 +131,10 @@ def sweep(kernel, cols, w, t, given, r, part, first, last):
             r3 += k3[j] * w[j]
         r[i], r[i + 1], r[i + 2], r[i + 3] = r0, r1, r2, r3
         s0, s1, s2, s3 = t[i], t[i + 1], t[i + 2], t[i + 3]
-        if not given:
+        if not has_weights:
             s0, s1, s2, s3 = s0 / r0, s1 / r1, s2 / r2, s3 / r3
         for j in range(cols):
-            part[j] += (k0[j] * s0 + k1[j] * s1) + (k2[j] * s2 + k3[j] * s3)
+            sums[j] += (k0[j] * s0 + k1[j] * s1) + (k2[j] * s2 + k3[j] * s3)
         i += 4
     while i < last:
         k0 = kernel[i * cols : (i + 1) * cols]
@@ -141,9 +142,9 @@ def sweep(kernel, cols, w, t, given, r, part, first, last):
         for j in range(cols):
             r0 += k0[j] * w[j]
         r[i] = r0
-        s0 = t[i] if given else t[i] / r0
+        s0 = t[i] if has_weights else t[i] / r0
         for j in range(cols):
-            part[j] += k0[j] * s0
+            sums[j] += k0[j] * s0
         i += 1
 
 
@@ -153,9 +154,9 @@ def add_parts(parts, groups, cols, c):
     for j in range(cols):
         c[j] = parts[j]
     for group in range(1, groups):
-        part = parts[group * cols : (group + 1) * cols]
+        sums = parts[group * cols : (group + 1) * cols]
         for j in range(cols):
-            c[j] += part[j]
+            c[j] += sums[j]
 
 
 @ordered
@@ -259,9 +260,9 @@ def discard_lanes(table, order, first, last, cycles, one):
         lane = table[order[place]]
         rows, cols = lane.rows, lane.cols
         a, w = vector(lane.a, rows, one), vector(lane.w, cols, one)
-        r, part = np.empty_like(a), np.empty_like(w)
+        r, sums = np.empty_like(a), np.empty_like(w)
         for _ in range(cycles):
-            sweep(vector(lane.kernel, rows * cols, one), cols, w, a, False, r, part, np.int64(0), rows)
+            sweep(vector(lane.kernel, rows * cols, one), cols, w, a, False, r, sums, np.int64(0), rows)
 
 
 @ordered
@@ -330,8 +331,8 @@ def verify_soft(lane, f, g, one):
             w[j] = b[j] * exp(g[j] - base_g[j])
         for group in range(groups):
             first, last = bounds(rows, groups, group)
-            part = parts[group * cols : (group + 1) * cols]
-            sweep(vector(lane.kernel, rows * cols, one), cols, w, t, True, r, part, first, last)
+            sums = parts[group * cols : (group + 1) * cols]
+            sweep(vector(lane.kernel, rows * cols, one), cols, w, t, True, r, sums, first, last)
         add_parts(parts, groups, cols, c)
         near &= in_range(r, LOW, HIGH) and in_range(c, LOW, HIGH)
         if near:
@@ -361,10 +362,10 @@ def screen_lane(lane, one):
         error = log_row_residual(lane, lane.form, double(lane.f, rows), double(lane.g, cols))
         return error + lane.bound + lane.sum_rounding
     a, w, groups = vector(lane.a, rows, one), vector(lane.w, cols, one), groups_of(rows)
-    r, part = np.empty_like(a), np.empty_like(w)
+    r, sums = np.empty_like(a), np.empty_like(w)
     for group in range(groups):
         first, last = bounds(rows, groups, group)
-        sweep(vector(lane.kernel, rows * cols, one), cols, w, a, False, r, part, first, last)
+        sweep(vector(lane.kernel, rows * cols, one), cols, w, a, False, r, sums, first, last)
     if lane.is_scaled:
         return scaled_residual(a, r, vector(lane.u, rows, one)) + lane.bound + lane.sum_rounding
     f, base, weight, error = double(lane.f, rows), double(lane.base_f, rows), double(lane.a64, rows), 0.0

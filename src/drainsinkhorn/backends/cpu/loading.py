@@ -129,8 +129,8 @@ def load_group(
     a, b = _flatten([p.a for p in instances]), _flatten([p.b for p in instances])
     share(k.fill_lanes, table, everyone, *a, *b)
     if isinstance(first.init, Potentials):
-        given = [_flatten([to_numpy(getattr(p.init, side)) for p in instances]) for side in "fg"]
-        share(k.give_starts, table, everyone, *given[0], *given[1], eps)
+        starts = [_flatten([to_numpy(getattr(p.init, side)) for p in instances]) for side in "fg"]
+        share(k.give_starts, table, everyone, *starts[0], *starts[1], eps)
     with np.errstate(over="ignore", invalid="ignore"):
         if first.is_dense:
             return _load_dense(instances, eps, table, memory)

@@ -19,7 +19,7 @@ from drainsinkhorn.backends.cpu.kernel_cache import compiling
 from drainsinkhorn.backends.cpu.lane_table import FRESH, NEEDS_KERNEL, NOT_FINITE, new_lanes, records, words
 from drainsinkhorn.backends.cpu.loading import Memory, groups, load_group
 from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
-from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, Arithmetic
+from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, CpuArithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, each
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states, least_damping
@@ -112,7 +112,7 @@ class States:
         """Round the potentials of those wanted lanes for which the dtype is accurate enough."""
         short = [round_to(vector, name) for vector in (self.f, self.g)]
         with np.errstate(invalid="ignore"):
-            moved = _moved(self.f, short[0], self.f_at) + _moved(self.g, short[1], self.g_at)
+            moved = _rounding_changes(self.f, short[0], self.f_at) + _rounding_changes(self.g, short[1], self.g_at)
         # Written so that NaN and inf, which overflow gives, lead to a wider dtype.
         tols = np.array([instance.tol for instance in self.instances])
         # Of most lanes both marginals are hard, and many lanes are rounded at once.
@@ -151,7 +151,7 @@ class States:
         return emission
 
 
-def _moved(vector: Vector, rounded: NDArray[Any], at: NDArray[np.int64]) -> Vector:
+def _rounding_changes(vector: Vector, rounded: NDArray[Any], at: NDArray[np.int64]) -> Vector:
     """Return the largest change of each lane's potentials by rounding to a dtype."""
     return np.maximum.reduceat(np.abs(rounded - vector), at[:-1])
 
@@ -318,9 +318,9 @@ class CpuPack:
             for i in waiting:
                 self._add_kernel(self._lanes, self._table, int(i))
             again = [i for i in waiting if ran[i] < cycles and not self._is_held(i, stops)]
-            for left in sorted({int(cycles - ran[i]) for i in again}):
-                some = np.array([i for i in again if cycles - ran[i] == left], dtype=np.int64)
-                self._share(k.run_lanes, self._table, some, left, stops, ran, chunk=CHUNK)
+            for rest in sorted({int(cycles - ran[i]) for i in again}):
+                group = np.array([i for i in again if cycles - ran[i] == rest], dtype=np.int64)
+                self._share(k.run_lanes, self._table, group, rest, stops, ran, chunk=CHUNK)
         return ran
 
     def _run_split(self, i: int, cycles: int, stops: NDArray[np.float64], ran: NDArray[np.int64]) -> None:
@@ -388,7 +388,7 @@ def compile_kernels(kernels: str) -> None:
         instance = Instance(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(COSTS["sqeuclidean"]))
         if kernels == "streaming":
             for dtype in (FLOAT32, FLOAT64):
-                StreamingPack([instance], Arithmetic(dtype, is_streaming=True), 1).verify([0], exact=True)
+                StreamingPack([instance], CpuArithmetic(dtype, is_streaming=True), 1).verify([0], exact=True)
         else:
             for start in ("zero", "gaussian"):
                 CpuPack([replace(instance, init=start)], np.dtype(kernels), threads=1, momentum=True).touch()

@@ -17,7 +17,7 @@ from drainsinkhorn.backends.conditionals import PlainConditionals
 from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector
 from drainsinkhorn.backends.cpu.precision import plan_form
 from drainsinkhorn.backends.cpu.primitives import dot, exp, maximum, ordered
-from drainsinkhorn.backends.cpu.resources import each, pooled
+from drainsinkhorn.backends.cpu.resources import each, empty_in_pool
 from drainsinkhorn.backends.cpu.scores import extent, lay_out, score_matrix
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
@@ -102,7 +102,7 @@ class CompiledConditionals:
         """Conditional distributions of some rows, in ascending order."""
         side = self._side
         shape = rows.size, side.b.size
-        distributions, logs, scores = pooled(*shape), np.empty(rows.size), pooled(*shape)
+        distributions, logs, scores = empty_in_pool(*shape), np.empty(rows.size), empty_in_pool(*shape)
         is_range = rows[-1] - rows[0] + 1 == rows.size
         places = slice(rows[0], rows[-1] + 1) if is_range else rows
         if not side.instance.is_dense:

@@ -45,7 +45,7 @@ STREAMED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class CpuArithmetic:
     """How the lanes of an instance compute.
 
     Attributes:
@@ -74,15 +74,15 @@ class Arithmetic:
 @lru_cache(maxsize=4096)
 def choose_arithmetic(
     n: int, m: int, tol: float, has_distances: bool, precision: str, representation: str, cached_pairs: int
-) -> Arithmetic:
+) -> CpuArithmetic:
     """The arithmetic of an instance of n x m points; the last three arguments are those of `CpuBackend`."""
     is_large = representation == "streaming" or (representation == "auto" and n * m > cached_pairs)
     if is_large and has_distances:
         dtype = FLOAT64 if precision == "float64" else FLOAT32
-        return Arithmetic(dtype, is_streaming=True, may_switch=precision == "auto")
+        return CpuArithmetic(dtype, is_streaming=True, may_switch=precision == "auto")
     if precision == "auto":
-        return Arithmetic(FLOAT32 if sum_rounding(n, m, FLOAT32) <= tol / SHARE else FLOAT64)
-    return Arithmetic(np.dtype(precision))
+        return CpuArithmetic(FLOAT32 if sum_rounding(n, m, FLOAT32) <= tol / SHARE else FLOAT64)
+    return CpuArithmetic(np.dtype(precision))
 
 
 def sum_rounding(rows: Any, cols: Any, dtype: np.dtype[Any]) -> Any:

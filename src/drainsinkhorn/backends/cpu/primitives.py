@@ -12,16 +12,16 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic, overload
 
-from drainsinkhorn.backends.cpu.kernel_cache import compiled
+from drainsinkhorn.backends.cpu.kernel_cache import kernel_compiler
 
 # `ordered` keeps the order of every sum as written; `reordered` lets the compiler split a sum over vector registers,
 # the same way for every lane of a process. The process that compiles may get other last bits than those that load what
 # it compiled from disk.
-ordered = compiled(fastmath={"contract"})
-reordered = compiled(fastmath={"reassoc", "contract", "nsz", "arcp"})
-no_nan = compiled(fastmath={"nnan", "nsz"})
+ordered = kernel_compiler(fastmath={"contract"})
+reordered = kernel_compiler(fastmath={"reassoc", "contract", "nsz", "arcp"})
+no_nan = kernel_compiler(fastmath={"nnan", "nsz"})
 # `inlined` copies a function into every kernel that calls it, with the rounding of that kernel.
-inlined = compiled(inline="always")
+inlined = kernel_compiler(inline="always")
 
 
 @intrinsic

@@ -81,7 +81,7 @@ class _Pooled:
         self.__array_interface__ = {"shape": shape, "typestr": "<f8", "data": (address, False), "version": 3}
 
 
-def pooled(*shape: int) -> NDArray[np.float64]:
+def empty_in_pool(*shape: int) -> NDArray[np.float64]:
     """An array with any content in memory of the pool, which has the memory back once the array is forgotten."""
     return np.asarray(_Pooled(shape))
 

@@ -14,7 +14,7 @@ from drainsinkhorn.backends.certificate import certify
 from drainsinkhorn.backends.cpu import streaming_kernels as s
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
 from drainsinkhorn.backends.cpu.plan_kernels import compiled_couplings
-from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, STREAMED, Arithmetic, cost_rounding
+from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, STREAMED, CpuArithmetic, cost_rounding
 from drainsinkhorn.backends.cpu.resources import each
 from drainsinkhorn.backends.cpu.scores import extent
 from drainsinkhorn.backends.cpu.update_kernels import update_rule
@@ -79,7 +79,7 @@ class StreamingLane:
     """
 
     def __init__(
-        self, instance: Instance[Any], arithmetic: Arithmetic, threads: int, *, momentum: bool = False
+        self, instance: Instance[Any], arithmetic: CpuArithmetic, threads: int, *, momentum: bool = False
     ) -> None:
         self.instance = instance
         self.inner, self.support = (instance, None) if instance.positive else restrict(instance)
@@ -284,6 +284,6 @@ class StreamingPack(LanePack[StreamingLane]):
     """A list of lanes, each of which uses all threads."""
 
     def __init__(
-        self, instances: Sequence[Instance[Any]], arithmetic: Arithmetic, threads: int, *, momentum: bool = False
+        self, instances: Sequence[Instance[Any]], arithmetic: CpuArithmetic, threads: int, *, momentum: bool = False
     ) -> None:
         super().__init__(instances, lambda instance: StreamingLane(instance, arithmetic, threads, momentum=momentum))

@@ -68,7 +68,7 @@ def update_rule(f, before, log_ratio, step, beta, damping, kappa, unit):
     Streaming lanes apply the same function to NumPy arrays.
 
     Args:
-        f: Potential.
+        f: Potential before the update.
         before: x of the update before.
         log_ratio: Log marginal ratio L, in nats.
         step: Step of the leg.
@@ -149,7 +149,7 @@ def has_scalings(lane):
 
 
 @ordered
-def sweep_rows(lane, kernel, part, first, last, one):
+def sweep_rows(lane, kernel, sums, first, last, one):
     """Measure the next f-leg of some rows, and add up column sums with the weights t of the expected step and beta.
 
     Implements `numerics.update.log_ratios` of rows and columns.
@@ -157,7 +157,7 @@ def sweep_rows(lane, kernel, part, first, last, one):
     rows, cols = lane.rows, lane.cols
     w, r, a = vector(lane.w, cols, one), vector(lane.row_sums, rows, one), vector(lane.a, rows, one)
     if has_scalings(lane):
-        legs.sweep(kernel, cols, w, a, False, r, part, first, last)
+        legs.sweep(kernel, cols, w, a, False, r, sums, first, last)
         return
     f, base, logs = double(lane.f, rows), double(lane.base_f, rows), double(lane.logs, rows)
     # A multiple of four, so that the order of column sums does not depend on it.
@@ -168,12 +168,12 @@ def sweep_rows(lane, kernel, part, first, last, one):
         for i in range(first, end):
             logs[i] = log(np.float64(r[i])) + (f[i] - base[i])
         propose(lane, first, end, one)
-        legs.add_rows(kernel, cols, vector(lane.t, rows, one), part, first, end)
+        legs.add_rows(kernel, cols, vector(lane.t, rows, one), sums, first, end)
         first = end
 
 
 @ordered
-def absorb_rows(lane, kernel, part, first, last, one):
+def absorb_rows(lane, kernel, sums, first, last, one):
     """Measure the f-leg of some rows in float64, `numerics.update.log_ratios`, and write their K absorbed there."""
     rows, cols = lane.rows, lane.cols
     base_f, g, weight = double(lane.base_f, rows), double(lane.g, cols), double(lane.b64, cols)
@@ -189,7 +189,7 @@ def absorb_rows(lane, kernel, part, first, last, one):
                 k[j] = x[j] * scale
             ai = a[i]
             for j in range(cols):
-                part[j] += k[j] * ai
+                sums[j] += k[j] * ai
 
 
 @ordered
@@ -199,14 +199,14 @@ def run_group(lane, phase, group, one):
     groups = groups_of(rows)
     first, last = legs.bounds(rows, groups, group)
     kernel, parts = vector(lane.kernel, rows * cols, one), vector(lane.group_sums, groups * cols, one)
-    part = parts[group * cols : (group + 1) * cols]
-    part[:] = 0
+    sums = parts[group * cols : (group + 1) * cols]
+    sums[:] = 0
     if phase == SWEEP:
-        sweep_rows(lane, kernel, part, first, last, one)
+        sweep_rows(lane, kernel, sums, first, last, one)
     elif phase == COLUMNS:
-        legs.add_rows(kernel, cols, vector(lane.t, rows, one), part, first, last)
+        legs.add_rows(kernel, cols, vector(lane.t, rows, one), sums, first, last)
     else:
-        absorb_rows(lane, kernel, part, first, last, one)
+        absorb_rows(lane, kernel, sums, first, last, one)
 
 
 # A cycle: `begin_cycle`, then phases until DONE.
