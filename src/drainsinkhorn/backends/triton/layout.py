@@ -336,7 +336,8 @@ def cache_products(clouds: Clouds, scaled: ScaledPoints, buffers: Buffers, *, ro
         # As many lanes as scratch memory holds, and one at least.
         stop = max(first + 1, int(np.searchsorted(ends, ends[first] - pairs[first] + SCRATCH_PAIRS, side="right")))
         some = range(first, stop)
-        if rooted or pairs[first:stop].max() > TOGETHER_PAIRS:
+        most = int(pairs[first:stop].max())
+        if rooted or most > TOGETHER_PAIRS or has_blocks((most, 1), clouds.dim):
             for lane in some:
                 _cache_lane(clouds, scaled, buffers, places, lane, rooted=rooted)
         else:
