@@ -26,6 +26,10 @@ def _sees_cuda() -> bool:
     return importlib.util.find_spec("torch") is not None and importlib.import_module("torch").cuda.is_available()
 
 
+# OpenMP reads this when it is first loaded. Workers of xdist have more threads than there are cores; threads that spin
+# while they wait, as they do by default, keep those from a core that have work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Triton reads this when it is first imported, whichever module of tests does that.
 if importlib.util.find_spec("triton") is not None and not _sees_cuda():
     os.environ["TRITON_INTERPRET"] = "1"
