@@ -58,6 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
         compile_kernels()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker neighbouring tests, which share fixtures and compiled functions, and let it steal at the end."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
 @cache
 def compile_kernels() -> None:
     """Compile what is not on disk in a process of its own, once in a run."""
