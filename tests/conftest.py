@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,11 @@ def _sees_cuda() -> bool:
 # OpenMP reads this when it is first loaded. Workers of xdist have more threads than there are cores; threads that spin
 # while they wait, as they do by default, keep those from a core that have work.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# JAX reads these when it is first imported. Compilation is most of the time of tests with JAX, and workers of xdist,
+# processes that tests start and later runs compile the same functions.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # Triton reads this when it is first imported, whichever module of tests does that.
 if importlib.util.find_spec("triton") is not None and not _sees_cuda():
