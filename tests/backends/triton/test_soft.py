@@ -120,7 +120,9 @@ def test_hard_and_soft_lanes_are_one_pack_with_one_launch_of_each_kernel_for_eit
 @pytest.mark.parametrize("backend", ["usual", "resident"])
 def test_momentum_with_translation_saves_cycles(backend: str) -> None:
     problem = cloud(1, eps=0.1, rho=100.0)
-    plain, fast = (ds.solve([problem], backend=BACKENDS[backend], accelerate=way)[0] for way in ("none", "momentum"))
+    # Plain Sinkhorn takes thousands of cycles, and as many in any backend (test_results_agree_with_the_reference).
+    plain = ds.solve([problem], backend="reference", accelerate="none")[0]
+    fast = ds.solve([problem], backend=BACKENDS[backend], accelerate="momentum")[0]
     assert plain.converged
     assert fast.converged
     assert fast.depth <= plain.depth / 10
