@@ -39,7 +39,7 @@ import torch
 import drainsinkhorn as ds
 from drainsinkhorn.backends import triton as backend_module
 from drainsinkhorn.backends.triton import TritonBackend, resident
-from drainsinkhorn.testing import marginal_errors
+from drainsinkhorn.testing.auditor import judge
 from drainsinkhorn.testing.hostile import problem
 from drainsinkhorn.testing.settings import SCOPES
 from drainsinkhorn_bench.meters import heap_at_rest
@@ -139,6 +139,7 @@ def ours(points: int | None, in_registers: int = resident.IN_REGISTERS, **settin
         told = {"slots": ledger.slots, "parts": {verb: round(value, 5) for verb, value in ledger.seconds.items()}}
         told["converged"] = sum(status is ds.Status.CONVERGED for status in ended.statuses)
         told["statuses"] = [ended.statuses[place] for place in order]
+        told["eps"] = [ended.eps[place] for place in order]
         return lambda: ([ended.f[place] for place in order], [ended.g[place] for place in order]), told
 
     return run
@@ -216,7 +217,9 @@ def judged(arm: str, work: Work, answers: Answers, told: dict[str, Any]) -> str:
         place
         for place, (given, status) in enumerate(zip(work.problems, told["statuses"], strict=True))
         if status is ds.Status.CONVERGED
-        and not max(marginal_errors(given, ds.Potentials(f[place], g[place]))) <= (given.tol or TOL)
+        and judge(replace(given, eps=told["eps"][place]), ds.Potentials(f[place], g[place]), given.tol or TOL).refutes(
+            given.tol or TOL
+        )
     ]
     return f"CONVERGED and false: problems {false[:10]}" if false else ""
 
@@ -239,7 +242,7 @@ def measure(name: str, work: Work, arms: dict[str, Arm], repeats: int) -> dict[s
             if arm not in PEERS:
                 raise SystemExit(f"{name}, {arm}: {fault}")
             told["failed"] = fault
-        told.pop("statuses", None)
+        told = {name: value for name, value in told.items() if name not in ("statuses", "eps")}
         rows[arm] = {"first_seconds": time.perf_counter() - begun, **told}
     laps: dict[str, list[float]] = {arm: [] for arm in arms}
     with heap_at_rest():

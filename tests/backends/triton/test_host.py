@@ -100,6 +100,7 @@ def test_kernels_are_compiled_and_launched_for_the_device_of_their_arguments(
             seen.append(("launched", current[0]))
 
     monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(launching, "stream_of", lambda device: 7)
     monkeypatch.setattr(launcher, "stream_of", lambda device: 7)
     place = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.float32, data_ptr=lambda: 64)

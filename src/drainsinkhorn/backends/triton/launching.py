@@ -100,7 +100,9 @@ def stream_of(device: Any) -> int:
 
 def on(device: Any) -> AbstractContextManager[Any]:
     """Return a context in which a device is the current one: Triton compiles and launches for no other."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
