@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.triton import PACK_BYTES, TritonBackend, launching, layout
+from drainsinkhorn.backends.triton import PACK_BYTES, POINT_BYTES, TritonBackend, launching, layout, stacks
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.launcher import SAMPLES
 from drainsinkhorn.backends.triton.precision import matrix_bytes
@@ -186,7 +187,7 @@ class Sized:
     [
         (5000, 500, "sqeuclidean", 42, "cached"),
         (16384, 3072, "sqeuclidean", 16, "cached"),
-        (65536, 3072, "sqeuclidean", 4, "cached"),
+        (65536, 3072, "sqeuclidean", 2, "cached"),
         (100_000, 3072, "sqeuclidean", 1, "cached"),
         (160_000, 3072, "sqeuclidean", 16, "streaming"),
         (65536, 50, "sqeuclidean", 16, "streaming"),
@@ -199,10 +200,48 @@ def test_packs_of_huge_lanes_are_narrow(n: int, dim: int, kind: str, width: int,
     hints = TritonBackend(cached_bytes=2**36).hints(given)
     assert (hints.width, word in hints.arithmetic) == (width, True)
     if word == "cached":
-        assert hints.width * matrix_bytes(n, n) <= max(2**36, PACK_BYTES)
+        assert hints.width * (matrix_bytes(n, n) + POINT_BYTES * 2 * n * dim) <= max(2**36, PACK_BYTES)
 
 
 def test_large_integers_are_left_to_triton() -> None:
     value = torch.zeros(16, dtype=torch.float64)
     assert launching._values((value, 2**31 - 1)) == [value.data_ptr(), 2**31 - 1]
     assert launching._values((value, 2**31)) is None
+
+
+@pytest.mark.parametrize("side", ["row", "col"])
+@pytest.mark.parametrize("far", [False, True])
+def test_float64_sums_over_plans_of_large_lanes(side: str, far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By products in blocks; of points too far apart for these, by direct differences."""
+    rng, weights = np.random.default_rng(5), np.r_[0.0, np.full(ROWS - 1, 1 / (ROWS - 1))]
+    given = [problem(0, eps=400.0), problem(1, 40, 45, eps=400.0), problem(2, a=weights, eps=400.0)]
+    given = [replace(one, x=one.x.double(), y=one.y.double()) for one in given]
+    if far:
+        for one in given:
+            one.x[0] += 1e9
+    instances = [validate(one, 1e-3) for one in given]
+    potentials = [ds.Potentials(*(400.0 * rng.normal(size=size) for size in one.shape)) for one in instances]
+    if far:
+        for pair in potentials:
+            pair.f[0] = 1e18 * DIM
+    values = [rng.normal(size=(len(one.y if side == "row" else one.x), 5)) for one in given]
+    used, averages = list[int](), stacks.averages
+
+    def record(*args: Any) -> Any:
+        used.append(len(args[0]))
+        return averages(*args)
+
+    monkeypatch.setattr(stacks, "averages", record)
+    outcomes = []
+    for most in (10**9, 1000):
+        monkeypatch.setattr(layout, "LARGE_PAIRS", most)
+        monkeypatch.setattr(layout, "BLOCK_PAIRS", 20 * COLS)
+        plans = TritonBackend().couple(instances, potentials)
+        kept = [cloud.clone() for one in given for cloud in (one.x, one.y)]
+        costs = [tuple(each)[:4] for each in plans.transport_cost()]
+        outcomes.append((plans.log_ratios(side), plans.average(values, side), costs))
+        assert bool(used) is (most == 1000 and not far)
+        assert all(torch.equal(*pair) for pair in zip(kept, (c for one in given for c in (one.x, one.y)), strict=True))
+    for ours, theirs in zip(*outcomes, strict=True):
+        for mine, truth in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(np.asarray(mine), np.asarray(truth), rtol=1e-9, atol=1e-10)

@@ -38,9 +38,9 @@ SPACING, HELD_SPACING = 32, 1024
 """Cycles between audits if lanes are not refilled; and at most, if lanes that have passed are held."""
 WIDEST, WIDEST_RESIDENT = 2048, 16384
 """Most lanes that are recommended for a pack; and if one program runs all cycles of a lane, which costs no launches."""
-PACK_BYTES, FALLBACK_BYTES = 2**32, 2**28
-"""Bytes of the cached scores of a pack of recommended width, unless a lane may have more; and the default limit for
-those of a lane without a CUDA device."""
+PACK_BYTES, POINT_BYTES, FALLBACK_BYTES = 2**32, 24, 2**28
+"""Bytes of lanes with cached scores in a pack of recommended width, unless a single lane may have more; those of a
+coordinate while its lane is loaded; and the default limit of a lane's scores without a CUDA device."""
 REPORT_PAIRS = 2**42
 """Most pairs between two progress reports, which are about a second and a half."""
 
@@ -111,7 +111,8 @@ class TritonBackend:
         form = policy.representation(instance)
         width = max(16, min(WIDEST_RESIDENT if form.one_program else WIDEST, 2**30 // (n * m)))
         if form.kind == STORED and not form.dense:
-            width = min(width, max(1, max(policy.cached_bytes, PACK_BYTES) // matrix_bytes(n, m)))
+            lane = matrix_bytes(n, m) + POINT_BYTES * (n + m) * instance.dim
+            width = min(width, max(1, max(policy.cached_bytes, PACK_BYTES) // lane))
         # Lanes are held on the device at no cost, but an audit makes the device wait for the host.
         held = max(EVERY, min(HELD_SPACING, REPORT_PAIRS // (2 * n * m * width)))
         return Hints(policy.describe(form), width, draining=SPACING, held=held)

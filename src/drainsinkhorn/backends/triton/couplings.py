@@ -30,7 +30,7 @@ from drainsinkhorn.backends.consumer_arguments import (
 )
 from drainsinkhorn.backends.soft_terms import soft_terms
 from drainsinkhorn.backends.triton.buffers import ALIGN
-from drainsinkhorn.backends.triton.layout import unit_rows
+from drainsinkhorn.backends.triton.layout import has_blocks, unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
 from drainsinkhorn.backends.triton.outcomes import invert_totals, over_slabs, repeat_marked, select_lanes, times_mass
 from drainsinkhorn.backends.triton.representation import Representation
@@ -83,11 +83,11 @@ class TritonCouplings:
         """Lanes that are stacked, of one representation, one dimension and sizes within a factor of two."""
         groups: dict[Any, tuple[list[int], Any]] = {}
         for lane, instance in enumerate(self._squares):
-            n, m = instance.shape
             if not instance.is_dense:
                 form = represent(instance)
-                size = tuple(max(ALIGN.bit_length(), side.bit_length()) for side in (n, m))
-                key = (form, instance.cost.kind, instance.x.shape[1], size, is_single(instance.x))
+                size = tuple(max(ALIGN.bit_length(), side.bit_length()) for side in instance.shape)
+                kind, dim = instance.cost.kind, instance.dim
+                key = (form, kind, dim, size, is_single(instance.x), has_blocks(instance.shape, dim))
             else:
                 # The caller's own matrix is not copied.
                 form, key = None, lane

@@ -39,6 +39,8 @@ CACHE_ROWS, CACHE_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
 LARGE_PAIRS, BLOCK_PAIRS, LEAST_ROWS = 2**25, 2**26, 16
 """Pairs above which a lane is large, products of such a lane that are kept at once, and least rows of a block of them.
 Blocks of rows depend on the lane alone, since a library rounds products of other shapes differently."""
+LARGE_BLOCK, LARGE_WARPS = 1024, 8
+"""Columns and warps of a program that caches scores of a large lane: programs are few, so each loads more at once."""
 
 
 def on_device(value: Any, device: Any) -> Any:
@@ -262,11 +264,13 @@ def cache_scores(
     pairs = ("POTENTIAL", 1), ("MASS", 1), ("NORM", 0), ("MATRIX", 0)
     start, mass, base, matrix = (views[pair][lanes] for pair in pairs)
     own, other = (costs, costs) if norms is None else norms
+    tile = {"BLOCK": LARGE_BLOCK, "num_warps": LARGE_WARPS} if is_large else {"BLOCK": CACHE_BLOCK}
+    # That of a single matrix may exceed 32 bits.
+    strides = [view.stride(0) if count > 1 else 0 for view in (start, mass, base, matrix)]
     launch(
         kernels.cache_scores, (-(-n // CACHE_ROWS), count),
-        costs, own, other, start, mass, base[:, first:], matrix[:, first * aligned(m) :], n, m, start.stride(0),
-        mass.stride(0), base.stride(0), matrix.stride(0), PRODUCTS=norms is not None, ROUGH=is_large, ROWS=CACHE_ROWS,
-        BLOCK=CACHE_BLOCK,
+        costs, own, other, start, mass, base[:, first:], matrix[:, first * aligned(m) :], n, m, *strides,
+        PRODUCTS=norms is not None, ROUGH=is_large, ROWS=CACHE_ROWS, **tile,
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def stack_lanes(
             clouds[side].shape[2], pad, **kind, SIDE=side, UNIFORM=uniform, ROWS=ROWS,
         )  # fmt: skip
     return Stack(
-        lanes=lanes, form=form, float64=float64, rooted=rooted, sizes=sizes, pads=pads, clouds=clouds,
+        lanes=lanes, form=form, float64=float64, rooted=rooted, shapes=shapes, sizes=sizes, pads=pads, clouds=clouds,
         factors=numbers[1], inaccurate=inaccurate, soft=soft, points=tuple(points), vectors32=tuple(vectors32),
         vectors64=tuple(vectors64), matrices=Matrices(shapes, middle, keep) if is_cached else None,
     )  # fmt: skip
