@@ -105,6 +105,26 @@ def test_large_lanes_converge(tol: float, accelerate: str, soft: bool, cached_by
         np.testing.assert_allclose(ours - shift, theirs, **close)
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_float32_is_accurate_enough_where_scores_are_hundreds_of_bits() -> None:
+    """Noise against a cloud like one of images: what the matrix has absorbed leaves small exponents where mass is."""
+    rng, n, d = np.random.default_rng(4), 64, 400
+    spectrum = 1 / np.arange(1, 21)
+    low_rank = rng.normal(size=(n, 20)) * np.sqrt(0.9 * d * spectrum / spectrum.sum())
+    x, y = rng.normal(size=(n, d)), low_rank @ np.linalg.qr(rng.normal(size=(d, 20)))[0].T
+    x, y = (torch.tensor(c.astype(np.float32), device=DEVICE) for c in (x, y + 0.3 * rng.normal(size=(n, d))))
+    costs = torch.cdist(x.double(), y.double()).square()
+    eps = 0.03 * float(costs.std())
+    assert float(costs.mean()) / eps / np.log(2) > 200
+    given = ds.Problem(x=x, y=y, eps=eps)
+    pack = TritonBackend().pack([validate(given, 1e-3)])
+    assert pack._lanes[0].arithmetic is precision.Arithmetic.FLOAT32
+    result = ds.solve([given], backend="triton", rescue=False)[0]
+    assert result.converged
+    assert result.residual.band <= 1e-5
+    assert max(marginal_errors(given, result.potentials)) <= 1e-3
+
+
 def test_large_lanes_have_the_same_bits_in_any_company(small_blocks: None) -> None:
     """Beside small lanes, which have direct differences, and beside lanes of other tolerances."""
     given = [problem(0), problem(1, 12, 9), problem(2, tol=1e-7), problem(3, 14, 30, tol=1e-7)]
