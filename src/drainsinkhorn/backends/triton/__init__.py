@@ -19,7 +19,13 @@ from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.lanes import FORMS
 from drainsinkhorn.backends.triton.pack import TritonPack
-from drainsinkhorn.backends.triton.precision import PrecisionPolicy, count_places, interpreted, matrix_bytes
+from drainsinkhorn.backends.triton.precision import (
+    PrecisionPolicy,
+    count_places,
+    has_blocks,
+    interpreted,
+    matrix_bytes,
+)
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.resident import LARGEST_SIDE, size_class
 from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED
@@ -41,8 +47,8 @@ SPACING, HELD_SPACING = 32, 1024
 WIDEST, WIDEST_RESIDENT = 2048, 16384
 """Most lanes that are recommended for a pack; and if one program runs all cycles of a lane, which costs no launches."""
 PACK_BYTES, POINT_BYTES, FALLBACK_BYTES = 2**32, 24, 2**28
-"""Bytes of lanes with cached scores in a pack of recommended width, unless a single lane may have more; those of a
-coordinate while its lane is loaded; and the default limit of a lane's scores without a CUDA device."""
+"""Bytes of lanes that are large or have cached scores in a pack of recommended width, unless a single lane may have
+more; those of a coordinate while its lane is loaded; and the default limit of a lane's scores without a CUDA device."""
 REPORT_PAIRS = 2**42
 """Most pairs between two progress reports, which are about a second and a half."""
 
@@ -115,8 +121,9 @@ class TritonBackend:
         (n, m), policy = instance.shape, self.policy
         form = policy.representation(instance)
         width = max(16, min(WIDEST_RESIDENT if form.one_program else WIDEST, 2**30 // (n * m)))
-        if form.kind == STORED and not form.dense:
-            lane = matrix_bytes(n, m) + POINT_BYTES * (n + m) * instance.dim
+        is_cached = form.kind == STORED
+        if not form.dense and (is_cached or has_blocks((n, m), instance.dim)):
+            lane = is_cached * matrix_bytes(n, m) + POINT_BYTES * (n + m) * instance.dim
             width = min(width, max(1, max(policy.cached_bytes, PACK_BYTES) // lane))
         # Lanes are held on the device at no cost, but an audit makes the device wait for the host.
         held = max(EVERY, min(HELD_SPACING, REPORT_PAIRS // (2 * n * m * width)))
@@ -148,8 +155,8 @@ class TritonBackend:
     ) -> TritonCouplings | BlockCouplings:
         """Return plans on the device: streamed, or with cached exponents where a pack would have cached scores."""
         if all(p.is_dense or p.cost.kind.distances is not None or has_products(p) for p in instances):
-            # Plans are read in the same way whatever runs the cycles.
-            policy = replace(self.policy, resident_points=0)
+            # Plans are read in the same way whatever runs the cycles, and in whatever precision.
+            policy = replace(self.policy, resident_points=0, float64=False)
             return TritonCouplings(instances, potentials, policy.representation, self._device())
         # A cost of the caller's own is evaluated on the host, some rows at a time.
         return plain_couplings(instances, potentials)

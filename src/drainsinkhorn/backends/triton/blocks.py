@@ -25,7 +25,8 @@ from drainsinkhorn.backends.triton.kernels import blocks as kernels
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launching import Launch, prepared
-from drainsinkhorn.backends.triton.layout import block_rows, has_blocks
+from drainsinkhorn.backends.triton.layout import block_rows
+from drainsinkhorn.backends.triton.precision import has_blocks
 
 COLUMNS, WARPS = 128, 4
 """Columns and warps of a tile of products."""

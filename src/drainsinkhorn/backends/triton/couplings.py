@@ -33,6 +33,7 @@ from drainsinkhorn.backends.triton.buffers import ALIGN
 from drainsinkhorn.backends.triton.layout import has_blocks, unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
 from drainsinkhorn.backends.triton.outcomes import invert_totals, over_slabs, repeat_marked, select_lanes, times_mass
+from drainsinkhorn.backends.triton.precision import has_blocks
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
@@ -73,9 +74,8 @@ class TritonCouplings:
             for first in range(0, len(alike), step):
                 lanes = alike[first : first + step]
                 part = [self._squares[i] for i in lanes], [shifted[i] for i in lanes]
-                uniform = all(instance.uniform for instance in part[0])
-                stack = stack_lanes(lanes, *part, form, device, uniform=uniform, float64=float64, keep=keep)
-                self._stacks.append(stack)
+                more = {"uniform": all(p.uniform for p in part[0]), "float64": float64, "keep": keep}
+                self._stacks.append(stack_lanes(lanes, *part, form, device, **more))
         # Stacks by the precision that their lanes need, for sides that have been probed.
         self._sides: dict[int, list[Stack]] = {}
 

@@ -17,8 +17,7 @@ from drainsinkhorn.backends.triton.kernels import leg as leg_kernels
 from drainsinkhorn.backends.triton.kernels import soft, update, verify
 from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launching import Launch, on, prepared, stream_of
-from drainsinkhorn.backends.triton.layout import has_blocks
-from drainsinkhorn.backends.triton.precision import Arithmetic
+from drainsinkhorn.backends.triton.precision import Arithmetic, has_blocks
 from drainsinkhorn.backends.triton.representation import Representation
 
 ROWS, BLOCK, SAMPLES = 256, 256, 32

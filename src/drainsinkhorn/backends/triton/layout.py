@@ -19,7 +19,7 @@ from drainsinkhorn.backends.triton.buffers import Buffers
 from drainsinkhorn.backends.triton.kernels import layout as kernels
 from drainsinkhorn.backends.triton.kernels import starts as start_kernels
 from drainsinkhorn.backends.triton.launching import launch, upload
-from drainsinkhorn.backends.triton.precision import STREAMED_DIM
+from drainsinkhorn.backends.triton.precision import has_blocks
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import STORED
 from drainsinkhorn.backends.triton.transfer import concatenate
@@ -37,9 +37,9 @@ TOGETHER_PAIRS, PRODUCT_TILE = 2**21, 64
 """Most pairs of a lane whose products one launch computes for all lanes, and rows and columns of a program of it."""
 CACHE_ROWS, CACHE_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
 """Rows of a program that caches scores, columns it takes at once, and products of small lanes that are kept at once."""
-LARGE_PAIRS, BLOCK_PAIRS, LEAST_ROWS = 2**25, 2**26, 16
-"""Pairs above which a lane is large, products of such a lane that are kept at once, and least rows of a block of them.
-Blocks of rows depend on the lane alone, since a library rounds products of other shapes differently."""
+BLOCK_PAIRS, LEAST_ROWS = 2**26, 16
+"""Products of a large lane that are kept at once, and least rows of a block of them. Blocks of rows depend on the lane
+alone, since a library rounds products of other shapes differently."""
 COPIED_NUMBERS = 2**22
 """Most coordinates of clouds that are copied so that one launch reads those of both sides."""
 SCATTER_BLOCK = 1024
@@ -246,11 +246,6 @@ def scatter(
         COLUMN=column, PAIRS=pairs, MAXIMA=maxima, BLOCK=SCATTER_BLOCK,
     )  # fmt: skip
     return largest.amax(1) if maxima else None
-
-
-def has_blocks(size: tuple[int, int], dim: float) -> bool:
-    """Return whether products of a lane are computed in blocks: it is large, and has many coordinates."""
-    return dim > STREAMED_DIM and size[0] * size[1] > LARGE_PAIRS
 
 
 def block_rows(rows: int, cols: int) -> int:

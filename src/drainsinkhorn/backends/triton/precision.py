@@ -26,6 +26,8 @@ DIRECT_DIM, PACKED_WIDTH = 4, 16
 """Most coordinates of direct differences, and numbers of a point in a packed product of as many coordinates."""
 STREAMED_DIM = 64
 """Most coordinates of points that are streamed although a cached matrix would fit; with more, the matrix is faster."""
+LARGE_PAIRS = 2**25
+"""Most pairs of points of a lane in more than STREAMED_DIM coordinates whose float64 legs are direct differences."""
 SCORE_BYTES, ROOTED_PAIRS = 4, 2**25
 """Bytes of a cached score, and most pairs of points whose distances are cached: distances are computed coordinate by
 coordinate, which takes as long as many streaming legs."""
@@ -93,7 +95,10 @@ class PrecisionPolicy:
         if form is None:
             return _represent(STORED, 16, 1, True, False)
         dim, rooted = instance.dim, form.root
-        if dim > STREAMED_DIM and matrix_bytes(n, m) <= self.cached_bytes and (not rooted or n * m <= ROOTED_PAIRS):
+        # Float64 legs do not read a matrix.
+        is_unread = self.float64 and has_blocks((n, m), dim)
+        is_cached = matrix_bytes(n, m) <= self.cached_bytes and (not rooted or n * m <= ROOTED_PAIRS)
+        if dim > STREAMED_DIM and is_cached and not is_unread:
             return _represent(STORED, 16, 1, False, rooted)
         if rooted:
             return _represent(ROOT, 16, 1, False, True)
@@ -152,6 +157,11 @@ class PrecisionPolicy:
 def count_places(dp: int) -> int:
     """Return the number of coordinates that potentials need inside the product of points of `dp` coordinates."""
     return 4 if dp == c.ROOMY.value else 1
+
+
+def has_blocks(size: tuple[int, int], dim: float) -> bool:
+    """Return whether products of a lane are computed in blocks of rows: it is large, and has many coordinates."""
+    return dim > STREAMED_DIM and size[0] * size[1] > LARGE_PAIRS
 
 
 def matrix_size(rows: int, cols: int) -> int:

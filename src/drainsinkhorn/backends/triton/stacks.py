@@ -19,6 +19,7 @@ from drainsinkhorn.backends.triton.kernels.layout import split_values
 from drainsinkhorn.backends.triton.layout import has_blocks
 from drainsinkhorn.backends.triton.matrices import PART_PAIRS, SLAB_PAIRS, Matrices
 from drainsinkhorn.backends.triton.plan_blocks import averages, centred
+from drainsinkhorn.backends.triton.precision import has_blocks
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import LARGEST, PRODUCT, consumer_tile, options
 
