@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,20 @@ def patch_language_once(interpreter: Any) -> None:
 
     It searches the whole language for functions to replace at each launch, and again at each call of a device function.
     """
-    language, scope = interpreter.tl, interpreter._LangPatchScope
+    language, scope, semantic = interpreter.tl, interpreter._LangPatchScope, interpreter.interpreter_semantic
+    # The functions of the language forbid calls outside of kernels; what they wrap need not be asked that every time.
+    guard = language.core.load.__code__
+
+    def patch_attribute(owner: Any, name: str, member: Any, _: Any, changes: Any) -> None:
+        function = member.__wrapped__ if getattr(member, "__code__", None) is guard else member
+
+        def call(*args: Any, **options: Any) -> Any:
+            options["_semantic"] = semantic
+            return function(*args, **options)
+
+        changes.set_attr(owner, name, call)
+
+    interpreter._patch_attr = patch_attribute
     # Kernels call the language `tl`, and device functions of the language itself call it `core`.
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
     interpreter._patch_lang = lambda _: scope()
@@ -46,32 +58,55 @@ def look_up_dtypes(interpreter: Any) -> None:
     interpreter._get_np_dtype = look_up
 
 
-def share_parts(kind: Any, own: tuple[str, ...], key: Callable[..., Any]) -> None:
-    """Let objects of a kind with equal keys share their parts, but for those in `own`, which are the first argument."""
-    build, known = kind.__init__, dict[Any, dict[str, Any]]()
-
-    def initialize(self: Any, first: Any, second: Any) -> None:
-        name = key(first, second)
-        if name in known:
-            self.__dict__.update(known[name], **dict.fromkeys(own, first))
-        else:
-            build(self, first, second)
-            known[name] = {part: value for part, value in self.__dict__.items() if part not in own}
-
-    kind.__init__ = initialize
-
-
 def describe_types_once(interpreter: Any) -> None:
     """Describe each type, and the shape of tensors of a type, once, not for each tensor."""
     core = interpreter.tl.core
-    share_parts(core.tensor, ("handle",), lambda _, dtype: dtype.name)
-    share_parts(core.block_type, (), lambda dtype, shape: (dtype.name, *(getattr(n, "value", n) for n in shape)))
+    build_tensor, build_block = core.tensor.__init__, core.block_type.__init__
+    tensors, blocks = dict[str, dict[str, Any]](), dict[Any, dict[str, Any]]()
+
+    def initialize_tensor(self: Any, handle: Any, dtype: Any) -> None:
+        parts = tensors.get(dtype.name)
+        if parts is None:
+            build_tensor(self, handle, dtype)
+            tensors[dtype.name] = {name: part for name, part in self.__dict__.items() if name != "handle"}
+        else:
+            self.__dict__.update(parts)
+            self.handle = handle
+
+    def initialize_block(self: Any, dtype: Any, shape: Any) -> None:
+        key = dtype.name, *[getattr(size, "value", size) for size in shape]
+        parts = blocks.get(key)
+        if parts is None:
+            build_block(self, dtype, shape)
+            blocks[key] = dict(self.__dict__)
+        else:
+            self.__dict__.update(parts)
+
+    core.tensor.__init__, core.block_type.__init__ = initialize_tensor, initialize_block
+
+
+def compare_identities_first(interpreter: Any) -> None:
+    """Compare types and shapes part by part only if they are not the same object."""
+    core = interpreter.tl.core
+
+    def improve(kind: Any, yes: Any) -> None:
+        compare = kind.__eq__
+        kind.__eq__ = lambda self, other: yes if self is other else compare(self, other)
+
+    improve(core.dtype, True)
+    improve(core.tuple, core.constexpr(True))
 
 
 if not CUDA:
     from triton.runtime import interpreter
 
-    for remove_overhead in (patch_language_once, omit_unread_checks, look_up_dtypes, describe_types_once):
+    for remove_overhead in (
+        patch_language_once,
+        omit_unread_checks,
+        look_up_dtypes,
+        describe_types_once,
+        compare_identities_first,
+    ):
         try:
             remove_overhead(interpreter)
         except AttributeError:

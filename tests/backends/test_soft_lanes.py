@@ -57,7 +57,9 @@ def test_depths_and_states_are_those_of_the_reference(backend: str) -> None:
 
 
 def test_hard_lanes_beside_soft_ones_are_solved_as_alone(backend: str) -> None:
-    mixed = [replace(p, rho=None, b=None) if k % 2 else p for k, p in enumerate(solvable(backend))]
+    # JAX compiles everything for every shape; the first ones have one shape.
+    given = solvable(backend)[: 8 if backend == "ott" else None]
+    mixed = [replace(p, rho=None, b=None) if k % 2 else p for k, p in enumerate(given)]
     together, alone = (ds.solve(mixed, backend=backend, mode=mode) for mode in ("auto", "width-one"))
     for one, other in zip(together, alone, strict=True):
         assert (one.status, one.depth) == (other.status, other.depth)
