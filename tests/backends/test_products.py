@@ -123,13 +123,14 @@ def test_random_soft_products_have_true_residuals() -> None:
             assert result in ended or "leave the range of float32" in result.message
 
 
+@pytest.mark.parametrize("rho", [None, 3.0, (np.inf, 4.0)], ids=str)
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
-def test_arrays_and_tensors_of_a_device_share_a_pack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_and_tensors_of_a_device_share_a_pack(name: str, rho: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Largest shifts of tensors are read back from the device together; those of arrays are at hand."""
     needs("torch")
     if not torch.cuda.is_available():
         monkeypatch.setattr(products, "on_cuda", lambda points: library(points) == "torch")
-    batch = [problem("dot", seed) for seed in range(4)]
+    batch = [problem("dot", seed, rho=rho) for seed in range(4)]
     for k in (1, 2):
         x, y = (torch.as_tensor(points).to(DEVICE) for points in (batch[k].x, batch[k].y))
         batch[k] = replace(batch[k], x=x, y=y)
