@@ -25,7 +25,8 @@ soak: .venv/test.stamp  ## Solve thousands of hostile problems and audit every r
 	echo "make soak SEED=$$seed"; \
 	for job in "cpu 10000" "cpu 2000 --frugal" "triton 500" "ott 500" "keops 500"; do set -- $$job; \
 	  $(BIN)/python -m drainsinkhorn.testing.soak --backend $$1 --problems $$2 --seed $$seed $$3 || status=1; done; \
-	DRAIN_SOAK=1 $(BIN)/python -m pytest -q -n auto tests/run/test_journal*.py || status=1; exit $$status
+	DRAIN_SOAK=1 $(BIN)/python -m pytest -q -n auto tests/run/test_journal*.py tests/backends/test_bitwise.py \
+	  tests/backends/ottjax/test_contract.py || status=1; exit $$status
 
 # On a machine with a CUDA device: with the Python at hand, which has torch, triton and pytest; nothing is installed.
 gpu-test:  ## Run the tests of the GPU backend with the Python at hand; nothing is installed

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,15 @@ settings.load_profile("drain")
 def _sees_cuda() -> bool:
     return importlib.util.find_spec("torch") is not None and importlib.import_module("torch").cuda.is_available()
 
+
+# OpenMP reads this when it is first loaded. Workers of xdist have more threads than there are cores; threads that spin
+# while they wait, as they do by default, keep those from a core that have work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# JAX reads these when it is first imported. Compilation is most of the time of tests with JAX, and workers of xdist,
+# processes that tests start and later runs compile the same functions.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # Triton reads this when it is first imported, whichever module of tests does that.
 if importlib.util.find_spec("triton") is not None and not _sees_cuda():
@@ -52,6 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
     only_gpu = bool(config.args) and all("tests/backends/triton" in arg for arg in config.args)
     if not (only_gpu or hasattr(config, "workerinput")) and importlib.util.find_spec("numba") is not None:
         compile_kernels()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker neighbouring tests, which share fixtures and compiled functions, and let it steal at the end."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 @cache

@@ -88,16 +88,17 @@ def test_times_are_read_from_what_tables_hold(given: Any):
     assert loaders._numbers(np.array([given, "mixed"], dtype=object)).tolist()[0] == 400
 
 
-def test_imagenet_batches_are_turned_to_components(tmp_path: Path):
-    images = RNG.integers(0, 256, size=(600, 3072), dtype=np.uint8)
-    for part, some in enumerate((images[:350], images[350:]), 1):
+def test_imagenet_batches_are_turned_to_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loaders, "COMPONENTS", 50)
+    images = RNG.integers(0, 256, size=(60, 3072), dtype=np.uint8)
+    for part, some in enumerate((images[:35], images[35:]), 1):
         np.savez(tmp_path / f"train_data_batch_{part}.npz", data=some, labels=np.zeros(len(some)))
     found = loaders.imagenet(tmp_path)
-    assert found.values.shape == (600, 500)
+    assert found.values.shape == (60, 50)
     assert np.allclose(found.values.mean(0), 0, atol=1e-5)
     assert found.values.var(0).mean() == pytest.approx(1, rel=1e-3)
     centred = images - images.mean(0)
-    spectrum = np.linalg.svd(centred, compute_uv=False)[:500] ** 2
+    spectrum = np.linalg.svd(centred, compute_uv=False)[:50] ** 2
     ours = found.values.astype(float).var(0)
     assert np.allclose(ours / ours[0], spectrum / spectrum[0], rtol=1e-3)
     assert len(found.source.inputs) == 2

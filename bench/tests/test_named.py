@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.conftest import needs
 import drainsinkhorn as ds
 from drainsinkhorn_bench import arms, loaders, meters, records, runner, training, transitions, windows
 from drainsinkhorn_bench.named import NAMES, grouping, load, packer19, scaleout
-from drainsinkhorn_bench.plan import Campaign, Unit, Work
+from drainsinkhorn_bench.plan import Campaign, Loaded, Unit, Work
 from drainsinkhorn_bench.report.paper import RATIOS
 
 for library in ("ott", "torch", "pykeops"):
@@ -33,11 +34,22 @@ ONE: dict[str, tuple[str, ...]] = {
     "scaleout": ("route 0",),
 }
 """Units that are run here."""
+PROBLEMS = {"attribution": 9, "scaleout": 16}
+"""How many of the problems of a unit, where there are many: more than there are lanes, so that lanes are refilled."""
 
 
 def brief(campaign: Campaign, names: tuple[str, ...]) -> Campaign:
-    """Only these units, timed once, without theory, and nothing else."""
-    units = [replace(u, repeats=1, theory=0.0, modal=0) for u in campaign.units if u.name in names]
+    """Only these units with some of their problems, timed once, without theory, and nothing else."""
+
+    def load(unit: Unit) -> Loaded:
+        loaded = unit.load()
+        return loaded._replace(problems=loaded.problems[: PROBLEMS.get(campaign.name)])
+
+    units = [
+        replace(unit, repeats=1, theory=0.0, modal=0, load=partial(load, unit))
+        for unit in campaign.units
+        if unit.name in names
+    ]
     return replace(campaign, units=units, contrasts=[], studies=[])
 
 

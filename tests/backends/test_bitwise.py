@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ REJECTED_TOL = 1.234e-3
 """Problems with this tol have their first two verifies turned down."""
 
 MAX_DEPTH = 60
+
+SEEDS = 100 if os.environ.get("DRAIN_SOAK") else 25
+"""Random batches for each backend and acceleration; make soak runs all of them."""
 
 
 class Picky:
@@ -108,7 +112,7 @@ def fingerprint(result: ds.Result[Any]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("accelerate", ["momentum", "none"])
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_bitwise(seed: int, accelerate: str, backend: Any) -> None:
     def solve(batch: list[ds.Problem[Any]], **settings: Any) -> list[tuple[Any, ...]]:
         settings |= {"backend": backend, "accelerate": accelerate, "max_depth": MAX_DEPTH}

@@ -48,7 +48,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found(folder)
 
 
-@pytest.mark.parametrize(("size", "kernels"), [(2, "dense"), (4, "dense"), (2, "streaming")])
+@pytest.mark.parametrize(("size", "kernels"), [(2, "dense"), (3, "dense"), (2, "streaming")])
 def test_ranks_agree_with_one_rank(size: int, kernels: str, alone: dict[str, Any], tmp_path: Path) -> None:
     assert run(kernels, size, tmp_path) == [(0, "")] * size
     first = found(tmp_path)
@@ -77,10 +77,9 @@ def test_the_contract(size: int, tmp_path: Path) -> None:
     assert run("contract", size, tmp_path) == [(0, "")] * size
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_rank_that_dies_ends_the_others(size: int, tmp_path: Path) -> None:
+def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
     began = time.monotonic()
-    *others, (code, _) = run("desert", size, tmp_path)
+    *others, (code, _) = run("desert", 3, tmp_path)
     assert time.monotonic() - began < 25, "the others waited for their timeout"
     assert code == -9
     for code, said in others:

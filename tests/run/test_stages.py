@@ -16,7 +16,7 @@ from drainsinkhorn.core.forecast import Forecasts
 from drainsinkhorn.fleet import wire
 from drainsinkhorn.model.eps import FallingEps
 from drainsinkhorn.model.errors import Interrupted
-from drainsinkhorn.run import solve as run_solve
+from drainsinkhorn.run import local
 from drainsinkhorn.sensors import Drift
 from drainsinkhorn.testing.auditor import judge
 from tests.run.test_soft import cloud
@@ -198,7 +198,7 @@ def test_results_of_an_interrupted_run_are_final(monkeypatch: pytest.MonkeyPatch
                 raise KeyboardInterrupt
             yield event
 
-    monkeypatch.setattr(run_solve, "execute", interrupted)
+    monkeypatch.setattr(local, "execute", interrupted)
     problems = [*ds.problems(X[:3], Y[:3], eps=FALLING), one(eps=5.0)]
     with pytest.raises(Interrupted) as stopped:
         ds.solve(problems, mode="width-one", backend="reference")

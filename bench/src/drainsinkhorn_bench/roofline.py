@@ -98,7 +98,7 @@ def _backend(shape: Shape, device: str) -> Backend[Any]:
     if device == "cuda":
         from drainsinkhorn.backends.triton import TritonBackend
 
-        return TritonBackend(stored_pairs=0) if shape.streams else TritonBackend()
+        return TritonBackend(cached_bytes=0) if shape.streams else TritonBackend()
     from drainsinkhorn.backends.cpu import CpuBackend
 
     return CpuBackend(threads=1, representation="streaming" if shape.streams else "cached")

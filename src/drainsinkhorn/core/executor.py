@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from drainsinkhorn.core.audit import Limits, Standing, judge, last_states
+from drainsinkhorn.core.collector import collector_paused
 from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired
 from drainsinkhorn.core.options import FEW_LANES, Plan
 from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
@@ -190,7 +191,7 @@ class _Window:
         self.arithmetic = self.backend.hints(instances[0]).arithmetic
         with self._verb("prepare"):
             self.backend.prepare(instances)
-        with self._verb("pack"):
+        with self._verb("pack"), collector_paused():
             self.pack = self.backend.pack(instances)
         width, width_for = self.plan.width, self.backend.width_for
         self.observe(Opened([lane.ticket for lane in opening], width, width_for, self._newly_spent()))
@@ -231,7 +232,7 @@ class _Window:
             The lanes that left, and a message that names the first lane emitted with another lane's state (empty if
             there is none). Such a lane is not among those that left.
         """
-        with self._verb("emit"):
+        with self._verb("emit"), collector_paused():
             emission = self.pack.emit(leaving)
         lanes, count = [self.live[lane] for lane in leaving], len(leaving)
         sound, stray = self._check_owners(emission, leaving)

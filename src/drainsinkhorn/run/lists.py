@@ -14,6 +14,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.numerics.weights import uniform
 from drainsinkhorn.run.stack import build_instances, cost_of_all_points, start_by_name
+from drainsinkhorn.run.validate import all_finite, is_on_device
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -22,9 +23,9 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 def validate_list(problems: Any, tol: float, margin: float, init: str) -> list[Instance[Any]] | None:
     """Return all problems of a list in normal form, if all are plain and valid; else None.
 
-    Plain problems have points of floats in NumPy arrays, uniform weights, a number as their eps, no other field
-    of their own, and one named cost that is defined for all points. If one problem is not plain or not valid,
-    problems are validated one by one, so that messages name what is wrong.
+    Plain problems have points of floats in NumPy arrays or on a CUDA device, uniform weights, a number as their eps, no
+    other field of their own, and one named cost that is defined for all points. If one problem is not plain or not
+    valid, problems are validated one by one, so that messages name what is wrong.
     """
     if type(problems) is not list or len(problems) < 2 or not all(type(problem) is Problem for problem in problems):
         return None
@@ -64,7 +65,9 @@ def _is_plain(problem: Problem[Any], first: Problem[Any]) -> bool:
 
 
 def _are_valid_clouds(clouds: Sequence[Any]) -> bool:
-    """True if all clouds are finite matrices of floats in NumPy arrays, with points."""
+    """True if all clouds are finite matrices of floats with points, all in NumPy arrays or all on CUDA devices."""
+    if type(clouds[0]) is not np.ndarray:
+        return all(map(is_on_device, clouds)) and all_finite(clouds)
     for points in clouds:
         if type(points) is not np.ndarray or points.ndim != 2 or points.size == 0 or points.dtype not in FLOATS:
             return False

@@ -1,6 +1,6 @@
 """One run: its problems by ticket, its journal, its observers, and how each problem ended.
 
-A session does not decide when or where problems run. A local run (`run.solve`) drains it on this machine, a fleet
+A session does not decide when or where problems run. A local run (`run.local`) drains it on this machine, a fleet
 (`fleet.dispatch`) on workers.
 """
 

@@ -10,6 +10,7 @@ import inspect
 import itertools
 import math
 import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -361,7 +362,7 @@ def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[
     is_numeric = strengths.dtype.kind in "fiu"
     if is_numeric and not (np.isfinite(strengths) & (strengths > 0)).all():
         return None
-    if not (_is_finite(x) and _is_finite(y)):
+    if not _are_finite(x, y):
         return None
     if is_numeric:
         eps_values = np.broadcast_to(strengths.astype(np.float64), (len(problems),)).tolist()
@@ -373,15 +374,22 @@ def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[
     return build_instances(problems, eps_values, tol=margin * tol, a=a, b=b, cost=cost, init=start)
 
 
-def _is_finite(points: Any) -> bool:
+def _are_finite(x: Any, y: Any) -> bool:
     """True if all points are finite; False also if there is not enough memory to check them together."""
+    on_device = [points.detach() for points in (x, y) if type(points) is not np.ndarray]
     try:
-        if type(points) is np.ndarray:
-            return bool(np.isfinite(points).all())
+        if not all(np.isfinite(points).all() for points in (x, y) if type(points) is np.ndarray):
+            return False
+        if not on_device:
+            return True
         with memory_errors():
-            return bool(points.detach().isfinite().all())
+            largest = [sys.modules["torch"].linalg.vector_norm(points, math.inf) for points in on_device]
     except MemoryError:
         return False
+    if len(largest) == 2 and largest[0].device == largest[1].device:
+        # The host waits for the device once. A maximum is NaN if a number is.
+        largest = [largest[0].maximum(largest[1])]
+    return all(math.isfinite(float(value)) for value in largest)
 
 
 def _is_plain(points: Any) -> bool:

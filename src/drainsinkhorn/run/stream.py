@@ -14,9 +14,10 @@ from drainsinkhorn.core.options import Options, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.errors import FeedClosed, OutOfMemory
 from drainsinkhorn.model.result import Outcomes, Result
+from drainsinkhorn.run.local import LocalRun
 from drainsinkhorn.run.pairs import as_problems
 from drainsinkhorn.run.session import Session
-from drainsinkhorn.run.solve import DEFAULTS, LocalRun
+from drainsinkhorn.run.solve import DEFAULTS, solve
 
 
 def stream(
@@ -70,7 +71,7 @@ def stream(
     options = options.with_settings(tol, settings, init)
     waiting = as_problems(problems, y, cost=cost, eps=eps, a=a, b=b, rho=rho)
     session = Session(waiting, None, backend, options, observe, journal, progress=progress)
-    return Stream(LocalRun(session, waiting))
+    return Stream(LocalRun(session, waiting, solve))
 
 
 class Stream(Iterator[Result[Any]]):

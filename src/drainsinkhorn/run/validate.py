@@ -135,7 +135,7 @@ def _all_finite(array: Array) -> bool:
     return (array.ndim == 1 and math.isfinite(float(array.dot(array)))) or bool(np.isfinite(array).all())
 
 
-def _on_device(value: Any) -> bool:
+def is_on_device(value: Any) -> bool:
     """True for a matrix of floats on a CUDA device, which is checked there and not copied to the host."""
     if library(value) != "torch" or not value.is_cuda:
         return False
@@ -145,13 +145,17 @@ def _on_device(value: Any) -> bool:
 
 
 def finite_on_device(problems: Sequence[Any]) -> bool:
-    """Return True if some arrays of these problems lie on a device, and all of those are finite.
+    """Return True if some arrays of these problems lie on a device, and all of those are finite."""
+    arrays = (value for p in problems if isinstance(p, Problem) for value in (p.x, p.y, p.cost))
+    values = [value for value in arrays if is_on_device(value)]
+    return bool(values) and all_finite(values)
+
+
+def all_finite(values: Sequence[Any]) -> bool:
+    """Return True if all entries of matrices on devices are finite; False also for lack of memory to check them.
 
     The host reads back one number for every TOGETHER entries of a dtype.
     """
-    values = [value for p in problems if isinstance(p, Problem) for value in (p.x, p.y, p.cost) if _on_device(value)]
-    if not values:
-        return False
     torch = sys.modules["torch"]
     try:
         with torch.no_grad():
@@ -188,7 +192,7 @@ def _concatenate(block: list[Any]) -> Any:
 
 def _fine_on_device(*values: Any, finite: bool) -> bool:
     """True for matrices on a device that are known to be finite, or are checked here and are finite."""
-    if not all(map(_on_device, values)):
+    if not all(map(is_on_device, values)):
         return False
     # A sum in float64 is finite if all entries are (a sum of large float64 entries may overflow; then each entry is
     # checked on the host). The device is waited for once.

@@ -121,7 +121,7 @@ def test_a_lane_that_just_switched_from_high_parts_is_not_taken_for_a_held_one()
     x, y = (torch.as_tensor(points, dtype=torch.float32).to(DEVICE) for points in (x, y))
     found = []
     for small in (True, False):
-        pack = TritonBackend(stored_pairs=0).pack([validate(ds.Problem(x=x, y=y, eps=4.0), tol, init="zero")])
+        pack = TritonBackend(cached_bytes=0).pack([validate(ds.Problem(x=x, y=y, eps=4.0), tol, init="zero")])
         pack._cycles.fused = small
         assert pack._launcher.representation.high_parts
         # After the second call's eighth cycle, at the poll, its residual from high parts has passed.

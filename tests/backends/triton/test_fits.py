@@ -92,25 +92,27 @@ LEGS = """
 """
 
 STARTS = """
+    import numpy as np
     import torch
     from drainsinkhorn.backends.triton import layout
 
     def compile_instead(kernel, grid, *args, **constants):
-        types = {name: "i32" if type(arg) is int else "*fp64" for name, arg in zip(kernel.arg_names, args)}
+        kinds = ["i32" if type(arg) is int else "*i64" if arg.dtype is torch.int64 else "*fp64" for arg in args]
+        types = dict(zip(kernel.arg_names, kinds))
         options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
         print(compiled(kernel, types, constants, options))
 
     layout.launch = compile_instead
     for dim in (15, 20, 50, 500, 2000):
-        x, y = (torch.empty((1, size, dim), dtype=torch.float64) for size in (300, 200))
-        a, b, middles, factors = x[:, :, 0], y[:, :, 0], x[:, :3], x[:, 0, 0]
-        layout.gaussian_starts(x, y, a, b, middles, factors, b, always=True)
+        points, numbers, places = torch.empty(2 * dim, dtype=torch.float64), torch.ones(1), torch.zeros(2).long()
+        clouds = layout.Clouds([(points, 0, 2)], places, places, np.array([[300, 200]]), dim)
+        layout.gaussian_starts(clouds, points, points, numbers, always=True)
 """
 
 
 @pytest.mark.parametrize(
     ("kernels", "count"),
-    [(MEANS, 5), (MATRICES, 11), (LEGS, 22), (STARTS, 35)],
+    [(MEANS, 5), (MATRICES, 11), (LEGS, 22), (STARTS, 25)],
     ids=["means", "matrices", "legs", "starts"],
 )
 def test_tiles_fit_into_shared_memory(kernels: str, count: int) -> None:

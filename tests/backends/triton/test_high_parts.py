@@ -21,7 +21,7 @@ from tests.device import DEVICE, torch
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 TOL = 1e-3
-BACKEND = TritonBackend(stored_pairs=0)
+BACKEND = TritonBackend(cached_bytes=0)
 WHOLE = replace(BACKEND, leading=False)
 
 

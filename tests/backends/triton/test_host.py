@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.triton import TritonBackend, compile_kernels, launcher, launching, tiles
+from drainsinkhorn.backends.triton import TritonBackend, compile_kernels, launcher, launching, layout, tiles
 from drainsinkhorn.backends.triton import pack as module
-from drainsinkhorn.backends.triton.buffers import Buffers, aligned
-from drainsinkhorn.backends.triton.layout import clouds, together
-from drainsinkhorn.backends.triton.loading import Views, _fill_masses
+from drainsinkhorn.backends.triton.kernels import columns as c
+from drainsinkhorn.backends.triton.transfer import concatenate
+from drainsinkhorn.numerics.costs import COSTS
 from drainsinkhorn.numerics.weights import uniform
 from drainsinkhorn.run.validate import validate
 from tests.device import DEVICE, torch
@@ -100,6 +100,7 @@ def test_kernels_are_compiled_and_launched_for_the_device_of_their_arguments(
             seen.append(("launched", current[0]))
 
     monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(launching, "stream_of", lambda device: 7)
     monkeypatch.setattr(launcher, "stream_of", lambda device: 7)
     place = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.float32, data_ptr=lambda: 64)
@@ -120,67 +121,84 @@ def test_numbers_arrive_as_they_were_sent() -> None:
     assert np.array_equal(found.again(there + 2.0).read(), np.full((3, 5), 2.0))
 
 
-def test_vectors_are_views_of_their_buffers() -> None:
-    buffers = Buffers(DEVICE)
-    start, size = buffers.take("vectors64", 64), 70
-    start = buffers.take("vectors64", 2 * aligned(size))
-    views = Views(buffers, 2)
-    views.place("MASS", 0, "vectors64", start, size)
-    views["MASS", 0][1, 69] = 3.0
-    assert "MASS" in views
-    assert views["MASS", 0].shape == (2, size)
-    assert "NORM" not in views
-    assert float(buffers["vectors64"][start + aligned(size) + 69]) == 3.0
-    assert float(buffers["vectors64"].sum()) == 3.0
-
-
-def masses(a: list[Any], b: list[Any]) -> list[Any]:
-    """Weights of both sides of some lanes, as they are written."""
-    buffers = Buffers(DEVICE)
-    views = Views(buffers, len(a))
-    for side, weights in enumerate((a, b)):
-        start = buffers.take("vectors64", len(a) * aligned(len(weights[0])))
-        views.place("MASS", side, "vectors64", start, len(weights[0]))
-    instances = [ds.Instance(eps=1.0, tol=1e-3, a=p, b=q, cost=ds.Cost()) for p, q in zip(a, b, strict=True)]
-    _fill_masses(instances, views, DEVICE)
-    return [views["MASS", side].cpu().numpy() for side in (0, 1)]
+def masses(a: list[Any], b: list[Any], uniform: list[bool]) -> list[list[Any]]:
+    """Weights of both sides of lanes, as a pack has them on the device."""
+    cost, rng = ds.Cost(COSTS["sqeuclidean"]), np.random.default_rng(0)
+    instances = [
+        ds.Instance(
+            eps=1.0, tol=1e-3, a=p, b=q, cost=cost, x=rng.normal(size=(len(p), 2)), y=rng.normal(size=(len(q), 2)),
+            uniform=flag,
+        )
+        for p, q, flag in zip(a, b, uniform, strict=True)
+    ]  # fmt: skip
+    pack = TritonBackend(resident_points=64).pack(instances)
+    fields, vectors = pack._table.fields.cpu().numpy(), pack._buffers["vectors64"].cpu().numpy()
+    starts = fields[:, c.MASS.value : c.MASS.value + 2]
+    return [
+        [vectors[k : k + len(own)] for k, own in zip(starts[:, side], (a, b)[side], strict=True)] for side in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 3, 41])
 @pytest.mark.parametrize("other_size", [3, 7])
-def test_uniform_weights_are_written_as_validation_makes_them(size: int, other_size: int) -> None:
+def test_weights_are_written_as_validation_makes_them(size: int, other_size: int) -> None:
     a, b = uniform(size), uniform(other_size)
-    wanted = [np.stack([a, a]), np.stack([b, b])]
-    for found in (masses([a, a], [b, b]), masses([a, a.copy()], [b, b]), masses([a, a], [b, b.copy()])):
+    own = np.random.default_rng(1).dirichlet(np.ones(other_size))
+    # Uniform weights of lanes of one size are one vector; others are stored once, whoever has them.
+    lanes = [(a, b, True), (a, own, False), (b, own, False), (b, a, True), (a.copy(), b, False)]
+    sides = [lane[0] for lane in lanes], [lane[1] for lane in lanes]
+    for found, wanted in zip(masses(*sides, [lane[2] for lane in lanes]), sides, strict=True):
         assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-def test_two_stacks_are_one_only_where_the_second_lies_behind_the_first() -> None:
-    both = torch.arange(24.0, device=DEVICE).reshape(4, 3, 2)
-    whole = together(both[:2], both[2:])
-    assert torch.equal(whole, both)
-    assert whole.data_ptr() == both.data_ptr()
-    assert together(both[:2], both[2:].clone()) is None
-    assert together(both[2:], both[:2]) is None
-    assert together(both[:1], both[2:3]) is None
-    assert together(both[:2], both[2:].double()) is None
+@pytest.mark.parametrize("kind", ["numpy", "torch", "views", "transposed", "integers", "shared", "mixed"])
+@pytest.mark.parametrize("compact", [False, True])
+def test_arrays_of_any_kind_are_one_vector(kind: str, compact: bool) -> None:
+    rng = np.random.default_rng(0)
+    values: list[Any] = [rng.normal(size=(size, 2)) for size in (5, 1, 8)]
+    if kind == "views":
+        whole = torch.tensor(rng.normal(size=(7, 3, 2)), device=DEVICE)
+        values = [whole[5], whole[0], whole[3, 1:]]
+    elif kind == "transposed":
+        values = [torch.tensor(value, device=DEVICE).T for value in values]
+    elif kind == "integers":
+        values = [(2**40 * value).astype(np.int64) + 1 for value in values]
+    elif kind == "shared":
+        values = [values[0]] * 3
+    elif kind in ("torch", "mixed"):
+        values = [torch.tensor(value, device=DEVICE) for value in values]
+        values = values if kind == "torch" else [*values, rng.normal(size=3).astype(np.float32)]
+    on_host = [value.cpu().numpy() if hasattr(value, "cpu") else value for value in values]
+    device = torch.zeros(1, device=DEVICE).device
+    flat, places = concatenate(values, device, compact=compact)
+    assert flat.dtype in (torch.float32, torch.float64)
+    if kind == "views":
+        assert (flat.data_ptr() == values[1].data_ptr()) is not compact
+    if compact:
+        assert flat.numel() == (10 if kind == "shared" else sum(value.size for value in on_host))
+    for place, value in zip(places, on_host, strict=True):
+        assert np.array_equal(flat[place : place + value.size].cpu().numpy(), value.reshape(-1))
 
 
-def test_stacks_are_not_one_that_has_more_lanes_than_a_launch() -> None:
-    both = torch.zeros((2**16, 1, 1), device=DEVICE)
-    assert together(both[: 2**15], both[2**15 :]) is None
-    assert len(together(both[2 : 2**15], both[2**15 : -2])) == 2**16 - 4
+def test_lanes_of_any_sizes_are_loaded_by_the_same_number_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, rng = list[int](), np.random.default_rng(0)
+    for lanes in (2, 6):
+        launched = list[str]()
+        run = layout.launch
 
+        def count(kernel: Any, *args: Any, launched: list[str] = launched, run: Any = run, **constants: Any) -> None:
+            launched.append(kernel.__name__)
+            run(kernel, *args, **constants)
 
-@pytest.mark.parametrize("size", [8, 9])
-def test_clouds_of_one_kind_are_stacked_one_behind_the_other_if_both_begin_well(size: int) -> None:
-    xs, ys = ([torch.full((size, 3), float(k), device=DEVICE) for k in keys] for keys in ((1, 2, 3), (4, 5, 6)))
-    x, y = clouds(xs, ys, torch.device(DEVICE))
-    assert (together(x, y) is not None) == (size == 8)
-    assert x[:, 0, 0].tolist() == [1, 2, 3]
-    assert y[:, 0, 0].tolist() == [4, 5, 6]
-    shared, _ = clouds([xs[0]] * 3, ys, torch.device(DEVICE))
-    assert shared.stride(0) == 0
+        instances = [
+            validate(ds.Problem(x=rng.normal(size=(4 + k, 3)), y=rng.normal(size=(9 - k, 3)), eps=1.0), 1e-3)
+            for k in range(lanes)
+        ]
+        with monkeypatch.context() as patch:
+            patch.setattr(layout, "launch", count)
+            TritonBackend(resident_points=64).pack(instances)
+        counts.append(len(launched))
+    assert counts[0] == counts[1] <= 12
 
 
 def test_stops_are_told_only_where_they_change() -> None:

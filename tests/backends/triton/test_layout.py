@@ -16,7 +16,8 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends import support
 from drainsinkhorn.backends.reference import ReferenceBackend
 from drainsinkhorn.backends.triton import TritonBackend, launching
-from drainsinkhorn.backends.triton.layout import centre_clouds, gaussian_starts
+from drainsinkhorn.backends.triton.kernels import columns as c
+from drainsinkhorn.backends.triton.layout import Clouds, centre_clouds, gather_clouds, gaussian_starts
 from drainsinkhorn.numerics.starts import FLOOR, FULL_DIM, between, start
 from drainsinkhorn.run.validate import validate
 from tests.device import DEVICE, torch
@@ -31,17 +32,27 @@ def clouds(seed: int, lanes: int, n: int, m: int, dim: int, decay: float = 1.0) 
     return x, y
 
 
+def loaded(x: Any, y: Any, a: np.ndarray | None = None) -> tuple[Clouds, Any, int]:
+    """Stacks as lanes, their float64 vectors, of which weights are written, and where starts of columns begin."""
+    (lanes, n, dim), m = x.shape, y.shape[1]
+    a = np.full((lanes, n), 1 / n) if a is None else a
+    vectors = np.concatenate([a.reshape(-1), np.full(lanes * m, 1 / m), np.zeros(lanes * m)])
+    fields = np.zeros((lanes, c.FIELDS.value), dtype=np.int64)
+    begins = (c.MASS.value, 0, n), (c.MASS.value + 1, lanes * n, m), (c.POTENTIAL.value + 1, lanes * (n + m), m)
+    for column, begin, size in begins:
+        fields[:, column] = begin + size * np.arange(lanes)
+    fields[:, c.SIZE.value : c.SIZE.value + 2] = n, m
+    table, sizes = torch.tensor(fields, device=DEVICE), np.array([[n, m]] * lanes)
+    clouds = gather_clouds(list(x), list(y), table, sizes, dim, torch.device(DEVICE))
+    return clouds, torch.tensor(vectors, device=DEVICE), lanes * (n + m)
+
+
 def made(x: np.ndarray, y: np.ndarray, eps: float, a: np.ndarray | None = None) -> np.ndarray:
     """Starts of a stack, in nats."""
-    lanes, n, _ = x.shape
-    m = y.shape[1]
-    kind = {"dtype": torch.float64, "device": DEVICE}
-    a = torch.tensor(np.full((lanes, n), 1 / n) if a is None else a, **kind)
-    x, y, b = torch.tensor(x, device=DEVICE), torch.tensor(y, device=DEVICE), torch.full((lanes, m), 1 / m, **kind)
-    factors = torch.full((lanes,), 1 / (eps * math.log(2)), **kind)
-    starts = torch.zeros((lanes, m), **kind)
-    gaussian_starts(x, y, a, b, centre_clouds(x, y, factors)[0], factors, starts, always=True)
-    return starts.cpu().numpy() * math.log(2)
+    both, vectors, begin = loaded(x, y, a)
+    factors = torch.full((len(x),), 1 / (eps * math.log(2)), dtype=torch.float64, device=DEVICE)
+    gaussian_starts(both, vectors, centre_clouds(both, factors)[0], factors, always=True)
+    return vectors[begin:].cpu().numpy().reshape(len(x), -1) * math.log(2)
 
 
 @pytest.mark.parametrize(("dim", "decay"), [(1, 1.0), (2, 1.0), (5, 0.5), (15, 0.8), (20, 1.0), (FULL_DIM + 6, 0.95)])
@@ -109,7 +120,7 @@ def test_launches_are_made_ready_only_for_tensors_that_begin_well() -> None:
 def test_frames_hold_both_clouds() -> None:
     x, y = clouds(6, 2, 700, 90, 70)
     scales = torch.tensor([1.0, 0.5], dtype=torch.float64, device=DEVICE)
-    middles, far = centre_clouds(torch.tensor(x, device=DEVICE), torch.tensor(y, device=DEVICE).float(), scales)
+    middles, far = centre_clouds(loaded(x, torch.tensor(y, device=DEVICE).float())[0], scales)
     y = y.astype(np.float32).astype(np.float64)
     low, high = np.minimum(x.min(1), y.min(1)), np.maximum(x.max(1), y.max(1))
     assert np.array_equal(middles[:, 0].cpu().numpy(), low / 2 + high / 2)

@@ -12,6 +12,7 @@ from scipy.spatial.distance import cdist
 import drainsinkhorn as ds
 from drainsinkhorn.backends import load
 from drainsinkhorn.backends.triton import couplings as module
+from drainsinkhorn.backends.triton import stacks
 from drainsinkhorn.backends.triton.matrices import Matrices
 from tests.backends.triton.consumed import ACCURACY, close, cloud_result, coupled, on_device, solved
 from tests.dense import array, cost_of, plan_of, weights
@@ -143,6 +144,29 @@ def test_stacks_too_large_to_keep_are_the_same_to_the_bit(
         assert equal(tuple(getattr(kept, verb)(*given)), tuple(getattr(anew, verb)(*given)))
     assert all(stack.matrices.kept is None for stack in anew._stacks)
     assert all(stack.matrices.kept is not None for stack in kept._stacks)
+
+
+def test_huge_lanes_are_consumed_in_slabs(results: list[ds.Result[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit: a product of two points does not depend on the points beside them."""
+    wide = solved([problem(np.random.default_rng(3), "sqeuclidean", 20, 140, 70, weighted=True)])
+    some, sizes = [results[2], results[0], *wide], list[tuple[int, ...]]()
+    whole, of = coupled(some), Matrices.of
+
+    def record(self: Matrices, stack: Any) -> Any:
+        matrix = of(self, stack)
+        sizes.append(tuple(matrix.shape))
+        return matrix
+
+    for owner in (module, stacks):
+        monkeypatch.setattr(owner, "PART_PAIRS", 2**14)
+    monkeypatch.setattr(stacks, "SLAB_PAIRS", 2**14)
+    monkeypatch.setattr(Matrices, "of", record)
+    slabs = coupled(some)
+    for verb, side in [(verb, "row") for verb in VERBS] + [(verb, "col") for verb in VERBS[:4]]:
+        given = told(some, verb, side)
+        assert equal(tuple(getattr(whole, verb)(*given)), tuple(getattr(slabs, verb)(*given))), (verb, side)
+    assert set(sizes) == {(1, 128, 128), (1, 128, 256), (1, 256, 128)}
+    assert not any(stack.float64 for side in slabs._sides.values() for stack in side)
 
 
 @pytest.mark.parametrize("times", [0, 1])

@@ -89,7 +89,7 @@ def test_stored_lanes_stream_where_there_is_no_memory_for_one(monkeypatch: pytes
         assert max(marginal_errors(one.problem, one.potentials)) <= 1e-3
         assert "stored scores" in plain.arithmetic
         assert "streaming" in one.arithmetic
-        assert one.backend.stored_pairs == 0  # type: ignore[attr-defined]
+        assert one.backend.cached_bytes == 0  # type: ignore[attr-defined]
     refused = ds.solve(cost=torch.rand((200, 200), device=DEVICE), eps=0.1, backend="triton")[0]
     assert refused.status is ds.Status.INVALID
     assert "200 x 200 points" in refused.message

@@ -108,7 +108,7 @@ class Measured:
 
     def vector(self, column: Any, side: int = 0, unit: float = 1.0, name: str = "vectors64", size: int = 0) -> Any:
         start = int(self.pack._table.fields[self.lane.place, column.value + side])
-        found = self.pack._buffers[name][start : start + (size or self.lane.group.size[side])]
+        found = self.pack._buffers[name][start : start + (size or self.lane.size[side])]
         return found.cpu().numpy().astype(np.float64) * unit
 
 
@@ -203,10 +203,14 @@ def test_gaussian_maps() -> None:
 def test_keep_worthwhile(scale: float) -> None:
     starts = scale * np.random.default_rng(1).normal(size=(2, 40))
     weights = np.full((2, 40), 1 / 40)
-    on_device, masses = (torch.as_tensor(each).to(DEVICE) for each in (starts / LN2, weights))
-    start_kernels.keep_worthwhile[(2,)](on_device, masses, 40, 40, 40, ALWAYS=False, BLOCK=64)
+    vectors = torch.as_tensor(np.concatenate([starts / LN2, weights])).to(DEVICE)
+    fields = np.zeros((2, c.FIELDS.value), dtype=np.int64)
+    fields[:, c.SIZE.value + 1] = 40
+    fields[:, c.POTENTIAL.value + 1], fields[:, c.MASS.value + 1] = (0, 40), (80, 120)
+    table = torch.as_tensor(fields).to(DEVICE)
+    start_kernels.keep_worthwhile[(2,)](table, vectors, ALWAYS=False, BLOCK=64)
     truth = np.where(worthwhile(starts, weights)[:, None], starts, 0.0)
-    assert np.allclose(on_device.cpu().numpy() * LN2, truth, atol=1e-12)
+    assert np.allclose(vectors[:2].cpu().numpy() * LN2, truth, atol=1e-12)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])

@@ -65,7 +65,7 @@ def pack_of(problems: list[ds.Problem[Any]], *, backend: TritonBackend = MOMENTU
 def vector(pack: TritonPack, lane: int, column: Any, side: int = 0, name: str = "vectors64") -> Any:
     held = pack._lanes[lane]
     start = int(pack._table.fields[held.place, column.value + side])
-    return pack._buffers[name][start : start + held.group.size[side]].cpu().numpy().astype(np.float64)
+    return pack._buffers[name][start : start + held.size[side]].cpu().numpy().astype(np.float64)
 
 
 def memory(pack: TritonPack) -> list[Any]:
@@ -75,7 +75,7 @@ def memory(pack: TritonPack) -> list[Any]:
     for place, lane in enumerate(pack._lanes):
         found.append(np.delete(numbers[lane.place], [c.HELD.value]))
         for side in (0, 1):
-            parts = -(-lane.group.size[side] // 16)
+            parts = -(-lane.size[side] // 16)
             found += [vector(pack, place, c.POTENTIAL, side), vector(pack, place, c.ERRORS, side)[:parts]]
         found += [vector(pack, place, c.BEFORE), vector(pack, place, c.ALIGNMENT)[:1]]
         found.append(vector(pack, place, c.LOG_RATIOS, name="vectors32"))

@@ -25,7 +25,7 @@ def streaming(device: str) -> Backend[Any]:
     if device == "cuda":
         from drainsinkhorn.backends.triton import TritonBackend
 
-        return TritonBackend(stored_pairs=0)
+        return TritonBackend(cached_bytes=0)
     from drainsinkhorn.backends.cpu import CpuBackend
 
     return CpuBackend(representation="streaming")

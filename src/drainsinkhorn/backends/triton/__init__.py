@@ -19,10 +19,16 @@ from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.lanes import FORMS
 from drainsinkhorn.backends.triton.pack import TritonPack
-from drainsinkhorn.backends.triton.precision import PrecisionPolicy, count_places, interpreted
+from drainsinkhorn.backends.triton.precision import (
+    PrecisionPolicy,
+    count_places,
+    has_blocks,
+    interpreted,
+    matrix_bytes,
+)
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.resident import LARGEST_SIDE, size_class
-from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT
+from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.cost import Cost
@@ -34,10 +40,15 @@ from drainsinkhorn.numerics.costs import COSTS, require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
 from drainsinkhorn.numerics.products import has_products
 
+RESIDENT_POINTS = 128
+"""Most points of a side of lanes of which one program runs all cycles: with more, launches for cycles are faster."""
 SPACING, HELD_SPACING = 32, 1024
 """Cycles between audits if lanes are not refilled; and at most, if lanes that have passed are held."""
 WIDEST, WIDEST_RESIDENT = 2048, 16384
 """Most lanes that are recommended for a pack; and if one program runs all cycles of a lane, which costs no launches."""
+PACK_BYTES, POINT_BYTES, FALLBACK_BYTES = 2**32, 24, 2**28
+"""Bytes of lanes that are large or have cached scores in a pack of recommended width, unless a single lane may have
+more; those of a coordinate while its lane is loaded; and the default limit of a lane's scores without a CUDA device."""
 REPORT_PAIRS = 2**42
 """Most pairs between two progress reports, which are about a second and a half."""
 
@@ -50,21 +61,25 @@ class TritonBackend:
     Attributes:
         device: A torch device; "auto" is the current CUDA device, the CPU under the interpreter.
         precision: "auto" is float32 for lanes in which sampled rows show it to be accurate enough, else float64.
-        stored_pairs: Largest n * m for which lanes of points in more than 64 coordinates cache their scores, in four
-            bytes for each pair. Other lanes of points recompute scores in every leg.
+        cached_bytes: Most bytes of a matrix of scores, four for each pair of points, for which a lane of points in more
+            than 64 coordinates caches its scores (of the euclidean cost: at most 2^25 pairs). Other lanes of points
+            recompute scores in every leg. None is replaced by half of the device's total memory, rounded down to a
+            power of two (2^28 without a CUDA device), when the backend is made: all workers that receive the backend
+            use one limit.
         leading: True: early cycles of streaming lanes in more than 32 coordinates compute scores from one product, that
             of float16 high parts, in place of three.
         resident_points: Lanes with at most so many points on either side cache their scores, and one program runs all
-            their cycles, without a launch between two of them. At most 512; 0: there are no such lanes.
+            their cycles, without a launch between two of them. At most 512; 0: there are no such lanes. None: 128, and
+            0 in Triton's interpreter.
         acceleration: "momentum" or "none"; `solve` sets it.
         policy: Decisions about precision, made from the attributes above.
     """
 
     device: str = "auto"
     precision: Literal["auto", "float64"] = "auto"
-    stored_pairs: int = 2**25
+    cached_bytes: int | None = None
     leading: bool = True
-    resident_points: int = 0
+    resident_points: int | None = None
     acceleration: str = "none"
     name: str = field(default="triton", init=False)
     stride: int = field(default=1, init=False)
@@ -74,16 +89,22 @@ class TritonBackend:
     policy: PrecisionPolicy = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.resident_points <= LARGEST_SIDE:
-            raise OptionsError(
-                f"resident_points counts points of a side, from 0 to {LARGEST_SIDE}, got {self.resident_points!r}"
-            )
+        points = self.resident_points
+        if points is None:
+            points = 0 if interpreted() else RESIDENT_POINTS
+        if not 0 <= points <= LARGEST_SIDE:
+            raise OptionsError(f"resident_points counts points of a side, from 0 to {LARGEST_SIDE}, got {points!r}")
+        if self.cached_bytes is not None and (type(self.cached_bytes) is not int or self.cached_bytes < 0):
+            raise OptionsError(f"cached_bytes is a number of bytes, zero or more, got {self.cached_bytes!r}")
         has_device = interpreted() or torch.cuda.is_initialized() or torch.cuda.is_available()
         if self.device == "auto" and not has_device:
             raise BackendUnavailable("backend 'triton' needs a CUDA device, and torch sees none")
         momentum, float64 = self.acceleration == "momentum", self.precision == "float64"
-        policy = PrecisionPolicy(float64, momentum, self.stored_pairs, self.leading, self.resident_points)
-        # The only attribute that is derived from others; the class is frozen.
+        cached_bytes = _default_bytes(self.device) if self.cached_bytes is None else self.cached_bytes
+        policy = PrecisionPolicy(float64, momentum, cached_bytes, self.leading, points)
+        # Attributes that are derived here; the class is frozen. Workers and copies get the numbers, not None.
+        object.__setattr__(self, "resident_points", points)
+        object.__setattr__(self, "cached_bytes", cached_bytes)
         object.__setattr__(self, "policy", policy)
 
     def signature(self, instance: Instance[Any]) -> Hashable:
@@ -100,6 +121,10 @@ class TritonBackend:
         (n, m), policy = instance.shape, self.policy
         form = policy.representation(instance)
         width = max(16, min(WIDEST_RESIDENT if form.one_program else WIDEST, 2**30 // (n * m)))
+        is_cached = form.kind == STORED
+        if not form.dense and (is_cached or has_blocks((n, m), instance.dim)):
+            lane = is_cached * matrix_bytes(n, m) + POINT_BYTES * (n + m) * instance.dim
+            width = min(width, max(1, max(policy.cached_bytes, PACK_BYTES) // lane))
         # Lanes are held on the device at no cost, but an audit makes the device wait for the host.
         held = max(EVERY, min(HELD_SPACING, REPORT_PAIRS // (2 * n * m * width)))
         return Hints(policy.describe(form), width, draining=SPACING, held=held)
@@ -109,8 +134,10 @@ class TritonBackend:
         """Compile the kernels for such problems; Triton's interpreter compiles nothing."""
         if not interpreted():
             form = self.policy.representation(instances[0])
-            sizes = {size_class(p.shape, float64=False)[1:3] for p in instances} if form.one_program else {(40, 40)}
-            for size, is_soft in product(sorted(sizes), sorted({not p.marginals.are_hard for p in instances})):
+            shapes = {instance.shape for instance in instances} if form.one_program else ()
+            sizes = {size_class(shape, float64=False)[1:3] for shape in shapes} or {(40, 40)}
+            softness = {not instance.marginals.are_hard for instance in instances}
+            for size, is_soft in product(sorted(sizes), sorted(softness)):
                 compile_kernels(form, self.policy, self._device(), size, is_soft)
 
     @memory_errors()
@@ -128,8 +155,8 @@ class TritonBackend:
     ) -> TritonCouplings | BlockCouplings:
         """Return plans on the device: streamed, or with cached exponents where a pack would have cached scores."""
         if all(p.is_dense or p.cost.kind.distances is not None or has_products(p) for p in instances):
-            # Plans are read in the same way whatever runs the cycles.
-            policy = replace(self.policy, resident_points=0)
+            # Plans are read in the same way whatever runs the cycles, and in whatever precision.
+            policy = replace(self.policy, resident_points=0, float64=False)
             return TritonCouplings(instances, potentials, policy.representation, self._device())
         # A cost of the caller's own is evaluated on the host, some rows at a time.
         return plain_couplings(instances, potentials)
@@ -144,7 +171,7 @@ class TritonBackend:
 
     def frugal(self) -> TritonBackend:
         """Return the same backend with cached scores for dense costs only."""
-        return replace(self, stored_pairs=0, resident_points=0)
+        return replace(self, cached_bytes=0, resident_points=0)
 
     def release(self) -> None:
         """Free the CUDA memory that torch caches."""
@@ -153,6 +180,14 @@ class TritonBackend:
     def _device(self) -> Any:
         name = ("cpu" if interpreted() else "cuda") if self.device == "auto" else self.device
         return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+def _default_bytes(device: str) -> int:
+    """Return half of the total memory of a CUDA device, rounded down to a power of two: free memory may vary."""
+    chosen = torch.device("cuda" if device == "auto" else device)
+    if interpreted() or chosen.type != "cuda" or (chosen.index or 0) >= torch.cuda.device_count():
+        return FALLBACK_BYTES
+    return 1 << (torch.cuda.get_device_properties(chosen).total_memory // 2).bit_length() - 1
 
 
 @lru_cache(maxsize=256)

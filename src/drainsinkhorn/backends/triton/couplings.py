@@ -30,9 +30,10 @@ from drainsinkhorn.backends.consumer_arguments import (
 )
 from drainsinkhorn.backends.soft_terms import soft_terms
 from drainsinkhorn.backends.triton.buffers import ALIGN
-from drainsinkhorn.backends.triton.layout import unit_rows
+from drainsinkhorn.backends.triton.layout import has_blocks, unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
-from drainsinkhorn.backends.triton.outcomes import invert_totals, repeat_marked, select_lanes, times_mass
+from drainsinkhorn.backends.triton.outcomes import invert_totals, over_slabs, repeat_marked, select_lanes, times_mass
+from drainsinkhorn.backends.triton.precision import has_blocks
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.stacking import padded, stack_lanes, stacked
 from drainsinkhorn.backends.triton.stacks import Stack
@@ -73,9 +74,8 @@ class TritonCouplings:
             for first in range(0, len(alike), step):
                 lanes = alike[first : first + step]
                 part = [self._squares[i] for i in lanes], [shifted[i] for i in lanes]
-                uniform = all(instance.uniform for instance in part[0])
-                stack = stack_lanes(lanes, *part, form, device, uniform=uniform, float64=float64, keep=keep)
-                self._stacks.append(stack)
+                more = {"uniform": all(p.uniform for p in part[0]), "float64": float64, "keep": keep}
+                self._stacks.append(stack_lanes(lanes, *part, form, device, **more))
         # Stacks by the precision that their lanes need, for sides that have been probed.
         self._sides: dict[int, list[Stack]] = {}
 
@@ -83,11 +83,11 @@ class TritonCouplings:
         """Lanes that are stacked, of one representation, one dimension and sizes within a factor of two."""
         groups: dict[Any, tuple[list[int], Any]] = {}
         for lane, instance in enumerate(self._squares):
-            n, m = instance.shape
             if not instance.is_dense:
                 form = represent(instance)
-                size = tuple(max(ALIGN.bit_length(), side.bit_length()) for side in (n, m))
-                key = (form, instance.cost.kind, instance.x.shape[1], size, is_single(instance.x))
+                size = tuple(max(ALIGN.bit_length(), side.bit_length()) for side in instance.shape)
+                kind, dim = instance.cost.kind, instance.dim
+                key = (form, kind, dim, size, is_single(instance.x), has_blocks(instance.shape, dim))
             else:
                 # The caller's own matrix is not copied.
                 form, key = None, lane
@@ -119,7 +119,7 @@ class TritonCouplings:
                 outcomes.append((stack, float64_verb(stack)))
                 continue
             try:
-                outcome, inaccurate = verb(stack)
+                outcome, inaccurate = over_slabs(stack, side, verb)
             except torch.OutOfMemoryError:
                 if stack.matrices is None:
                     raise

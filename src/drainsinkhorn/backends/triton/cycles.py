@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from drainsinkhorn.backends.triton.blocks import uses_blocks
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels.columns import Report
 from drainsinkhorn.backends.triton.lanes import LaneSet, LaneTable
@@ -64,6 +65,8 @@ class Cycles:
         self.active = lanes
         form = launcher.representation
         self.fused = lanes.largest(0)[0] <= SMALL and form.warps == WARPS64
+        # Products are computed for held lanes, too, so that a call must not run on for long after its end.
+        self._spacing = 1 if any(lane.is_float64 and uses_blocks(lane) for lane in lanes.lanes) else POLL
         self._capacity = form.resident * MULTIPROCESSORS
 
     def run(self, cycles: int, stops: Sequence[float], *, lockstep: bool) -> Progress:
@@ -76,7 +79,7 @@ class Cycles:
         may_be_held = max(stops) > -math.inf
         last: Download | None = None
         report: Report | None = None
-        self.active, next_poll = self._lanes, POLL
+        self.active, next_poll = self._lanes, self._spacing
         for cycle in range(0 if all(frozen) else cycles):
             for launch in self._cycle(first=cycle == 0, last=cycle == cycles - 1, lockstep=lockstep):
                 launch(stream)
@@ -88,7 +91,7 @@ class Cycles:
                 if report and not lockstep:
                     self._skip_held(report)
                 is_soon = report and earlier and self._ends_soon(earlier, report, stops, frozen, lockstep)
-                next_poll += POLL_SOON if is_soon else POLL
+                next_poll += min(POLL_SOON, self._spacing) if is_soon else self._spacing
         return to_progress(Report(*self._poll(stream).read().T.tolist()))
 
     def warm_up(self, advance: Callable[[], object]) -> None:

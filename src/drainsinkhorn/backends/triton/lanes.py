@@ -17,11 +17,13 @@ from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.launching import Launch, upload
 from drainsinkhorn.backends.triton.precision import Arithmetic
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.marginal import BALANCED
 from drainsinkhorn.numerics.arrays import float_name, to_numpy
 from drainsinkhorn.numerics.costs import with_matrix
 
 FORMS = ("distances", "matrix")
 """Forms of costs for which there are kernels."""
+LN2 = math.log(2)
 HEAVIEST = 2.0**60
 """Largest mass of a side of a float32 lane: times the factors of potentials, weights do not overflow in sums."""
 
@@ -42,34 +44,39 @@ class Lane:
         depth: Cycles it has run.
         place: Its row of the lane table; negative before it has one.
         group: The lanes with which it was loaded.
-        is_soft: One of its marginals is soft.
         row: Its number among them.
+        size: Its rows and columns.
+        programs: Programs of a leg of rows, and of columns.
+        is_soft: One of its marginals is soft.
         frozen: It never changes again.
         broken: Its state is not finite.
     """
 
     __slots__ = (
         "arithmetic", "broken", "budget", "depth", "dtype", "frozen", "group", "inner", "instance", "is_soft",
-        "least_weight", "own", "place", "row", "support", "unit",
+        "least_weight", "own", "place", "programs", "row", "size", "support", "unit",
     )  # fmt: skip
 
     def __init__(self, instance: Instance[Any], least_weights: dict[int, float]) -> None:
         self.instance = instance
         inner, self.support = (instance, None) if instance.positive else restrict(instance)
-        self.inner = with_matrix(inner, FORMS)
-        self.unit = instance.eps * math.log(2)
+        has_form = inner.matrix is not None or inner.cost.kind.distances is not None
+        self.inner = inner if has_form else with_matrix(inner, FORMS)
+        self.unit = instance.eps * LN2
         self.own = float_name(instance.like)
-        self.is_soft = not instance.marginals.are_hard
-        self.budget = budget(instance.eps, instance.tol, least_damping(instance)) if self.own in CHOICES else -1.0
+        self.is_soft = instance.marginals is not BALANCED and not instance.marginals.are_hard
+        self.budget = -1.0
+        if self.own in CHOICES:
+            self.budget = budget(instance.eps, instance.tol, least_damping(instance) if self.is_soft else 1.0)
         self.dtype = "float64"
         self.broken = self.frozen = False
-        self.least_weight = min(_least(weights, least_weights) for weights in (self.inner.a, self.inner.b))
-        if max(instance.masses) > HEAVIEST:
-            self.least_weight = 0.0
+        least, other = _least(self.inner.a, least_weights), _least(self.inner.b, least_weights)
+        self.least_weight = min(least, other) if max(instance.masses) <= HEAVIEST else 0.0
         self.arithmetic = Arithmetic.FLOAT64
         self.depth = 0
         self.place = self.row = -1
         self.group: Any = None
+        self.size = self.programs = (0, 0)
 
     @property
     def is_float64(self) -> bool:
@@ -94,9 +101,10 @@ class Lane:
 
 def _least(weights: Any, known: dict[int, float]) -> float:
     """Return the least weight; `known` caches it by identity, since many problems of a pack share weights."""
-    if id(weights) not in known:
-        known[id(weights)] = float(to_numpy(weights).min())
-    return known[id(weights)]
+    least = known.get(id(weights))
+    if least is None:
+        least = known[id(weights)] = float(to_numpy(weights).min())
+    return least
 
 
 class LaneSet:
@@ -106,29 +114,25 @@ class LaneSet:
         lanes: The lanes.
         rows: Their rows of the lane table, int64 on the device.
         launches: Prepared launches by key.
+        any_soft: True if a lane has a soft marginal.
     """
 
-    __slots__ = ("_largest", "lanes", "launches", "rows")
+    __slots__ = ("_largest", "any_soft", "lanes", "launches", "rows")
 
     def __init__(self, lanes: list[Lane], rows: Any) -> None:
         self.lanes, self.rows = lanes, rows
+        self.any_soft = any(lane.is_soft for lane in lanes)
         self._largest: tuple[tuple[int, int], tuple[int, int]] | None = None
         self.launches: dict[Any, list[Launch]] = {}
 
     def __len__(self) -> int:
         return len(self.lanes)
 
-    @property
-    def any_soft(self) -> bool:
-        """True if a lane has a soft marginal."""
-        return any(lane.is_soft for lane in self.lanes)
-
     def largest(self, side: int) -> tuple[int, int]:
         """Return the largest number of points, and of programs of a leg, of a lane of the set."""
         if self._largest is None:
-            groups = {lane.group for lane in self.lanes}
-            rows, cols = ((max((g.size[s] for g in groups), default=0),
-                           max((g.programs[s] for g in groups), default=0)) for s in (0, 1))  # fmt: skip
+            sizes = {(lane.size, lane.programs) for lane in self.lanes} or {((0, 0), (0, 0))}
+            rows, cols = ((max(size[s] for size, _ in sizes), max(count[s] for _, count in sizes)) for s in (0, 1))
             self._largest = rows, cols
         return self._largest[side]
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from drainsinkhorn.backends.triton.blocks import BlockLegs, uses_blocks
 from drainsinkhorn.backends.triton.buffers import Buffers
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels import leg as leg_kernels
 from drainsinkhorn.backends.triton.kernels import soft, update, verify
 from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launching import Launch, on, prepared, stream_of
-from drainsinkhorn.backends.triton.precision import Arithmetic
+from drainsinkhorn.backends.triton.precision import Arithmetic, has_blocks
 from drainsinkhorn.backends.triton.representation import Representation
 
 ROWS, BLOCK, SAMPLES = 256, 256, 32
@@ -37,6 +38,7 @@ class Launcher:
     ) -> None:
         self.representation, self.device = representation, device
         self._table, self._buffers, self._momentum = table, buffers, momentum
+        self._blocks = BlockLegs(table, buffers, momentum=momentum)
 
     def run(self, *launches: Launch) -> None:
         """Run launches in the current stream of the device."""
@@ -103,9 +105,34 @@ class Launcher:
         always = lane.arithmetic is Arithmetic.AUGMENTED
         return {always, always or (self.representation.places > 0 and not math.isnan(lane.high_part_error))}
 
-    def float64_legs(self, lanes: LaneSet, side: int, role: Any, *vectors: Any, **more: Any) -> list[Launch]:
-        """A leg in float64: `float64_leg` of hard lanes, and of soft ones."""
-        return [self.float64_leg(part, side, role, *vectors, **more) for part in self._table.by_softness(lanes)]
+    def float64_legs(
+        self, lanes: LaneSet, side: int, role: Any, potentials: Any = None, vectors: Any = None, errors: Any = None,
+        *, lockstep: bool = False, fused: bool = False,
+    ) -> list[Launch]:  # fmt: skip
+        """A leg in float64: `float64_leg` of hard lanes, and of soft ones; large lanes have launches of their own."""
+        launches, large, more = [], self._in_blocks(lanes), {"lockstep": lockstep, "fused": fused}
+        if large:
+            vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
+            given = [
+                own if given is None else given
+                for given, own in zip((potentials, vectors, errors), (vectors64, vectors32, vectors64), strict=True)
+            ]
+            launches = [
+                self._blocks.leg(self._table.select([lane]), side, role, *given, tile=BM64, block=BLOCK, **more)
+                for lane in large
+                if lane.is_float64
+            ]
+            lanes = self._table.select([lane for lane in lanes.lanes if lane not in large])
+        if lanes.lanes:
+            parts = self._table.by_softness(lanes)
+            launches += [self.float64_leg(part, side, role, potentials, vectors, errors, **more) for part in parts]
+        return launches
+
+    def _in_blocks(self, lanes: LaneSet) -> set[Lane]:
+        """Return the lanes whose float64 legs compute products in blocks of rows."""
+        if not has_blocks((lanes.largest(0)[0], lanes.largest(1)[0]), math.inf):
+            return set()
+        return {lane for lane in lanes.lanes if uses_blocks(lane)}
 
     def float64_leg(
         self, lanes: LaneSet, side: int, role: Any, potentials: Any = None, vectors: Any = None, errors: Any = None,
@@ -133,7 +160,18 @@ class Launcher:
     def sample(self, lanes: LaneSet, side: int, potentials: Any) -> Any:
         """Run legs of sampled rows in float64 and return their log ratios, (2, lanes, SAMPLES)."""
         samples = torch.empty((2, len(lanes), SAMPLES), dtype=torch.float64, device=self.device)
-        self.run(self.float64_leg(lanes, side, c.SAMPLED, potentials, samples=samples))
+        large = self._in_blocks(lanes)
+        if not large:
+            self.run(self.float64_leg(lanes, side, c.SAMPLED, potentials, samples=samples))
+            return samples
+        rest = [place for place, lane in enumerate(lanes.lanes) if lane not in large]
+        if rest:
+            others = self._table.select([lanes.lanes[place] for place in rest])
+            samples[:, rest] = self.sample(others, side, potentials)
+        for place, lane in enumerate(lanes.lanes):
+            if lane in large:
+                for which in (0, 1) if side == c.BOTH.value else (side,):
+                    self._blocks.sample(lane, which, potentials, samples[which, place])
         return samples
 
     def split(

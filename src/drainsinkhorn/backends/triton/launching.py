@@ -2,8 +2,8 @@
 
 Triton inspects every argument of every launch, which takes longer than a small kernel runs. Here arguments are tensors,
 or integers on which kernels do not specialise, so the kernel, its constants and the dtype of its first argument
-determine the compiled form. That form assumes tensors that begin at multiples of sixteen bytes. Triton itself launches
-kernels with other tensors, for example slices of the caller's.
+determine the compiled form. That form assumes tensors that begin at multiples of sixteen bytes, and integers of 32
+bits. Triton itself launches kernels with other tensors, for example slices of the caller's, and with larger integers.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
@@ -36,6 +36,9 @@ class _Form(NamedTuple):
     metadata: Any
     constants: list[Any]
 
+
+MOST_INTEGER = 2**31 - 1
+"""Largest integer that a compiled form takes: its launcher may cut off digits of a larger one without an error."""
 
 _forms: dict[Hashable, _Form | None] = {}
 """By kernel, device, dtype and constants; None where Triton's interpreter runs."""
@@ -77,11 +80,11 @@ def _form(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: 
 
 
 def _values(args: tuple[Any, ...]) -> list[int] | None:
-    """Return integers and addresses of tensors; None if an address is not a multiple of sixteen bytes."""
+    """Return integers and addresses; None if one is above MOST_INTEGER, or not a multiple of sixteen bytes."""
     values: list[int] = []
     for arg in args:
         value = arg if type(arg) is int else arg.data_ptr()
-        if value is not arg and value % 16:
+        if value > MOST_INTEGER if value is arg else value % 16:
             return None
         values.append(value)
     return values
@@ -97,7 +100,9 @@ def stream_of(device: Any) -> int:
 
 def on(device: Any) -> AbstractContextManager[Any]:
     """Return a context in which a device is the current one: Triton compiles and launches for no other."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:

@@ -1,6 +1,6 @@
-"""Points of lanes on the device: stacked, centred and scaled, with Gaussian starts, or as cached scores.
+"""Points of lanes on the device: centred and scaled, with Gaussian starts, or as cached scores.
 
-Each step is a few launches for all lanes of a stack, (lanes, size, dim).
+Each step is a few launches for all lanes that are loaded together, whatever their sizes.
 """
 
 # pyright: basic, reportOptionalMemberAccess=false, reportCallIssue=false, reportArgumentType=false
@@ -9,93 +9,93 @@ Each step is a few launches for all lanes of a stack, (lanes, size, dim).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from drainsinkhorn.backends.triton.buffers import Buffers
 from drainsinkhorn.backends.triton.kernels import layout as kernels
 from drainsinkhorn.backends.triton.kernels import starts as start_kernels
-from drainsinkhorn.backends.triton.launching import launch
+from drainsinkhorn.backends.triton.launching import launch, upload
+from drainsinkhorn.backends.triton.precision import has_blocks
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import STORED
-from drainsinkhorn.numerics.arrays import library, to_numpy
+from drainsinkhorn.backends.triton.transfer import concatenate
 from drainsinkhorn.numerics.starts import FULL_DIM
 
-CHUNK, CHUNKS = 128, 128
-"""Least rows of a cloud for one program, and most programs for one cloud."""
+CHUNK = start_kernels.CHUNK.value
 BOX_ROWS, BOX_BLOCK, SUM_BLOCK, START_BLOCK = 16, 64, 256, 1024
 """Rows and coordinates of a tile of a cloud, sums that a program adds up, and starts that it reads at once."""
 DEPTH, MOMENT_TILE = 16, 8192
 """Columns of a matrix that a product takes at once, and elements of a tile of a cloud whose squares are summed."""
-MOST_LANES = 2**16 - 1
-"""Most lanes of a launch: the second dimension of a CUDA grid has no more programs."""
+MOST_LANES = 2**15 - 1
+"""Most lanes that are loaded together: the second dimension of a CUDA grid has fewer than 2^16 programs, and some
+launches have two for each lane."""
 TOGETHER_PAIRS, PRODUCT_TILE = 2**21, 64
 """Most pairs of a lane whose products one launch computes for all lanes, and rows and columns of a program of it."""
 CACHE_ROWS, CACHE_BLOCK, SCRATCH_PAIRS = 4, 256, 2**25
-"""Rows of a program that caches scores, columns it takes at once, and products that are kept at once."""
+"""Rows of a program that caches scores, columns it takes at once, and products of small lanes that are kept at once."""
+BLOCK_PAIRS, LEAST_ROWS = 2**26, 16
+"""Products of a large lane that are kept at once, and least rows of a block of them. Blocks of rows depend on the lane
+alone, since a library rounds products of other shapes differently."""
+COPIED_NUMBERS = 2**22
+"""Most coordinates of clouds that are copied so that one launch reads those of both sides."""
+SCATTER_BLOCK = 1024
+"""Numbers that one program of `scatter` writes."""
+LARGE_BLOCK, LARGE_WARPS = 1024, 8
+"""Columns and warps of a program that caches scores of a large lane: programs are few, so each loads more at once."""
 
 
-def on_device(value: Any, device: Any) -> Any:
-    """Return an array as a torch tensor on the device, copied only if it has to be."""
-    kind = library(value)
-    if kind == "jax" and device.type == "cuda":
-        return torch.from_dlpack(value).to(device)
-    if kind != "torch":
-        value = np.ascontiguousarray(_native(to_numpy(value)))
-        # To NumPy an array is contiguous whatever the stride of an axis of length 1; torch rejects negative strides.
-        # Torch also warns of read-only arrays, although nothing here writes to them.
-        is_accepted = value.flags.writeable and min(value.strides, default=0) >= 0
-        value = torch.from_numpy(value if is_accepted else value.copy())
-    return value.detach().to(device)
+@dataclass(frozen=True)
+class Clouds:
+    """The points of lanes on the device. A cloud is an entry: those of rows come first, then those of columns.
+
+    Attributes:
+        parts: Vectors of coordinates, the first entry of each, and its number of entries.
+        places: Offset of each entry in its vector, int64 on the device.
+        fields: Rows of the lane table, on the device.
+        sizes: Points of rows and columns, (lanes, 2), on the host.
+        dim: Number of coordinates.
+    """
+
+    parts: list[tuple[Any, int, int]]
+    places: Any
+    fields: Any
+    sizes: Any
+    dim: int
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes."""
+        return len(self.sizes)
+
+    @property
+    def columns(self) -> Any:
+        """The coordinates of the columns."""
+        return self.parts[-1][0]
+
+    @property
+    def chunks(self) -> int:
+        """The largest number of chunks of a cloud. Sums are by chunks, which are functions of the cloud alone."""
+        size = int(self.sizes.max())
+        return -(-size // max(CHUNK, -(-size // CHUNK)))
 
 
-def _native(array: Any) -> Any:
-    """Return an array in a dtype that torch has: neither a long double nor in another order of bytes."""
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        return array.astype(np.float64)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def together(first: Any, second: Any) -> Any:
-    """Return two stacks as one, if the second follows the first in memory and one launch takes both; else None."""
-    distance = len(first) * first.stride(0) * first.element_size()
-    alike = first.shape == second.shape and first.stride() == second.stride() and first.dtype == second.dtype
-    if not alike or second.data_ptr() - first.data_ptr() != distance or 2 * len(first) > MOST_LANES:
-        return None
-    if second.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-        return None
-    return first.as_strided((2 * len(first), *first.shape[1:]), first.stride())
-
-
-def clouds(xs: Sequence[Any], ys: Sequence[Any], device: Any) -> tuple[Any, Any]:
-    """Return both clouds of lanes as stacks; the second follows the first in memory if shapes and dtypes are equal."""
-    kinds = {(tuple(value.shape), value.dtype) for value in (*xs, *ys)}
-    shared = len(xs) > 1 and (xs[0] is xs[1] or ys[0] is ys[1])
-    # The second stack must begin at a multiple of 16 bytes.
-    if len(kinds) > 1 or shared or len(xs) * len(xs[0]) % 4:
-        return stack(xs, device), stack(ys, device)
-    both = stack([*xs, *ys], device)
-    return both[: len(xs)], both[len(xs) :]
-
-
-def stack(values: Sequence[Any], device: Any) -> Any:
-    """Return arrays of one shape as one tensor of float32 or float64; an array that all share is stored once."""
-    first = values[0]
-    if all(value is first for value in values):
-        stacked = on_device(first, device)[None].contiguous().expand(len(values), *first.shape)
-    elif all(library(value) == "numpy" for value in values):
-        # NumPy stacks arrays in column-major order in that order; kernels need rows.
-        stacked = np.ascontiguousarray(np.stack([to_numpy(value) for value in values]))
-        stacked = torch.from_numpy(_native(stacked)).to(device)
-    else:
-        # Converted one by one: torch would stack integers and float32 as float32, which does not hold all integers.
-        stacked = torch.stack([_as_float(on_device(value, device)) for value in values])
-    return _as_float(stacked)
-
-
-def _as_float(values: Any) -> Any:
-    return values if values.dtype in (torch.float32, torch.float64) else values.double()
+def gather_clouds(
+    xs: Sequence[Any], ys: Sequence[Any], fields: Any, sizes: Any, dim: int, device: Any, *, directions: bool = False
+) -> Clouds:
+    """Return the clouds of lanes; those of `directions` scaled to length one, in float64."""
+    (x, x_places), (y, y_places) = (concatenate(side, device, compact=directions) for side in (xs, ys))
+    if directions:
+        x, y = (unit_rows(values.view(1, -1, dim)).view(-1) for values in (x, y))
+    lanes, shared = len(sizes), x.data_ptr() == y.data_ptr() and x.dtype == y.dtype
+    if not shared and x.dtype == y.dtype and x.numel() + y.numel() <= COPIED_NUMBERS:
+        y_places = [place + x.numel() for place in y_places]
+        x, shared = torch.cat([x, y]), True
+    parts = [(x, 0, 2 * lanes)] if shared else [(x, 0, lanes), (y, lanes, lanes)]
+    return Clouds(parts, upload([*x_places, *y_places], torch.int64, device), fields, sizes, dim)
 
 
 def unit_rows(x: Any) -> Any:
@@ -108,133 +108,179 @@ def unit_rows(x: Any) -> Any:
     return (x / norm.sqrt()[:, :, None]).contiguous()
 
 
-def _chunks(size: int) -> tuple[int, int]:
-    """Return rows of a chunk, and chunks: functions of the cloud alone, since sums are computed by chunks."""
-    rows = max(CHUNK, -(-size // CHUNKS))
-    return rows, -(-size // rows)
-
-
-def centre_clouds(x: Any, y: Any, scales: Any) -> tuple[Any, Any]:
+def centre_clouds(clouds: Clouds, scales: Any) -> tuple[Any, Any]:
     """Return middles of the boxes around both clouds and each, (lanes, 3, dim), and scaled diagonals of the first."""
-    lanes, _, dim = x.shape
-    boxes, counts, both = [], [], together(x, y)
-    for points in (x, y) if both is None else (both,):
-        rows, chunks = _chunks(points.shape[1])
-        part = torch.empty((len(points), chunks, 2, dim), dtype=torch.float64, device=x.device)
+    lanes, dim, chunks, device = clouds.lanes, clouds.dim, clouds.chunks, scales.device
+    boxes = torch.empty((2 * lanes, chunks, 2, dim), dtype=torch.float64, device=device)
+    for points, first, count in clouds.parts:
         launch(
-            start_kernels.chunk_boxes, (chunks, len(points), -(-dim // BOX_BLOCK)),
-            points, part, points.shape[1], dim, rows, points.stride(0), ROWS=BOX_ROWS, BLOCK=BOX_BLOCK,
+            start_kernels.chunk_boxes, (chunks, count, -(-dim // BOX_BLOCK)),
+            points, clouds.places, clouds.fields, boxes, first, lanes, dim, ROWS=BOX_ROWS, BLOCK=BOX_BLOCK,
         )  # fmt: skip
-        boxes += part.split(lanes)
-        counts += [chunks] * (len(points) // lanes)
-    middles = torch.empty((lanes, 3, dim), dtype=torch.float64, device=x.device)
-    diagonals = torch.empty(lanes, dtype=torch.float64, device=x.device)
-    launch(start_kernels.centres, (lanes,), *boxes, scales, middles, diagonals, *counts, dim, BLOCK=BOX_BLOCK)
+    middles = torch.empty((lanes, 3, dim), dtype=torch.float64, device=device)
+    diagonals = torch.empty(lanes, dtype=torch.float64, device=device)
+    launch(
+        start_kernels.centres, (lanes,), boxes, clouds.fields, scales, middles, diagonals, chunks, dim, BLOCK=BOX_BLOCK
+    )
     return middles, diagonals
 
 
-def gaussian_starts(x: Any, y: Any, a: Any, b: Any, middles: Any, factors: Any, starts: Any, *, always: bool) -> None:
+def gaussian_starts(clouds: Clouds, vectors64: Any, middles: Any, factors: Any, *, always: bool) -> None:
     """Write Gaussian starts of g in bits; a start that is not finite becomes zero.
 
     Unless `always`, so does a start that `numerics.starts.worthwhile` rejects.
     """
-    lanes, size, dim = y.shape
-    full, device = dim <= FULL_DIM, y.device
+    lanes, dim, chunks, device = clouds.lanes, clouds.dim, clouds.chunks, vectors64.device
+    full = dim <= FULL_DIM
     padded = max(16, 1 << (dim - 1).bit_length())
     count = (padded + 1 if full else 2) * padded
     # Tiles that fit into registers.
     tile, warps = (
         (min(32, 1024 // padded), max(4, padded // 8)) if full else (min(16, max(1, MOMENT_TILE // padded)), 16)
     )
-    sums, both, masses = [], together(x, y), together(a, b)
-    sides = ((x, a), (y, b)) if both is None or masses is None else ((both, masses),)
-    for side, (points, weights) in enumerate(sides):
-        rows, chunks = _chunks(points.shape[1])
-        parts = torch.empty((len(points), chunks, count), dtype=torch.float64, device=device)
+    parts = torch.empty((2 * lanes, chunks, count), dtype=torch.float64, device=device)
+    for points, first, entries in clouds.parts:
         launch(
-            start_kernels.chunk_moments, (chunks, len(points)),
-            points, weights, middles, parts, side, lanes, points.shape[1], dim, rows, points.stride(0),
-            weights.stride(0), DP=padded, FULL=full, ROWS=tile, num_warps=warps,
+            start_kernels.chunk_moments, (chunks, entries),
+            points, clouds.places, clouds.fields, vectors64, middles, parts, first, lanes, dim,
+            DP=padded, FULL=full, ROWS=tile, num_warps=warps,
         )  # fmt: skip
-        total = torch.empty((len(points), count), dtype=torch.float64, device=device)
-        grid = (-(-count // SUM_BLOCK), len(points))
-        launch(start_kernels.sum_chunks, grid, parts, total, chunks, count, ROWS=8, BLOCK=SUM_BLOCK)
-        sums += total.split(lanes)
+    sums = torch.empty((2 * lanes, count), dtype=torch.float64, device=device)
+    grid = (-(-count // SUM_BLOCK), 2 * lanes)
+    launch(start_kernels.sum_chunks, grid, parts, clouds.fields, sums, lanes, chunks, count, ROWS=8, BLOCK=SUM_BLOCK)
     mean, slope = (torch.empty((lanes, dim), dtype=torch.float64, device=device) for _ in range(2))
     matrix = torch.empty((lanes, dim, dim) if full else (lanes, dim), dtype=torch.float64, device=device)
     scratch = torch.empty((lanes, 4 * padded * padded if full else 1), dtype=torch.float64, device=device)
     launch(
         start_kernels.gaussian_maps, (lanes,),
-        *sums, middles, factors, scratch, mean, matrix, slope, dim, DP=padded, FULL=full, DEPTH=DEPTH,
+        sums, sums[lanes:], middles, factors, scratch, mean, matrix, slope, dim, DP=padded, FULL=full, DEPTH=DEPTH,
         num_warps=padded // 8 if full else 4,
     )  # fmt: skip
-    rows = max(32, 1024 // padded) if full else 4
+    rows, most = max(32, 1024 // padded) if full else 4, int(clouds.sizes[:, 1].max())
     launch(
-        start_kernels.gaussian_potentials, (-(-size // rows), lanes),
-        y, mean, matrix, slope, starts, size, dim, y.stride(0), starts.stride(0),
+        start_kernels.gaussian_potentials, (-(-most // rows), lanes),
+        clouds.columns, clouds.places, clouds.fields, mean, matrix, slope, vectors64, lanes, dim,
         FULL=full, ROWS=rows, DP=padded if full else 256, num_stages=1,
     )  # fmt: skip
-    launch(
-        start_kernels.keep_worthwhile, (lanes,),
-        starts, b, size, starts.stride(0), b.stride(0), ALWAYS=always, BLOCK=START_BLOCK,
-    )  # fmt: skip
+    launch(start_kernels.keep_worthwhile, (lanes,), clouds.fields, vectors64, ALWAYS=always, BLOCK=START_BLOCK)
+
+
+@dataclass(frozen=True)
+class ScaledPoints:
+    """Centred and scaled points of lanes in float64, from which scores are cached.
+
+    Attributes:
+        points: (points of all entries, dim).
+        norms: Their squared norms.
+        firsts: Number of the first point of each entry, on the device.
+        numbers: The same on the host.
+    """
+
+    points: Any
+    norms: Any
+    firsts: Any
+    numbers: list[int]
 
 
 def pack_points(
-    x: Any, y: Any, middles: Any, scales: Any, form: Representation, views: Any
-) -> tuple[list[Any], list[Any]]:
-    """Write clouds as legs read them. For cached scores, return the scaled clouds and their squared norms."""
-    both = together(x, y)
-    scaled, squares = list[Any](), list[Any]()
-    for side, points in enumerate((x, y) if both is None else (both,)):
-        which = side if both is None else None
-        count, size, dim = points.shape
-        points64 = views["POINTS64", which]
-        # A kernel needs pointers to vectors that it does not write for this kind of scores, too.
-        points16 = views["POINTS16", which] if "POINTS16" in views else points64
-        if form.kind == STORED:
-            out, norms = points64.new_empty(count, size * dim), points64.new_empty(count, size)
-            scaled += out.view(points.shape).split(len(x))
-            squares += norms.split(len(x))
-        else:
-            out, norms = views["POINTS32", which] if "POINTS32" in views else points64, views["NORM", which]
-        rows, block = (32, 16) if dim <= 16 else (16, 64)
+    clouds: Clouds, middles: Any, scales: Any, form: Representation, buffers: Buffers
+) -> ScaledPoints | None:
+    """Write clouds as legs read them. For cached scores, return the scaled clouds; else None."""
+    lanes, dim, scaled = clouds.lanes, clouds.dim, None
+    vectors64, points64, firsts = buffers["vectors64"], buffers["points64"], clouds.places
+    # A kernel needs pointers to vectors that it does not write for this kind of scores, too.
+    points16 = buffers["points16"] if buffers["points16"].numel() else points64
+    out, norms = buffers["points32"] if buffers["points32"].numel() else points64, vectors64
+    if form.kind == STORED:
+        counts = clouds.sizes.T.reshape(-1)
+        numbers, total = [0, *np.cumsum(counts[:-1]).tolist()], int(counts.sum())
+        firsts = upload(numbers, torch.int64, vectors64.device)
+        out, norms = points64.new_empty(total, dim), points64.new_empty(total)
+        scaled = ScaledPoints(out, norms, firsts, numbers)
+    rows, block = (32, 16) if dim <= 16 else (16, 64)
+    for points, first, count in clouds.parts:
         launch(
-            kernels.pack_points, (-(-size // rows), count),
-            points, middles, scales, points64, out, points16, norms, side, len(x), size, dim, points.stride(0),
-            points64.stride(0), out.stride(0), points16.stride(0), norms.stride(0),
-            KIND=form.kind, PLACES=form.places, WIDTH=form.dp, ROWS=rows, BLOCK=block,
+            kernels.pack_points, (-(-int(clouds.sizes.max()) // rows), count),
+            points, clouds.places, clouds.fields, firsts, middles, scales, points64, points16, out, norms, first, lanes,
+            dim, KIND=form.kind, PLACES=form.places, WIDTH=form.dp, ROWS=rows, BLOCK=block,
         )  # fmt: skip
-    return scaled, squares
+    return scaled
 
 
-def extents(largest: Any, dim: int, views: Any, *, rooted: bool) -> Any:
+def extents(largest: Any, dim: int, fields: Any, vectors64: Any, *, rooted: bool) -> Any:
     """Return (5, lanes): rounding bound of float64 legs, largest norms of rows and of columns, largest starts of both.
 
     The first is also written to FLOAT64_BAND. Scaled costs of a lane are bounded by `largest` or, unless `rooted`, by
     its square.
     """
-    pairs = ("FLOAT64_BAND", 0), ("NORM", 0), ("NORM", 1), ("POTENTIAL", 0), ("POTENTIAL", 1)
-    vectors = [views[pair] for pair in pairs]
-    out = torch.empty((5, len(largest)), dtype=torch.float64, device=largest.device)
-    sizes, strides = [vector.shape[1] for vector in vectors[3:]], [vector.stride(0) for vector in vectors]
+    found = torch.empty((5, len(largest)), dtype=torch.float64, device=largest.device)
     launch(
         kernels.extents, (len(largest),),
-        largest, *vectors, out, dim, *sizes, *strides, ROOTED=rooted, BLOCK=START_BLOCK, num_warps=8,
+        largest, fields, vectors64, found, dim, ROOTED=rooted, BLOCK=START_BLOCK, num_warps=8,
     )  # fmt: skip
-    return out
+    return found
 
 
-def cache_scores(costs: Any, views: Any, lanes: slice, norms: tuple[Any, Any] | None = None) -> None:
-    """Write the cached matrices of `lanes` from their scaled costs, or from inner products if `norms` are given."""
-    count, n, m = costs.shape
-    pairs = ("POTENTIAL", 1), ("MASS", 1), ("NORM", 0), ("MATRIX", 0)
-    start, mass, base, matrix = (views[pair][lanes] for pair in pairs)
-    own, other = (costs, costs) if norms is None else norms
+def scatter(
+    values: tuple[Any, list[int]], factors: Any, fields: Any, out: Any, most: int, column: int, *, pairs: bool = False,
+    maxima: bool = False,
+) -> Any:  # fmt: skip
+    """Write numbers of the caller, times factors, to a column of the lane table; see `kernels.layout.scatter`.
+
+    Args:
+        values: A vector, and the offset of each entry in it; negative for entries that get their factor everywhere.
+        factors: One for each entry: for each lane, or first for all rows and then for all columns.
+        fields: Rows of the lane table on the device.
+        out: The buffer of the column.
+        most: The largest count of an entry.
+        column: The column of rows; that of columns is the next one.
+        pairs: There is a number for each pair of points, and entries of rows alone.
+        maxima: Return the largest absolute value of each lane.
+    """
+    numbers, places = values
+    lanes, entries, blocks = len(fields), len(places), -(-most // SCATTER_BLOCK)
+    largest = torch.empty((lanes, blocks), dtype=torch.float64, device=out.device) if maxima else factors
     launch(
-        kernels.cache_scores, (-(-n // CACHE_ROWS), count),
-        costs, own, other, start, mass, base, matrix, n, m, start.stride(0), mass.stride(0), base.stride(0),
-        matrix.stride(0), PRODUCTS=norms is not None, ROWS=CACHE_ROWS, BLOCK=CACHE_BLOCK,
+        kernels.scatter, (blocks, entries),
+        numbers, upload(places, torch.int64, out.device), factors, fields, out, largest, 0, lanes,
+        COLUMN=column, PAIRS=pairs, MAXIMA=maxima, BLOCK=SCATTER_BLOCK,
+    )  # fmt: skip
+    return largest.amax(1) if maxima else None
+
+
+def block_rows(rows: int, cols: int) -> int:
+    """Return the number of rows of a lane whose products are kept at once: a multiple of LEAST_ROWS, or all rows."""
+    if rows * cols <= BLOCK_PAIRS:
+        return rows
+    most = BLOCK_PAIRS // cols
+    step = LEAST_ROWS if most < PRODUCT_TILE else PRODUCT_TILE
+    return min(rows, max(LEAST_ROWS, most // step * step))
+
+
+def cache_scores(
+    scores: Any, places: Any, lanes: range, fields: Any, buffers: Buffers, scaled: ScaledPoints | None = None,
+    *, rows: range, is_large: bool = False,
+) -> None:  # fmt: skip
+    """Write the cached matrices of `lanes` from their scaled costs, or from products of `scaled` points.
+
+    Args:
+        scores: Costs or products: those of the first of these lanes at the beginning, others where `places` says.
+        places: Offsets of the scores of each lane.
+        lanes: Which lanes of the group.
+        fields: Rows of the lane table of the group.
+        buffers: The buffers of the pack.
+        scaled: Points of the products.
+        rows: Rows whose scores are there: as many as the largest of these lanes has or, of a single lane, some.
+        is_large: The f that is absorbed comes from exponentials in float32: it is only a place near the solution.
+    """
+    # A kernel needs pointers to norms that it does not read, too.
+    norms, firsts = (buffers["vectors64"], places) if scaled is None else (scaled.norms, scaled.firsts)
+    tile = {"BLOCK": LARGE_BLOCK, "num_warps": LARGE_WARPS} if is_large else {"BLOCK": CACHE_BLOCK}
+    launch(
+        kernels.cache_scores, (-(-len(rows) // CACHE_ROWS), len(lanes)),
+        scores, places, norms, firsts, fields, buffers["vectors64"], buffers["points32"], lanes.start,
+        0 if scaled is None else len(fields), rows.start, len(rows), PRODUCTS=scaled is not None, ROUGH=is_large,
+        ROWS=CACHE_ROWS, **tile,
     )  # fmt: skip
 
 
@@ -244,27 +290,72 @@ def products(x: Any, y: Any, out: Any, *, rooted: bool) -> None:
     The product of a whole stack by a library may be rounded differently than that of one lane. So small lanes have a
     kernel of ours, and large ones, of which each fills the device, a call of the library each.
     """
-    (lanes, n, dim), m = x.shape, y.shape[1]
-    if not rooted and n * m <= TOGETHER_PAIRS:
-        launch(
-            kernels.inner_products, (-(-n // PRODUCT_TILE) * -(-m // PRODUCT_TILE), lanes),
-            x, y, out, n, m, dim, x.stride(0), y.stride(0), out.stride(0),
-            ROWS=PRODUCT_TILE, COLS=PRODUCT_TILE, DEPTH=DEPTH, num_warps=4, num_stages=3,
-        )  # fmt: skip
+    (lanes, n, _), m = x.shape, y.shape[1]
+    if not rooted and n * m <= TOGETHER_PAIRS and all(side.is_contiguous() for side in (x[0], y[0])):
+        sizes = upload([(n, m)] * lanes, torch.int64, x.device)
+        numbers = torch.arange(lanes, device=x.device)
+        firsts = torch.cat([numbers * (side.stride(0) // side.shape[2]) for side in (x, y)])
+        _launch_products((x, y), firsts, out, numbers * out.stride(0), sizes, range(lanes), (n, m))
         return
     for own, other, product in zip(x, y, out, strict=True):
-        if rooted:
-            product[:] = torch.cdist(own, other, compute_mode="donot_use_mm_for_euclid_dist")
+        _products_of_lane(own, other, product, rooted=rooted)
+
+
+def _products_of_lane(x: Any, y: Any, out: Any, *, rooted: bool) -> None:
+    """Write the inner products, or distances, of the points of two clouds, (n, m), by the library."""
+    if rooted:
+        out[:] = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    else:
+        torch.mm(x, y.T, out=out)
+
+
+def _launch_products(
+    points: tuple[Any, Any], firsts: Any, out: Any, places: Any, sizes: Any, lanes: range, most: tuple[int, int]
+) -> None:
+    """Write inner products of some lanes of any sizes; see `kernels.layout.inner_products`. `most`: largest sizes."""
+    x, y = points
+    launch(
+        kernels.inner_products, (-(-most[0] // PRODUCT_TILE) * -(-most[1] // PRODUCT_TILE), len(lanes)),
+        x, y, firsts, out, places, sizes, sizes.stride(0), lanes.start, len(sizes), x.shape[-1],
+        ROWS=PRODUCT_TILE, COLS=PRODUCT_TILE, DEPTH=DEPTH, num_warps=4, num_stages=3,
+    )  # fmt: skip
+
+
+def cache_products(clouds: Clouds, scaled: ScaledPoints, buffers: Buffers, *, rooted: bool) -> None:
+    """Write the cached matrices of lanes, whose points are centred and scaled; those of large lanes block by block."""
+    sizes, pairs = clouds.sizes, clouds.sizes.prod(1)
+    ends = np.cumsum(pairs)
+    places = upload(ends - pairs, torch.int64, scaled.points.device)
+    first = 0
+    while first < clouds.lanes:
+        # As many lanes as scratch memory holds, and one at least.
+        stop = max(first + 1, int(np.searchsorted(ends, ends[first] - pairs[first] + SCRATCH_PAIRS, side="right")))
+        some = range(first, stop)
+        most = int(pairs[first:stop].max())
+        if rooted or most > TOGETHER_PAIRS or has_blocks((most, 1), clouds.dim):
+            for lane in some:
+                _cache_lane(clouds, scaled, buffers, places, lane, rooted=rooted)
         else:
-            torch.mm(own, other.T, out=product)
+            scratch = scaled.points.new_empty(int(pairs[first:stop].sum()))
+            n, m = (int(sizes[first:stop, side].max()) for side in (0, 1))
+            _launch_products((scaled.points,) * 2, scaled.firsts, scratch, places, clouds.fields, some, (n, m))
+            cache_scores(scratch, places, some, clouds.fields, buffers, scaled, rows=range(n))
+        first = stop
 
 
-def cache_products(x: Any, y: Any, norms: tuple[Any, Any], views: Any, *, rooted: bool) -> None:
-    """Write the cached matrices of clouds, whose points are centred and scaled."""
-    lanes, n, m = len(x), x.shape[1], y.shape[1]
-    step = max(1, SCRATCH_PAIRS // (n * m))
-    for first in range(0, lanes, step):
-        part = slice(first, min(lanes, first + step))
-        scratch = torch.empty((part.stop - first, n, m), dtype=torch.float64, device=x.device)
-        products(x[part], y[part], scratch, rooted=rooted)
-        cache_scores(scratch, views, part, None if rooted else (norms[0][part], norms[1][part]))
+def _cache_lane(
+    clouds: Clouds, scaled: ScaledPoints, buffers: Buffers, places: Any, lane: int, *, rooted: bool
+) -> None:
+    """Write the cached matrix of one lane, in blocks of rows."""
+    n, m = (int(size) for size in clouds.sizes[lane])
+    begins = scaled.numbers[lane], scaled.numbers[clouds.lanes + lane]
+    x, y = (scaled.points[begin : begin + size] for begin, size in zip(begins, (n, m), strict=True))
+    is_large, step = has_blocks((n, m), clouds.dim), block_rows(n, m)
+    for row in range(0, n, step):
+        rows = range(row, min(n, row + step))
+        scratch = x.new_empty(1, len(rows), m)
+        products(x[None, row : rows.stop], y[None], scratch, rooted=rooted)
+        cache_scores(
+            scratch, places, range(lane, lane + 1), clouds.fields, buffers, None if rooted else scaled, rows=rows,
+            is_large=is_large,
+        )  # fmt: skip

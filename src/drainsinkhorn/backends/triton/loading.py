@@ -1,4 +1,4 @@
-"""From problems to numbers on the device: lanes of one shape are packed as whole tensors."""
+"""From problems to numbers on the device: lanes are loaded together by a constant number of launches."""
 
 # pyright: basic, reportOptionalMemberAccess=false, reportCallIssue=false, reportArgumentType=false
 # Kernels are called through Triton, arrays through torch, which is loaded when this backend is.
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -14,38 +15,41 @@ from typing import Any
 import numpy as np
 import torch
 
-from drainsinkhorn.backends.triton.buffers import Buffers, aligned
+from drainsinkhorn.backends.triton.buffers import ALIGN, Buffers, aligned
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.launching import upload
 from drainsinkhorn.backends.triton.layout import (
+    MOST_LANES,
     cache_products,
     cache_scores,
     centre_clouds,
-    clouds,
     extents,
+    gather_clouds,
     gaussian_starts,
     pack_points,
-    stack,
-    unit_rows,
+    scatter,
 )
-from drainsinkhorn.backends.triton.precision import augmented_room, high_part_errors
+from drainsinkhorn.backends.triton.precision import augmented_room, high_part_errors, matrix_size
 from drainsinkhorn.backends.triton.representation import Representation
-from drainsinkhorn.backends.triton.tiles import LARGEST, PRODUCT, STORED
+from drainsinkhorn.backends.triton.tiles import PRODUCT, STORED
+from drainsinkhorn.backends.triton.transfer import concatenate
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.weights import uniform
 
+SMALL_PAIRS = 2**18
+"""Most pairs of points of a lane that is loaded together with lanes of other shapes."""
+
 
 @dataclass(eq=False)
 class LoadedGroup:
-    """Lanes of one shape that were loaded together.
+    """Lanes that were loaded together. Their memory is given back when the last of them has left the pack.
 
     Attributes:
         pieces: Their piece of every buffer: offset and size.
         fields: Their rows of the lane table.
         device_extents: What `layout.extents` returned, on the device.
-        size: Rows and columns.
-        programs: Programs of a leg of either side.
+        sizes: Rows and columns of each lane.
         lanes: Number of them that are still in the pack.
         has_room: Lanes that have room for potentials inside the product.
         high_part_errors: Estimated errors of residuals from float16 high parts alone; NaN for lanes that do not use
@@ -55,8 +59,7 @@ class LoadedGroup:
     pieces: dict[str, tuple[int, int]]
     fields: Any
     device_extents: Any
-    size: tuple[int, int]
-    programs: tuple[int, int]
+    sizes: list[tuple[int, int]]
     lanes: int
     has_room: list[bool] = field(init=False)
     high_part_errors: list[float] = field(init=False)
@@ -80,42 +83,25 @@ class LoadedGroup:
         return self.fields[:, c.POTENTIAL.value : c.POTENTIAL.value + 2].tolist()
 
 
-class Views:
-    """Vectors of lanes that were loaded together by column and side, each a tensor (lanes, size).
+def loaded_together(lanes: Sequence[Any]) -> list[list[Any]]:
+    """Return lanes by groups that `load_group` can load, in the order of their first lanes.
 
-    With side None the vectors of both sides are one tensor, (2 lanes, size), if both sides have one size.
+    Lanes of a group agree in coordinates, cost, kind of start and of marginals. Large ones also have one shape, so that
+    lanes that hold much memory give it back earlier.
     """
-
-    def __init__(self, buffers: Buffers, lanes: int) -> None:
-        self._buffers, self._lanes = buffers, lanes
-        self._places: dict[tuple[str, int], tuple[str, int, int]] = {}
-
-    def place(self, name: str, side: int, buffer: str, start: int, size: int) -> None:
-        """Record the buffer of a vector, its offset for the first lane, and its size."""
-        self._places[name, side] = (buffer, start, size)
-
-    def __contains__(self, name: str) -> bool:
-        return (name, 0) in self._places
-
-    def __getitem__(self, key: tuple[str, int | None]) -> Any:
-        name, side = key
-        buffer, start, size = self._places[name, side or 0]
-        lanes = self._lanes * (2 if side is None else 1)
-        return self._buffers[buffer].as_strided((lanes, size), (aligned(size), 1), start)
-
-
-def same_shape(lanes: Sequence[Any]) -> list[list[Any]]:
-    """Return lanes grouped by shape, dimension, cost, kind of start and of marginals, in the order of the first."""
-    groups: dict[Any, list[Any]] = {}
+    groups: dict[Any, list[Any]] = defaultdict(list)
     for lane in lanes:
         instance = lane.inner
-        kind = "dense" if instance.is_dense else (instance.cost.kind, instance.dim, str(instance.like.dtype))
-        start = "given" if isinstance(instance.init, Potentials) else instance.init
-        groups.setdefault((instance.shape, kind, start, instance.marginals.are_hard), []).append(lane)
-    return list(groups.values())
+        # Kinds of costs are compared by identity: equal ones may be loaded apart.
+        dim = 0 if instance.matrix is not None else instance.x.shape[1]
+        start = instance.init if type(instance.init) is str else "given"
+        shape = instance.shape
+        shape = None if shape[0] * shape[1] <= SMALL_PAIRS else shape
+        groups[shape, dim, id(instance.cost.kind), start, lane.is_soft].append(lane)
+    return [group[k : k + MOST_LANES] for group in groups.values() for k in range(0, len(group), MOST_LANES)]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _columns(form: Representation, n: int, m: int, dim: int, is_soft: bool) -> dict[str, list[tuple[str, int, int]]]:
     """What a lane has in each buffer: column, side, and size."""
     # Tiles of errors are at least those of float64, of 16 rows.
@@ -128,7 +114,7 @@ def _columns(form: Representation, n: int, m: int, dim: int, is_soft: bool) -> d
                       ("PARTIAL", (max(shares[0] * aligned(n), shares[1] * aligned(m)),))],
         "counters": [("COUNTERS", (max(whole),)), ("ARRIVED", (1,))],
         "points16": [("POINTS16", (n * pair, m * pair))] if form.kind == PRODUCT or form.packed else [],
-        "points32": [("MATRIX", (_matrix(n, m),))] if form.kind == STORED
+        "points32": [("MATRIX", (matrix_size(n, m),))] if form.kind == STORED
         else [("POINTS32", (dim * aligned(n), dim * aligned(m)))] if form.kind != PRODUCT else [],
         "points64": [("POINTS64", (n * m,) if form.dense else (dim * n, dim * m))],
     }  # fmt: skip
@@ -142,37 +128,22 @@ def _columns(form: Representation, n: int, m: int, dim: int, is_soft: bool) -> d
 
 
 def load_group(instances: Sequence[Instance[Any]], form: Representation, buffers: Buffers, device: Any) -> LoadedGroup:
-    """Take memory for lanes of one shape, fill it, and return where everything is."""
-    lanes, (n, m) = len(instances), instances[0].shape
+    """Take memory for lanes of one kind, fill it, and return where everything is."""
+    lanes, shapes = len(instances), [instance.shape for instance in instances]
     dim = 0 if form.dense else int(instances[0].x.shape[1])
-    views, shares = Views(buffers, lanes), form.shares((n, m))
-    pieces: dict[str, tuple[int, int]] = {}
-    # The row of the first lane, and what each lane after it adds.
-    first, step = [0] * c.FIELDS.value, [0] * c.FIELDS.value
-    first[c.SIZE.value : c.SIZE.value + 2], first[c.SHARES.value : c.SHARES.value + 2] = (n, m), shares
-    first[c.DIM.value] = dim
-    for buffer, vectors in _columns(form, n, m, dim, not instances[0].marginals.are_hard).items():
-        total = lanes * sum(aligned(size) for _, _, size in vectors)
-        start = buffers.take(buffer, total)
-        pieces[buffer] = (start, total)
-        for name, side, size in vectors:
-            column = getattr(c, name).value + side
-            first[column], step[column] = start, aligned(size)
-            views.place(name, side, buffer, start, size)
-            start += aligned(size) * lanes
-    fields = np.array(first, dtype=np.int64) + np.multiply.outer(np.arange(lanes), np.array(step, dtype=np.int64))
-    _fill_masses(instances, views, device)
-    if "PRICES" in views:
-        views["PRICES", 0][:] = upload([_prices(p) for p in instances], torch.float64, device)
-    largest = (_fill_dense if form.dense else _fill_points)(instances, form, views, device)
-    found = extents(largest, dim, views, rooted=form.rooted or form.dense)
+    fields, pieces = _take_memory(shapes, form, dim, buffers, is_soft=not instances[0].marginals.are_hard)
+    table, first_cost = upload(fields, torch.int64, device), int(fields[0, c.POINTS64.value])
+    loading = _Loading(instances, form, buffers, device, table, np.array(shapes), dim, first_cost)
+    loading.fill_masses()
+    if not instances[0].marginals.are_hard:
+        loading.fill_prices(fields[:, c.PRICES.value])
+    largest = loading.fill_costs() if form.dense else loading.fill_points()
+    found = extents(largest, dim, loading.fields, buffers["vectors64"], rooted=form.rooted or form.dense)
     if not form.dense and instances[0].cost.kind.distances.directions:
         # The rounding error of unit vectors does not decrease with their distance.
-        rounding = _direction_rounding(instances, dim, largest)
-        found[0] += rounding
-        views["FLOAT64_BAND", 0][:] += rounding[:, None]
-    programs = (-(-n // form.bm) * shares[0], -(-m // form.bm) * shares[1])
-    group = LoadedGroup(pieces, fields, found, (n, m), programs, lanes)
+        found[0] += _direction_rounding(instances, dim, largest)
+        buffers["vectors64"][loading.fields[:, c.FLOAT64_BAND.value]] = found[0]
+    group = LoadedGroup(pieces, fields, found, shapes, lanes)
     if form.places or form.high_parts:
         norm, other_norm, start, other_start = group.extents[1:]
         norms, starts = (norm, other_norm), (start, other_start)
@@ -180,8 +151,34 @@ def load_group(instances: Sequence[Instance[Any]], form: Representation, buffers
         fields[:, c.AUGMENTED.value], group.has_room = room, room.tolist()
         # A given start may be near the end, from where errors of high parts would lead away.
         if not isinstance(instances[0].init, Potentials):
-            group.high_part_errors = high_part_errors(form, (n, m), dim, norms, starts).tolist()
+            group.high_part_errors = high_part_errors(form, loading.sizes, dim, norms, starts).tolist()
     return group
+
+
+def _take_memory(
+    shapes: list[tuple[int, int]], form: Representation, dim: int, buffers: Buffers, *, is_soft: bool
+) -> tuple[Any, dict[str, tuple[int, int]]]:
+    """Take memory for lanes of these shapes; return their rows of the lane table, and their piece of every buffer.
+
+    A vector of all lanes comes before the next vector.
+    """
+    places = {shape: place for place, shape in enumerate(dict.fromkeys(shapes))}
+    which = np.array([places[shape] for shape in shapes])
+    first = np.zeros((len(places), c.FIELDS.value), dtype=np.int64)
+    for (n, m), place in places.items():
+        first[place, c.SIZE.value : c.SIZE.value + 2] = n, m
+        first[place, c.SHARES.value : c.SHARES.value + 2] = form.shares((n, m))
+    first[:, c.DIM.value] = dim
+    fields, pieces = first[which], dict[str, tuple[int, int]]()
+    columns = [_columns(form, *shape, dim, is_soft) for shape in places]
+    for buffer, vectors in columns[0].items():
+        counts = np.array([[size for _, _, size in own[buffer]] for own in columns])[which].T
+        counts = -(-counts // ALIGN) * ALIGN
+        ends = np.cumsum(counts).reshape(counts.shape)
+        pieces[buffer] = (buffers.take(buffer, int(ends[-1, -1])), int(ends[-1, -1]))
+        for (name, side, _), offsets in zip(vectors, ends - counts, strict=True):
+            fields[:, getattr(c, name).value + side] = pieces[buffer][0] + offsets
+    return fields, pieces
 
 
 def _direction_rounding(instances: Sequence[Instance[Any]], dim: int, largest: Any) -> Any:
@@ -199,22 +196,106 @@ def _direction_rounding(instances: Sequence[Instance[Any]], dim: int, largest: A
     return 2 * math.log(2) * (4 * error * largest + 4 * error * error)
 
 
-def _matrix(rows: int, cols: int) -> int:
-    """Return the number of elements of a cached matrix, padded by zeros so that whole tiles can be read."""
-    return -(-rows // LARGEST) * LARGEST * aligned(cols) + LARGEST
+@dataclass(frozen=True)
+class _Loading:
+    """Lanes that have memory and are filled.
 
+    Attributes:
+        instances: Their problems.
+        form: How their scores are computed.
+        buffers: The buffers of their pack.
+        device: A torch device.
+        fields: Their rows of the lane table, on the device.
+        sizes: Rows and columns of each lane, on the host.
+        dim: Number of coordinates.
+        first_cost: Offset of the points or costs of the first lane in float64.
+    """
 
-def _fill_masses(instances: Sequence[Instance[Any]], views: Views, device: Any) -> None:
-    """Write weights; uniform weights are one number, which needs no copy."""
-    equal = [uniform(size) for size in instances[0].shape]
-    if equal[0] is equal[1] and all(p.a is equal[0] and p.b is equal[0] for p in instances):
-        views["MASS", None].fill_(float(equal[0][0]))
-        return
-    for side, weights in enumerate(([p.a for p in instances], [p.b for p in instances])):
-        if all(own is equal[side] for own in weights):
-            views["MASS", side].fill_(float(equal[side][0]))
-        else:
-            views["MASS", side][:] = stack(weights, device)
+    instances: Sequence[Instance[Any]]
+    form: Representation
+    buffers: Buffers
+    device: Any
+    fields: Any
+    sizes: Any
+    dim: int
+    first_cost: int
+
+    def fill_masses(self) -> None:
+        """Write weights; uniform weights are one number, which needs no copy."""
+        lanes, weights = len(self.instances), [*(p.a for p in self.instances), *(p.b for p in self.instances)]
+        equal = {size: float(uniform(size)[0]) for size in set(self.sizes.reshape(-1).tolist())}
+        # None for weights that are one number; those of several problems are stored once.
+        stored = [None if self.instances[entry % lanes].uniform else own for entry, own in enumerate(weights)]
+        factors = [equal[len(own)] if one is None else 1.0 for own, one in zip(weights, stored, strict=True)]
+        distinct = {id(own): own for own in stored if own is not None}
+        numbers, offsets = concatenate([*distinct.values()], self.device) if distinct else (self._upload([1.0]), [])
+        place_of = dict(zip(distinct, offsets, strict=True))
+        places = [-1 if own is None else place_of[id(own)] for own in stored]
+        self._scatter((numbers, places), factors, c.MASS.value)
+
+    def fill_prices(self, places: Any) -> None:
+        """Write the numbers of soft lanes."""
+        numbers = self._upload([_prices(instance) for instance in self.instances])
+        places = places[:, None] + np.arange(numbers.shape[1])
+        self.buffers["vectors64"][upload(places, torch.int64, self.device)] = numbers
+
+    def fill_costs(self) -> Any:
+        """Write scaled costs of dense problems, and return the largest of each lane, in bits."""
+        costs = concatenate([p.matrix for p in self.instances], self.device)
+        points64, most = self.buffers["points64"], int(self.sizes.prod(1).max())
+        factors = self._upload(self._bits())
+        largest = scatter(costs, factors, self.fields, points64, most, c.POINTS64.value, pairs=True, maxima=True)
+        self._fill_starts()
+        places = self.fields[:, c.POINTS64.value].contiguous()
+        lanes, rows = range(len(self.instances)), range(int(self.sizes[:, 0].max()))
+        cache_scores(points64[self.first_cost :], places, lanes, self.fields, self.buffers, rows=rows)
+        return largest
+
+    def fill_points(self) -> Any:
+        """Write points, centred and scaled so that squared distances (or distances) are scaled costs in bits.
+
+        Returns the diagonal of the box around both clouds of each lane.
+        """
+        instances, form = self.instances, self.form
+        distances, init = instances[0].cost.kind.distances, instances[0].init
+        sides = [p.x for p in instances], [p.y for p in instances]
+        clouds = gather_clouds(*sides, self.fields, self.sizes, self.dim, self.device, directions=distances.directions)
+        factor = np.array([p.cost.scale / (p.eps * math.log(2)) for p in instances]) * distances.factor
+        # Rows of one array, each of which begins at a multiple of 16 bytes.
+        both = np.zeros((2, aligned(len(instances))))
+        both[:, : len(instances)] = factor, factor if form.rooted else np.sqrt(factor)
+        factors, scales = self._upload(both)[:, : len(instances)].unbind()
+        middles, diagonals = centre_clouds(clouds, scales)
+        # "auto" is zero with a soft marginal: Gaussian starts solve the balanced problem.
+        zero = ("zero",) if instances[0].marginals.are_hard else ("zero", "auto")
+        if not self._fill_starts() and init not in zero:
+            gaussian_starts(clouds, self.buffers["vectors64"], middles, factors, always=init != "auto")
+        scaled = pack_points(clouds, middles, scales, form, self.buffers)
+        if scaled is not None:
+            cache_products(clouds, scaled, self.buffers, rooted=form.rooted)
+        return diagonals
+
+    def _fill_starts(self) -> bool:
+        """Write given starts; return whether there are any."""
+        if not isinstance(self.instances[0].init, Potentials):
+            return False
+        bits, lanes = self._bits(), len(self.instances)
+        numbers, places = concatenate([p.init[side] for side in (0, 1) for p in self.instances], self.device)
+        self._scatter((numbers, places), bits * 2, c.POTENTIAL.value)
+        self._scatter((numbers, places[:lanes]), bits, c.BEFORE.value)
+        return True
+
+    def _scatter(self, values: tuple[Any, list[int]], factors: list[float], column: int) -> None:
+        """Write numbers of points, times factors, to a column of float64 vectors."""
+        most = int(self.sizes.max())
+        scatter(values, self._upload(factors), self.fields, self.buffers["vectors64"], most, column)
+
+    def _bits(self) -> list[float]:
+        """Return the factors from costs and potentials of each lane to bits."""
+        return [1 / (p.eps * math.log(2)) for p in self.instances]
+
+    def _upload(self, numbers: Any) -> Any:
+        return upload(numbers, torch.float64, self.device)
 
 
 def _prices(instance: Instance[Any]) -> list[float]:
@@ -222,60 +303,3 @@ def _prices(instance: Instance[Any]) -> list[float]:
     eps, sides = instance.eps, instance.marginals
     log_masses = [math.log2(mass) for mass in instance.masses]
     return [*(eps * side.kappa for side in sides), *(side.damping(eps) for side in sides), *log_masses, 0.0]
-
-
-def _bits(instances: Sequence[Instance[Any]], device: Any) -> Any:
-    """Return the factors from costs and potentials of each lane to bits."""
-    return upload([1 / (p.eps * math.log(2)) for p in instances], torch.float64, device)
-
-
-def _starts(instances: Sequence[Instance[Any]], views: Views, device: Any) -> bool:
-    """Write given starts; return whether there are any."""
-    if not isinstance(instances[0].init, Potentials):
-        return False
-    bits = _bits(instances, device)
-    for side in (0, 1):
-        values = stack([p.init[side] for p in instances if isinstance(p.init, Potentials)], device)
-        views["POTENTIAL", side][:] = values.double() * bits[:, None]
-    views["BEFORE", 0][:] = views["POTENTIAL", 0]
-    return True
-
-
-def _fill_dense(instances: Sequence[Instance[Any]], form: Representation, views: Views, device: Any) -> Any:
-    """Write scaled costs of dense problems, and return the largest of each lane, in bits."""
-    n, m = instances[0].shape
-    costs = stack([p.matrix for p in instances], device).double() * _bits(instances, device)[:, None, None]
-    views["POINTS64", 0][:] = costs.reshape(len(instances), n * m)
-    _starts(instances, views, device)
-    views["NORM", 1][:] = views["POTENTIAL", 1]
-    cache_scores(costs.contiguous(), views, slice(None))
-    return costs.abs().amax((1, 2))
-
-
-def _fill_points(instances: Sequence[Instance[Any]], form: Representation, views: Views, device: Any) -> Any:
-    """Write points, centred and scaled so that squared distances (or distances) are scaled costs in bits.
-
-    Returns the diagonal of the box around both clouds of each lane.
-    """
-    distances = instances[0].cost.kind.distances
-    x, y = clouds([p.x for p in instances], [p.y for p in instances], device)
-    factor = np.array([p.cost.scale / (p.eps * math.log(2)) for p in instances]) * distances.factor
-    if distances.directions:
-        x, y = unit_rows(x), unit_rows(y)
-    # Rows of one array, each of which begins at a multiple of 16 bytes.
-    both = np.zeros((2, aligned(len(instances))))
-    both[:, : len(instances)] = factor, factor if form.rooted else np.sqrt(factor)
-    factors, scales = upload(both, torch.float64, device)[:, : len(instances)].unbind()
-    middles, diagonals = centre_clouds(x, y, scales)
-    # "auto" is zero with a soft marginal: Gaussian starts solve the balanced problem.
-    zero = ("zero",) if instances[0].marginals.are_hard else ("zero", "auto")
-    if not _starts(instances, views, device) and instances[0].init not in zero:
-        always = instances[0].init != "auto"
-        gaussian_starts(
-            x, y, views["MASS", 0], views["MASS", 1], middles, factors, views["POTENTIAL", 1], always=always
-        )
-    scaled, norms = pack_points(x, y, middles, scales, form, views)
-    if form.kind == STORED:
-        views["NORM", 1][:] = views["POTENTIAL", 1]
-        cache_products(*scaled, norms, views, rooted=form.rooted)
-    return diagonals

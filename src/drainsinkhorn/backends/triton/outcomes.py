@@ -13,6 +13,15 @@ import torch
 from drainsinkhorn.backends.triton.stacks import Stack
 
 
+def over_slabs(stack: Stack, side: int, verb: Callable[[Stack], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return outcomes of the rows of a side, and which lanes are inaccurate, slab by slab if a lane is huge."""
+    slabs = stack.slabs(side)
+    if len(slabs) == 1:
+        return verb(slabs[0])
+    outcomes, marks = zip(*map(verb, slabs), strict=True)
+    return torch.cat(outcomes, 1), torch.stack(marks).amax(0)
+
+
 def select_lanes(stack: Stack, tensor: Any) -> Any:
     """Return the part of (k, lanes, ...) for the lanes of a stack."""
     if stack.lanes == list(range(tensor.shape[1])):

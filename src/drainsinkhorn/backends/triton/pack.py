@@ -22,7 +22,7 @@ from drainsinkhorn.backends.triton.kernels.columns import Findings, Report
 from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launcher import SAMPLES, Launcher
 from drainsinkhorn.backends.triton.launching import Download, Launch, on, upload
-from drainsinkhorn.backends.triton.loading import LoadedGroup, load_group, same_shape
+from drainsinkhorn.backends.triton.loading import LoadedGroup, load_group, loaded_together
 from drainsinkhorn.backends.triton.precision import Arithmetic, PrecisionPolicy
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.resident import ResidentCycles, ResidentLauncher
@@ -238,12 +238,12 @@ class TritonPack:
         if not lanes:
             return
         groups: list[tuple[list[Lane], LoadedGroup]] = []
-        for alike in same_shape(lanes):
-            group = load_group(
-                [lane.inner for lane in alike], self._launcher.representation, self._buffers, self._device
-            )
-            for row, (lane, has_room) in enumerate(zip(alike, group.has_room, strict=True)):
-                lane.group, lane.row = group, row
+        representation = self._launcher.representation
+        for alike in loaded_together(lanes):
+            group = load_group([lane.inner for lane in alike], representation, self._buffers, self._device)
+            programs = {size: representation.programs(size) for size in set(group.sizes)}
+            for row, (lane, size, has_room) in enumerate(zip(alike, group.sizes, group.has_room, strict=True)):
+                lane.group, lane.row, lane.size, lane.programs = group, row, size, programs[size]
                 lane.arithmetic = self._policy.first_arithmetic(lane.least_weight, has_room)
             groups.append((alike, group))
         opened = [lane for alike, _ in groups for lane in alike]

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from drainsinkhorn.backends.triton.buffers import aligned
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.representation import Representation
-from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, ROOT, STORED, tile
+from drainsinkhorn.backends.triton.tiles import DIRECT, LARGEST, PRODUCT, ROOT, STORED, tile
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.rounding import UNSAMPLED, soft_bound
 from drainsinkhorn.numerics.soft import soft_exponents
@@ -25,6 +26,11 @@ DIRECT_DIM, PACKED_WIDTH = 4, 16
 """Most coordinates of direct differences, and numbers of a point in a packed product of as many coordinates."""
 STREAMED_DIM = 64
 """Most coordinates of points that are streamed although a cached matrix would fit; with more, the matrix is faster."""
+LARGE_PAIRS = 2**25
+"""Most pairs of points of a lane in more than STREAMED_DIM coordinates whose float64 legs are direct differences."""
+SCORE_BYTES, ROOTED_PAIRS = 4, 2**25
+"""Bytes of a cached score, and most pairs of points whose distances are cached: distances are computed coordinate by
+coordinate, which takes as long as many streaming legs."""
 LIGHTEST = 2.0**-90
 """Smallest weight of a float32 lane. Such a weight does not underflow in sums, even times the factors of potentials.
 Times 1e30, which stands for a ratio beyond float32, it is still large enough to show in the residual."""
@@ -68,14 +74,15 @@ class PrecisionPolicy:
     Attributes:
         float64: All arithmetic is float64.
         momentum: Legs have momentum.
-        stored_pairs: Largest n * m for which lanes of points in more than STREAMED_DIM coordinates cache their scores.
+        cached_bytes: Most bytes of a matrix for which a lane of points in more than STREAMED_DIM coordinates caches its
+            scores.
         high_parts: Early cycles of points in more than 32 coordinates may compute scores from float16 high parts alone.
         resident_points: Most points of a side of lanes of which one program runs all cycles, from cached scores.
     """
 
     float64: bool = False
     momentum: bool = False
-    stored_pairs: int = 0
+    cached_bytes: int = 0
     high_parts: bool = True
     resident_points: int = 0
 
@@ -88,7 +95,10 @@ class PrecisionPolicy:
         if form is None:
             return _represent(STORED, 16, 1, True, False)
         dim, rooted = instance.dim, form.root
-        if dim > STREAMED_DIM and n * m <= self.stored_pairs:
+        # Float64 legs do not read a matrix.
+        is_unread = self.float64 and has_blocks((n, m), dim)
+        is_cached = matrix_bytes(n, m) <= self.cached_bytes and (not rooted or n * m <= ROOTED_PAIRS)
+        if dim > STREAMED_DIM and is_cached and not is_unread:
             return _represent(STORED, 16, 1, False, rooted)
         if rooted:
             return _represent(ROOT, 16, 1, False, True)
@@ -149,6 +159,21 @@ def count_places(dp: int) -> int:
     return 4 if dp == c.ROOMY.value else 1
 
 
+def has_blocks(size: tuple[int, int], dim: float) -> bool:
+    """Return whether products of a lane are computed in blocks of rows: it is large, and has many coordinates."""
+    return dim > STREAMED_DIM and size[0] * size[1] > LARGE_PAIRS
+
+
+def matrix_size(rows: int, cols: int) -> int:
+    """Return the number of elements of a cached matrix, padded by zeros so that whole tiles can be read."""
+    return -(-rows // LARGEST) * LARGEST * aligned(cols) + LARGEST
+
+
+def matrix_bytes(rows: int, cols: int) -> int:
+    """Return the bytes of a cached matrix, without what follows its last row."""
+    return SCORE_BYTES * (matrix_size(rows, cols) - LARGEST)
+
+
 def interpreted() -> bool:
     """Return whether Triton runs its kernels in Python."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -174,11 +199,12 @@ def augmented_room(representation: Representation, norms: tuple[Any, Any], start
 
 @np.errstate(all="ignore")
 def high_part_errors(
-    representation: Representation, size: tuple[int, int], dim: int, norms: tuple[Any, Any], starts: tuple[Any, Any]
+    representation: Representation, sizes: Any, dim: int, norms: tuple[Any, Any], starts: tuple[Any, Any]
 ) -> Any:
     """Estimate by how much float16 high parts alone change residuals, if rounding errors of points average out.
 
-    The estimates are NaN for lanes that do not use high parts alone.
+    Sizes are the points of rows and columns of each lane, (lanes, 2). The estimates are NaN for lanes that do not use
+    high parts alone.
     """
     scores = _largest_scores(norms)
     errors = HIGH_PART_ERROR * scores / math.sqrt(max(dim, 1))
@@ -187,7 +213,7 @@ def high_part_errors(
         & (errors <= MOST_HIGH_PART_ERROR)
         & (starts[0] + starts[1] + scores <= AUGMENTED_BITS)
     )
-    return np.where(is_used, errors * math.log(2) / math.sqrt(min(size)), math.nan)
+    return np.where(is_used, errors * math.log(2) / np.sqrt(sizes.min(1)), math.nan)
 
 
 def _largest_scores(norms: tuple[Any, Any]) -> Any:

@@ -83,3 +83,8 @@ class Representation:
         # Chunks of coordinates take registers.
         tile = (self.bm, self.bn, self.least, self.resident if self.chunks == 1 else min(2, self.resident))
         return splits(n, m, *tile), splits(m, n, *tile)
+
+    def programs(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the number of programs of a leg of rows, and of columns."""
+        shares = self.shares(size)
+        return -(-size[0] // self.bm) * shares[0], -(-size[1] // self.bm) * shares[1]

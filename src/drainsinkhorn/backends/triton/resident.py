@@ -10,6 +10,7 @@ sizes and arithmetic, never of its neighbours'.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,10 +25,10 @@ from drainsinkhorn.backends.triton.kernels.columns import Report
 from drainsinkhorn.backends.triton.lanes import LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launcher import Launcher
 from drainsinkhorn.backends.triton.launching import Download, Launch, prepared, stream_of
+from drainsinkhorn.backends.triton.precision import Arithmetic
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import options
 from drainsinkhorn.core.protocol import Progress
-from drainsinkhorn.model.instance import Instance
 
 LARGEST_SIDE = 16 * kernels.PARTS.value
 """Most points of a side for which there is a size class."""
@@ -90,9 +91,9 @@ def size_class(size: tuple[int, int], *, float64: bool) -> SizeClass:
     return SizeClass(False, n, m, CHUNK // m, MOST_WARPS if wide else MOST_WARPS // 2, WIDE_REGISTERS if wide else 0)
 
 
-def _work(chosen: SizeClass, instance: Instance[Any]) -> int:
-    """Return the float32 scores that take as long as one cycle of a lane."""
-    cost = FLOAT64_COST + (0 if instance.x is None else int(instance.x.shape[1])) if chosen.float64 else 1
+def _work(chosen: SizeClass, dim: int) -> int:
+    """Return the float32 scores that take as long as one cycle of a lane of a class, in `dim` coordinates."""
+    cost = FLOAT64_COST + dim if chosen.float64 else 1
     return 2 * chosen.n * chosen.m * cost
 
 
@@ -105,10 +106,13 @@ class ResidentLauncher:
 
     def by_class(self, lanes: LaneSet) -> list[tuple[SizeClass, LaneSet]]:
         """Return hard and soft lanes by size class; float64 comes first, then large lanes, since they run longest."""
-        classes: dict[tuple[SizeClass, bool], list[Any]] = {}
+        float64 = Arithmetic.FLOAT64
+        alike: dict[tuple[tuple[int, int], bool, bool], list[Any]] = defaultdict(list)
         for lane in lanes.lanes:
-            key = (size_class(lane.group.size, float64=lane.is_float64), lane.is_soft)
-            classes.setdefault(key, []).append(lane)
+            alike[lane.size, lane.arithmetic is float64, lane.is_soft].append(lane)
+        classes: dict[tuple[SizeClass, bool], list[Any]] = {}
+        for (size, is_float64, is_soft), part in alike.items():
+            classes.setdefault((size_class(size, float64=is_float64), is_soft), []).extend(part)
         ordered = sorted(classes.items(), reverse=True)
         return [(chosen, lanes if len(classes) == 1 else self._table.select(part)) for (chosen, _), part in ordered]
 
@@ -145,8 +149,11 @@ class ResidentCycles:
         self._report = torch.empty((len(lanes), c.REPORT.value), dtype=torch.float64, device=launcher.device)
         self._download: Download | None = None
         self._classes = resident.by_class(lanes)
-        work = [[_work(chosen, lane.inner) for lane in part.lanes] for chosen, part in self._classes]
-        together, alone = sum(map(sum, work)), max(map(max, work), default=0)
+        # The work of a lane depends on its class and, in float64, on its coordinates.
+        work = [_work(chosen, max(lane.inner.dim for lane in part.lanes) if chosen.float64 else 0)
+                for chosen, part in self._classes]  # fmt: skip
+        together = sum(one * len(part) for one, (_, part) in zip(work, self._classes, strict=True))
+        alone = max(work, default=0)
         self.span = max(1, min(LAUNCH_PAIRS // max(1, together), PROGRAM_PAIRS // max(1, alone)))
         """Cycles of a launch at most."""
 

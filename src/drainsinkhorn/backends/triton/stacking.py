@@ -16,11 +16,12 @@ import torch
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels import layout as kernels
 from drainsinkhorn.backends.triton.launching import upload
-from drainsinkhorn.backends.triton.layout import on_device, unit_rows
+from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import Matrices
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.stacks import Stack, is_inside
 from drainsinkhorn.backends.triton.tiles import PRODUCT, STORED
+from drainsinkhorn.backends.triton.transfer import on_device
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.weights import uniform as uniform_weights
@@ -93,7 +94,7 @@ def stack_lanes(
             clouds[side].shape[2], pad, **kind, SIDE=side, UNIFORM=uniform, ROWS=ROWS,
         )  # fmt: skip
     return Stack(
-        lanes=lanes, form=form, float64=float64, rooted=rooted, sizes=sizes, pads=pads, clouds=clouds,
+        lanes=lanes, form=form, float64=float64, rooted=rooted, shapes=shapes, sizes=sizes, pads=pads, clouds=clouds,
         factors=numbers[1], inaccurate=inaccurate, soft=soft, points=tuple(points), vectors32=tuple(vectors32),
         vectors64=tuple(vectors64), matrices=Matrices(shapes, middle, keep) if is_cached else None,
     )  # fmt: skip

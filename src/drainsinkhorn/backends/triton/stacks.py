@@ -16,9 +16,12 @@ import torch
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels import plan as kernels
 from drainsinkhorn.backends.triton.kernels.layout import split_values
-from drainsinkhorn.backends.triton.matrices import Matrices
+from drainsinkhorn.backends.triton.layout import has_blocks
+from drainsinkhorn.backends.triton.matrices import PART_PAIRS, SLAB_PAIRS, Matrices
+from drainsinkhorn.backends.triton.plan_blocks import averages, centred
+from drainsinkhorn.backends.triton.precision import has_blocks
 from drainsinkhorn.backends.triton.representation import Representation
-from drainsinkhorn.backends.triton.tiles import PRODUCT, consumer_tile, options
+from drainsinkhorn.backends.triton.tiles import LARGEST, PRODUCT, consumer_tile, options
 
 BM64, BN64, CP64, WARPS64 = 16, 32, 4, 4
 """Rows, columns, channels and warps of a tile in float64."""
@@ -46,7 +49,8 @@ class Stack:
         form: How scores are computed; None for a dense cost.
         float64: Consumed in float64.
         rooted: The cost is the root of a squared distance.
-        sizes: True sizes, (L, 2).
+        shapes: True sizes on the host.
+        sizes: The same on the device, (L, 2).
         pads: Padded sizes.
         clouds: Points as the caller has them, (L, size, dim), or the caller's matrix twice.
         factors: From squared distances, distances, or entries of the matrix, to bits; (L,).
@@ -62,6 +66,7 @@ class Stack:
     form: Representation | None
     float64: bool
     rooted: bool
+    shapes: list[tuple[int, int]]
     sizes: Any
     pads: tuple[int, int]
     clouds: tuple[Any, Any]
@@ -99,8 +104,38 @@ class Stack:
         second = {name: tuple(side[:, at] for side in getattr(self, name)) for name in ("vectors32", "vectors64")}
         each = {name: getattr(self, name)[at] for name in ("sizes", "factors", "inaccurate", "soft")}
         matrices = None if float64 or self.matrices is None else self.matrices.part(some, at)
-        lanes = [self.lanes[i] for i in some]
-        return replace(self, lanes=lanes, float64=float64, matrices=matrices, **first, **second, **each)
+        lanes, shapes = ([own[i] for i in some] for own in (self.lanes, self.shapes))
+        return replace(self, lanes=lanes, shapes=shapes, float64=float64, matrices=matrices, **first, **second, **each)
+
+    def slabs(self, side: int) -> list[Stack]:
+        """Return stacks of some points of a side each, whose matrices are small enough: of a huge lane, else itself."""
+        pad, other = self.pads[side], self.pads[1 - side]
+        if self.matrices is None or pad * other <= PART_PAIRS:
+            return [self]
+        size, step = self.shapes[0][side], _slab_rows(other)
+        return [
+            self._slab(side, slice(first, min(pad, first + step)), min(size - first, step))
+            for first in range(0, pad, step)
+        ]
+
+    def _slab(self, side: int, points: Any, count: int) -> Stack:
+        """Return the only lane with some points of a side: a slice of padded points, or the numbers of points.
+
+        Args:
+            side: 0 for rows, 1 for columns.
+            points: Which points; padding included, a multiple of the largest tile.
+            count: Number of points without padding, which comes last.
+        """
+        pads, sizes, shape = list(self.pads), self.sizes.clone(), list(self.shapes[0])
+        clouds, vectors32, vectors64 = list(self.clouds), list(self.vectors32), list(self.vectors64)
+        sizes[:, side] = shape[side] = count
+        clouds[side] = clouds[side][:, points][:, :count].contiguous()
+        vectors32[side], vectors64[side] = vectors32[side][:, :, points], vectors64[side][:, :, points]
+        pads[side], shapes = vectors64[side].shape[2], [(shape[0], shape[1])]
+        return replace(
+            self, shapes=shapes, sizes=sizes, pads=(pads[0], pads[1]), clouds=tuple(clouds), vectors32=tuple(vectors32),
+            vectors64=tuple(vectors64), matrices=Matrices(shapes, self.matrices.middle, keep=False),
+        )  # fmt: skip
 
     def masses(self, side: int, logs: Any) -> Any:
         """Return `a_i rho_i` from logs of `float64_averages`; zero for points without weight."""
@@ -203,6 +238,8 @@ class Stack:
         values, channels = values.double(), values.shape[2]
         logs, *means = torch.zeros((3, lanes, count), dtype=torch.float64, device=device)
         out = torch.zeros((lanes, count, channels), dtype=torch.float64, device=device)
+        if self.has_blocks and self._averages_in_blocks(side, values, rows, logs, means, out):
+            return logs, out, means
         # Listed rows are few: one program for each, except in the interpreter.
         bm, bn = (BM64, BN64) if rows is None or device.type == "cpu" else (1, LISTED_BN)
         self._launch64(
@@ -211,6 +248,27 @@ class Stack:
             SIDE=side, CP=CP64, INVERSE=inverse, LISTED=rows is not None, BM=bm, BN=bn,
         )  # fmt: skip
         return logs, out, means
+
+    @property
+    def has_blocks(self) -> bool:
+        """True if float64 sums come from products in blocks of rows: all lanes of a stack are alike in that."""
+        return not self.dense and not self.rooted and has_blocks(self.shapes[0], self.clouds[0].shape[2])
+
+    def _averages_in_blocks(self, side: int, values: Any, rows: Any, logs: Any, means: Any, out: Any) -> bool:
+        """Write what `float64_averages` returns; return False if products of a lane are not accurate enough."""
+        for lane, shape in enumerate(self.shapes):
+            size, others = shape[side], shape[1 - side]
+            clouds = [cloud[lane, :count] for cloud, count in zip(self.clouds, shape, strict=True)][:: 1 - 2 * side]
+            points = centred(*clouds, self.factors[lane])
+            if points is None:
+                return False
+            own = points[0] if rows is None else points[0][rows[lane].long()]
+            potential, mass = self.potential(1 - side)[lane, :others], self.mass(1 - side)[lane, :others]
+            found = averages(own, points[1], potential, mass, values[lane, :others])
+            count = size if rows is None else len(own)
+            for whole, part in zip((logs, *means, out), found, strict=True):
+                whole[lane, :count] = part
+        return True
 
     def probe(self, side: int) -> Any:
         """Return which lanes have mean errors of probed rows above ACCURACY, or above thrice that in one row, (L,).
@@ -258,8 +316,10 @@ class Stack:
         last = (self.pads[1] - 1 - (self.mass(1) > 0).int().flip(1).argmax(1)).int()
         if not self.float64:
             try:
-                self._launch32(kernels.draw, 0, count, rows, count, numbers, last, out, marks=False)
-                return out
+                if len(self.slabs(0)) == 1:
+                    self._launch32(kernels.draw, 0, count, rows, count, numbers, last, out, marks=False)
+                    return out
+                return self._draw_slabs(rows, numbers, last)
             except torch.OutOfMemoryError:
                 if self.matrices is None:
                     raise
@@ -268,6 +328,20 @@ class Stack:
             kernels.float64_draw, 0, (-(-count // BM64), len(self.lanes)), logs, rows, count, numbers, last, out
         )
         return out
+
+    def _draw_slabs(self, rows: Any, numbers: Any, last: Any) -> Any:
+        """Return `draw` of a huge lane: the matrix has the listed rows alone, some at a time."""
+        drawn, step = [], _slab_rows(self.pads[1])
+        for listed, chosen in zip(rows.split(step, 1), numbers.split(step, 1), strict=True):
+            count = listed.shape[1]
+            # Padding repeats the first row.
+            points = torch.cat([listed[0], listed[0, :1].expand(-count % LARGEST)]).long()
+            order, out = torch.arange(count, dtype=torch.int32, device=rows.device)[None], torch.zeros_like(listed)
+            self._slab(0, points, count)._launch32(
+                kernels.draw, 0, count, order, count, chosen.contiguous(), last, out, marks=False
+            )
+            drawn.append(out)
+        return torch.cat(drawn, 1)
 
     def plan(self, lane: int, n: int, m: int) -> Any:
         """Return the dense plan of a lane, (n, m), float64."""
@@ -286,6 +360,11 @@ class Stack:
         for coordinate in range(x.shape[1]):
             total += ((x[:, coordinate, None] - y[None, :, coordinate]) * scale).square()
         return total.sqrt() if self.rooted else total
+
+
+def _slab_rows(others: int) -> int:
+    """Return the number of rows of a slab of so many columns, a multiple of the largest tile."""
+    return max(LARGEST, SLAB_PAIRS // others // LARGEST * LARGEST)
 
 
 @lru_cache(maxsize=8)

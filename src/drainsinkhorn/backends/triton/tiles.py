@@ -59,7 +59,7 @@ FILLED, MOST_SHARES = 0.9, 16
 """How much of the GPU a lane that is left alone should fill, on average over its time; programs of a tile at most."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16384)
 def splits(rows: int, cols: int, bm: int, bn: int, least: int, resident: int) -> int:
     """Return the number of programs that share the columns of a tile of rows: a function of the problem alone.
 

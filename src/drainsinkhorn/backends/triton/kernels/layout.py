@@ -1,8 +1,9 @@
 """Triton kernels that write points and matrices as legs and consumers read them: centred, scaled, split or cached.
 
-Clouds of a stack are (lanes, size, dim), in the caller's float32 or float64; lanes that share a cloud have a lane
-stride of zero. All arithmetic is float64, every sum has a fixed order and no program reads two lanes, so the points of
-a lane do not depend on its neighbours.
+Lanes that are loaded may have any sizes: `fields` has their rows of the lane table, with sizes and offsets. Of both
+sides of lanes, entries of rows, one for each lane, come first, then those of columns. Points are in the caller's
+float32 or float64. All arithmetic is float64, every sum has a fixed order and no program reads two lanes, so the points
+of a lane do not depend on its neighbours.
 """
 
 # pyright: basic, reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -16,18 +17,28 @@ import triton.language as tl
 
 from drainsinkhorn.backends.triton.kernels.columns import (
     DIRECT,
+    FIELDS,
     FLOAT16_MOST,
+    FLOAT64_BAND,
     GRID,
     LEVEL,
     LEVEL_REST,
     LN2,
+    MASS,
+    MATRIX,
+    NORM,
     OTHER_LEVEL,
     OTHER_REST,
     OTHER_WEIGHT,
+    POINTS16,
+    POINTS32,
+    POINTS64,
+    POTENTIAL,
     PRODUCT,
     ROOMY,
     ROOT,
     ROOT_TWO,
+    SIZE,
     STORED,
     Constant,
 )
@@ -65,32 +76,37 @@ def _store_ones(place, inside, ROWS: tl.constexpr):
     tl.store(place + 1, one, mask=inside)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "first_side", "lanes", "size", "dim", "lane_stride", "stride64", "out_stride", "norm_stride", "stride16"
-    ]
-)  # fmt: skip
-def pack_points(points, middles, scales, points64, out, points16, norms, first_side, lanes, size, dim, lane_stride,
-                stride64, out_stride, stride16, norm_stride, KIND: tl.constexpr, PLACES: tl.constexpr,
-                WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["first_entry", "lanes", "dim"])
+def pack_points(points, places, fields, firsts, middles, scales, points64, points16, out, norms, first_entry, lanes,
+                dim, KIND: tl.constexpr, PLACES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+                BLOCK: tl.constexpr):  # fmt: skip
     """Write clouds as legs read them: centred and scaled so that squared distances (or distances) are C / (eps ln 2).
 
     `points64` gets them coordinate by coordinate. PRODUCT: `points16` gets high and low parts, (size, chunks, 2,
     WIDTH), and `norms` half the squares of what these hold. DIRECT and ROOT: `out` gets float32 coordinates; with
-    PLACES `points16` gets sixteen numbers for a point (see `load_packed`). STORED: `out` gets float64 rows, `norms`
-    their squares. Clouds past the first `lanes` are those of the other side of the same lanes.
+    PLACES `points16` gets sixteen numbers for a point (see `load_packed`). STORED: `out` gets float64 rows, (points of
+    all entries, dim), and `norms` their squares; `firsts` has the number of the first point of each entry there.
     """
-    lane = tl.program_id(1).to(tl.int64)
+    entry = (first_entry + tl.program_id(1)).to(tl.int64)
+    lane, side = entry % lanes, entry // lanes
+    own = fields + lane * FIELDS + side
+    size = tl.load(own + SIZE).to(tl.int32)
+    if tl.program_id(0) * ROWS >= size:
+        return
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside, rows64 = rows < size, rows.to(tl.int64)
-    side, middle = first_side + lane // lanes, middles + lane % lanes * 3 * dim
-    scale = tl.load(scales + lane % lanes)
+    middle, scale = middles + lane * 3 * dim, tl.load(scales + lane)
+    mine64, mine16 = points64 + tl.load(own + POINTS64), points16 + tl.load(own + POINTS16)
+    if KIND == STORED:
+        mine, norm_of = out + tl.load(firsts + entry) * dim, norms + tl.load(firsts + entry)
+    else:
+        mine, norm_of = out + tl.load(own + POINTS32), norms + tl.load(own + NORM)
     norm = tl.zeros((ROWS,), dtype=tl.float64)
     for first in range(0, dim, BLOCK):
         ks = first + tl.arange(0, BLOCK)
         valid = inside[:, None] & (ks < dim)[None, :]
-        x = _centred_points(points + lane * lane_stride, middle, scale, rows, inside, ks, dim)
-        tl.store(points64 + lane * stride64 + ks[None, :].to(tl.int64) * size + rows[:, None], x, mask=valid)
+        x = _centred_points(points + tl.load(places + entry), middle, scale, rows, inside, ks, dim)
+        tl.store(mine64 + ks[None, :].to(tl.int64) * size + rows[:, None], x, mask=valid)
         if (KIND == PRODUCT) | (PLACES > 0):
             # -|x - y|^2 = 2 x.y - |x|^2 - |y|^2, of the points as float16 pairs hold them.
             high, low = high_low(x * ROOT_TWO)
@@ -98,27 +114,25 @@ def pack_points(points, middles, scales, points64, out, points16, norms, first_s
             norm += tl.sum(stored * stored, axis=1) / 2
             if KIND == PRODUCT:
                 chunk, k = ks // WIDTH, ks % WIDTH
-                there = points16 + lane * stride16 + rows64[:, None] * (2 * WIDTH * ((dim + WIDTH - 1) // WIDTH))
+                there = mine16 + rows64[:, None] * (2 * WIDTH * ((dim + WIDTH - 1) // WIDTH))
                 there += (chunk * 2 * WIDTH + k)[None, :]
                 tl.store(there, high, mask=valid)
                 tl.store(there + WIDTH, low, mask=valid)
                 if PLACES == ROOMY:
-                    _store_ones(
-                        points16 + lane * stride16 + rows64 * (2 * WIDTH) + (WIDTH - 2 - 2 * side), inside, ROWS
-                    )
+                    _store_ones(mine16 + rows64 * (2 * WIDTH) + (WIDTH - 2 - 2 * side), inside, ROWS)
             else:
-                there = points16 + lane * stride16 + rows64[:, None] * 16 + ks[None, :]
+                there = mine16 + rows64[:, None] * 16 + ks[None, :]
                 tl.store(there, high, mask=valid)
                 tl.store(there + 4, tl.where(side == 0, low, high), mask=valid)
                 tl.store(there + 8, tl.where(side == 0, high, low), mask=valid)
-                _store_ones(points16 + lane * stride16 + rows64 * 16 + (14 - 2 * side), inside, ROWS)
+                _store_ones(mine16 + rows64 * 16 + (14 - 2 * side), inside, ROWS)
         if (KIND == DIRECT) | (KIND == ROOT):
-            tl.store(out + lane * out_stride + ks[None, :].to(tl.int64) * padded(size) + rows[:, None], x, mask=valid)
+            tl.store(mine + ks[None, :].to(tl.int64) * padded(size) + rows[:, None], x, mask=valid)
         if KIND == STORED:
             norm += tl.sum(x * x, axis=1)
-            tl.store(out + lane * out_stride + rows64[:, None] * dim + ks[None, :], x, mask=valid)
+            tl.store(mine + rows64[:, None] * dim + ks[None, :], x, mask=valid)
     if (KIND == PRODUCT) | (KIND == STORED) | (PLACES > 0):
-        tl.store(norms + lane * norm_stride + rows, norm, mask=inside)
+        tl.store(norm_of + rows, norm, mask=inside)
 
 
 @triton.jit
@@ -132,98 +146,151 @@ def _largest_size(values, count, BLOCK: tl.constexpr):
     return tl.max(largest, axis=0) + tl.sum(total, axis=0)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "dim", "size", "other_size", "bound_stride", "norm_stride", "other_norm_stride", "stride", "other_stride"
-    ]
-)  # fmt: skip
-def extents(diagonals, bounds, norms, other_norms, starts, other_starts, found, dim, size, other_size, bound_stride,
-            norm_stride, other_norm_stride, stride, other_stride, ROOTED: tl.constexpr,
-            BLOCK: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["dim"])
+def extents(diagonals, fields, vectors64, found, dim, ROOTED: tl.constexpr, BLOCK: tl.constexpr):
     """Write (5, lanes): rounding bound of float64 legs, largest norms of rows and of columns, largest starts of both.
 
     The bound is that of `numerics.rounding.streamed_rounding` for legs by direct differences. `diagonals` bound
     distances of points, or scaled costs if ROOTED.
     """
     lane, lanes = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    own = fields + lane * FIELDS
+    size, other_size = tl.load(own + SIZE).to(tl.int32), tl.load(own + SIZE + 1).to(tl.int32)
     # Bounds all scaled costs, in bits.
     largest = tl.load(diagonals + lane)
     largest = largest if ROOTED else largest * largest
     # Scaled costs have errors of (dim + 24) unit roundoffs of the largest one, potentials of a few; in nats, doubled.
     bound = (2 * ROUNDING * LN2) * (dim + 40) * largest + (8 * ROUNDING) * (size + other_size)
     bound = tl.where(bound < float("inf"), bound, float("nan"))
-    tl.store(bounds + lane * bound_stride, bound)
+    tl.store(vectors64 + tl.load(own + FLOAT64_BAND), bound)
     tl.store(found + lane, bound)
-    tl.store(found + lanes + lane, _largest_size(norms + lane * norm_stride, size, BLOCK))
-    tl.store(found + 2 * lanes + lane, _largest_size(other_norms + lane * other_norm_stride, other_size, BLOCK))
-    tl.store(found + 3 * lanes + lane, _largest_size(starts + lane * stride, size, BLOCK))
-    tl.store(found + 4 * lanes + lane, _largest_size(other_starts + lane * other_stride, other_size, BLOCK))
+    tl.store(found + lanes + lane, _largest_size(vectors64 + tl.load(own + NORM), size, BLOCK))
+    tl.store(found + 2 * lanes + lane, _largest_size(vectors64 + tl.load(own + NORM + 1), other_size, BLOCK))
+    tl.store(found + 3 * lanes + lane, _largest_size(vectors64 + tl.load(own + POTENTIAL), size, BLOCK))
+    tl.store(found + 4 * lanes + lane, _largest_size(vectors64 + tl.load(own + POTENTIAL + 1), other_size, BLOCK))
+
+
+@triton.jit(do_not_specialize=["first_entry", "lanes"])
+def scatter(values, places, factors, fields, out, largest, first_entry, lanes, COLUMN: tl.constexpr,
+            PAIRS: tl.constexpr, MAXIMA: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Write numbers of the caller, times a factor of each entry, to the COLUMN of the lane table for its side.
+
+    An entry whose place is negative gets its factor everywhere. PAIRS: a lane has a number for each pair of points, not
+    for each point. MAXIMA: `largest` gets the largest absolute value that each program writes, (lanes, programs).
+    """
+    entry = (first_entry + tl.program_id(1)).to(tl.int64)
+    lane, side = entry % lanes, entry // lanes
+    own = fields + lane * FIELDS
+    count = tl.load(own + SIZE + side)
+    if PAIRS:
+        count = count * tl.load(own + SIZE + 1)
+    here = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = here < count
+    place, factor = tl.load(places + entry), tl.load(factors + entry)
+    # Nothing is read for an entry without a place.
+    known = here < tl.where(place < 0, 0, count)
+    value = tl.load(values + tl.maximum(place, 0) + here, mask=known, other=1.0).to(tl.float64) * factor
+    tl.store(out + tl.load(own + COLUMN + side) + here, value, mask=inside)
+    if MAXIMA:
+        size = tl.max(tl.where(inside, tl.abs(value), 0.0), axis=0)
+        tl.store(largest + lane * tl.num_programs(0) + tl.program_id(0), size)
 
 
 @triton.jit
-def _cached_cost(scores, norms, other_norms, rows, others, valid, size, other_size, lane, PRODUCTS: tl.constexpr):
-    """Scaled costs in memory, or those that inner products and norms make."""
-    costs = tl.load(scores + (lane * size + rows)[:, None] * other_size + others[None, :], mask=valid, other=0.0)
+def _cached_cost(scores, norms, other_norms, rows, others, valid, size, other_size, PRODUCTS: tl.constexpr):
+    """Scaled costs of rows in memory, or those that inner products and norms make; `size` rows are in memory."""
+    costs = tl.load(scores + rows.to(tl.int64)[:, None] * other_size + others[None, :], mask=valid, other=0.0)
     if PRODUCTS:
-        nx = tl.load(norms + lane * size + rows, mask=rows < size, other=0.0)
-        ny = tl.load(other_norms + lane * other_size + others, mask=others < other_size, other=0.0)
+        nx = tl.load(norms + rows, mask=rows < size, other=0.0)
+        ny = tl.load(other_norms + others, mask=others < other_size, other=0.0)
         # In float64, and centred: cancellation costs some 1e-16 of the largest scaled cost.
         costs = tl.maximum(nx[:, None] + ny[None, :] - 2.0 * costs, 0.0)
     return costs
 
 
-@triton.jit(do_not_specialize=["size", "other_size", "dim", "stride", "other_stride", "out_stride"])
-def inner_products(x, y, out, size, other_size, dim, stride, other_stride, out_stride,
+@triton.jit(do_not_specialize=["size_stride", "first_lane", "lanes", "dim"])
+def inner_products(x, y, firsts, out, out_places, sizes, size_stride, first_lane, lanes, dim,
                    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """Write the inner products of all points of two clouds of every lane, (size, other_size)."""
-    lane, across = tl.program_id(1).to(tl.int64), tl.cdiv(other_size, COLS)
+    """Write the inner products of all points of two clouds of lanes from the `first_lane` on, (size, other_size) each.
+
+    `firsts` has the number of the first point of each entry, `out_places` the offset of the products of each lane,
+    where those of the first lane are at the beginning of `out`.
+    """
+    lane = (first_lane + tl.program_id(1)).to(tl.int64)
+    size = tl.load(sizes + lane * size_stride).to(tl.int32)
+    other_size = tl.load(sizes + lane * size_stride + 1).to(tl.int32)
+    across = tl.cdiv(other_size, COLS)
+    if tl.program_id(0) // across * ROWS >= size:
+        return
     rows = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
     cols = tl.program_id(0) % across * COLS + tl.arange(0, COLS)
     inside, near, deep = rows < size, cols < other_size, tl.arange(0, DEPTH)
-    mine = x + lane * stride + rows[:, None].to(tl.int64) * dim + deep[None, :]
-    theirs = y + lane * other_stride + cols[None, :].to(tl.int64) * dim + deep[:, None]
+    mine = x + (tl.load(firsts + lane) + rows)[:, None] * dim + deep[None, :]
+    theirs = y + (tl.load(firsts + lanes + lane) + cols)[None, :] * dim + deep[:, None]
     total = tl.zeros((ROWS, COLS), dtype=tl.float64)
     for first in range(0, dim, DEPTH):
         left = dim - first
         own = tl.load(mine + first, mask=inside[:, None] & (deep < left)[None, :], other=0.0)
         other = tl.load(theirs + first, mask=near[None, :] & (deep < left)[:, None], other=0.0)
         total = tl.dot(own, other, total, out_dtype=tl.float64)
-    place = out + lane * out_stride + rows[:, None].to(tl.int64) * other_size + cols[None, :]
-    tl.store(place, total, mask=inside[:, None] & near[None, :])
+    place = out + tl.load(out_places + lane) - tl.load(out_places + first_lane)
+    tl.store(
+        place + rows[:, None].to(tl.int64) * other_size + cols[None, :], total, mask=inside[:, None] & near[None, :]
+    )
 
 
-@triton.jit(do_not_specialize=["size", "other_size", "start_stride", "mass_stride", "base_stride", "stride"])
-def cache_scores(scores, norms, other_norms, start, mass, base, matrix, size, other_size, start_stride, mass_stride,
-                 base_stride, stride, PRODUCTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["first_lane", "lanes", "first_row", "count"])
+def cache_scores(scores, places, norms, firsts, fields, vectors64, matrices, first_lane, lanes, first_row, count,
+                 PRODUCTS: tl.constexpr, ROUGH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Write cached log-kernel entries `f_i + g_j - C_ij` in bits, at the start of g and the f of the f-leg after it.
 
-    Entries that carry mass are near zero there, where float32 is most accurate.
+    Entries that carry mass are near zero there, where float32 is most accurate. The absorbed potentials are written to
+    NORM. With ROUGH the exponentials that give f are in float32; entries are exact for the f that is stored. Of every
+    lane up to `count` rows are written, from `first_row` on, whose scores are in memory. `places` has the offset of the scaled costs of a lane (PRODUCTS: of inner products), where those of the first
+    lane are at the beginning of `scores`; `norms` has squared norms of points, by the numbers of first points in
+    `firsts`, for both sides.
     """
-    lane = tl.program_id(1).to(tl.int64)
+    lane = (first_lane + tl.program_id(1)).to(tl.int64)
+    own = fields + lane * FIELDS
+    size, other_size = tl.load(own + SIZE).to(tl.int32), tl.load(own + SIZE + 1).to(tl.int32)
+    size = tl.minimum(size - first_row, count)
+    if tl.program_id(0) * ROWS >= size:
+        return
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < size
+    mine = scores + tl.load(places + lane) - tl.load(places + first_lane)
+    norm, other_norm = norms + tl.load(firsts + lane) + first_row, norms + tl.load(firsts + lanes + lane)
+    start, mass = vectors64 + tl.load(own + POTENTIAL + 1), vectors64 + tl.load(own + MASS + 1)
+    absorbed, matrix = vectors64 + tl.load(own + NORM + 1), matrices + tl.load(own + MATRIX)
+    # The first program of a lane writes the absorbed potentials of columns.
+    written = tl.where(tl.program_id(0) == 0, other_size, 0)
     largest = tl.full((ROWS,), -float("inf"), dtype=tl.float64)
     total = tl.zeros((ROWS,), dtype=tl.float64)
     for first in range(0, other_size, BLOCK):
         others = first + tl.arange(0, BLOCK)
         near = others < other_size
         valid = inside[:, None] & near[None, :]
-        g = tl.load(start + lane * start_stride + others, mask=near, other=-float("inf"))
-        w = tl.load(mass + lane * mass_stride + others, mask=near, other=0.0)
-        costs = _cached_cost(scores, norms, other_norms, rows, others, valid, size, other_size, lane, PRODUCTS)
+        g = tl.load(start + others, mask=near, other=-float("inf"))
+        w = tl.load(mass + others, mask=near, other=0.0)
+        tl.store(absorbed + others, g, mask=others < written)
+        costs = _cached_cost(mine, norm, other_norm, rows, others, valid, size, other_size, PRODUCTS)
         exponent = g[None, :] - costs
         new = tl.maximum(largest, tl.max(exponent, axis=1))
-        total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
+        if ROUGH:
+            terms = tl.exp2((exponent - new[:, None]).to(tl.float32)).to(tl.float64)
+        else:
+            terms = tl.exp2(exponent - new[:, None])
+        total = total * tl.exp2(largest - new) + tl.sum(terms * w[None, :], axis=1)
         largest = new
     level = -(largest + tl.log2(total))
-    tl.store(base + lane * base_stride + rows, level, mask=inside)
+    tl.store(vectors64 + tl.load(own + NORM) + first_row + rows, level, mask=inside)
     for first in range(0, other_size, BLOCK):
         others = first + tl.arange(0, BLOCK)
         near = others < other_size
         valid = inside[:, None] & near[None, :]
-        g = tl.load(start + lane * start_stride + others, mask=near, other=0.0)
-        costs = _cached_cost(scores, norms, other_norms, rows, others, valid, size, other_size, lane, PRODUCTS)
-        place = lane * stride + rows[:, None].to(tl.int64) * padded(other_size) + others[None, :]
+        g = tl.load(start + others, mask=near, other=0.0)
+        costs = _cached_cost(mine, norm, other_norm, rows, others, valid, size, other_size, PRODUCTS)
+        place = (first_row + rows)[:, None].to(tl.int64) * padded(other_size) + others[None, :]
         tl.store(matrix + place, (g[None, :] - costs + level[:, None]).to(tl.float32), mask=valid)
 
 

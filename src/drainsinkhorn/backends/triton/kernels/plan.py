@@ -126,8 +126,9 @@ def _scores(clouds, lane, own, rows, others, KIND: tl.constexpr, DP: tl.constexp
     else:
         squares = tl.zeros((BM, BN), dtype=tl.float32)
         for k in range(dim):
-            x = tl.load(points + start + k * pad + rows)
-            y = tl.load(other_points + other_start + k * other_pad + others)
+            wide_k = tl.cast(k, tl.int64)
+            x = tl.load(points + start + wide_k * pad + rows)
+            y = tl.load(other_points + other_start + wide_k * other_pad + others)
             apart = x[:, None] - y[None, :]
             squares += apart * apart
         return -tl.sqrt(squares)
@@ -413,7 +414,7 @@ def float64_average(cloud, other_cloud, stride, other_stride, dim, factors, row_
         price = price * keep + tl.sum(p * scores, axis=1)
         if INVERSE:
             p = tl.where(scores > 0, p / scores, 0.0)
-        v = tl.load(values + at * value_stride + others[:, None] * channels + cs[None, :],
+        v = tl.load(values + at * value_stride + others[:, None].to(tl.int64) * channels + cs[None, :],
                     mask=near[:, None] & (cs < channels)[None, :], other=0.0)  # fmt: skip
         acc = acc * keep[:, None] + tl.sum(p[:, :, None] * v[None, :, :], axis=1)
         largest = new

@@ -195,8 +195,9 @@ def exponents(points16, points32, points, own, rows, inside, others, near, dim, 
     else:
         squares = tl.zeros((BM, BN), dtype=tl.float32)
         for k in range(dim):
-            x = tl.load(points32 + points + k * padded(size) + rows, mask=inside, other=0.0)
-            coordinate = other_points + k * padded(other_size)
+            wide_k = tl.cast(k, tl.int64)
+            x = tl.load(points32 + points + wide_k * padded(size) + rows, mask=inside, other=0.0)
+            coordinate = other_points + wide_k * padded(other_size)
             y = tl.load(points32 + coordinate + others, mask=near, other=0.0)
             apart = x[:, None] - y[None, :]
             squares += apart * apart

@@ -1,8 +1,9 @@
 """Triton kernels of Gaussian starts (`numerics.starts`), and of the boxes around clouds.
 
-Clouds of a stack are (lanes, size, dim), in the caller's float32 or float64; lanes that share a cloud have a lane
-stride of zero. All arithmetic is float64, every sum has a fixed order and no program reads two lanes, so the start of a
-lane does not depend on its neighbours.
+Lanes may have clouds of any sizes. A cloud is an entry: entries of rows, one for each lane, come first, then those of
+columns. `places` has the offset of the first coordinate of each entry in `points`, the caller's float32 or float64
+numbers; `fields` has the rows of the lane table. All arithmetic is float64, every sum has a fixed order and no program
+reads two lanes, so the start of a lane does not depend on its neighbours.
 """
 
 # pyright: basic, reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -14,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from drainsinkhorn.backends.triton.kernels.columns import LN2, Constant
+from drainsinkhorn.backends.triton.kernels.columns import FIELDS, LN2, MASS, POTENTIAL, SIZE, Constant
 from drainsinkhorn.numerics import starts
 
 CLOSE = Constant(1e-10)
@@ -23,12 +24,23 @@ STEPS = Constant(40)
 """Its largest number of steps; directions that would need more hardly move a point."""
 FLOOR = Constant(starts.FLOOR)
 WORTH = Constant(starts.WORTH)
+CHUNK = Constant(128)
+"""Fewest rows of a chunk of a cloud, and most chunks of a cloud."""
 
 
-@triton.jit(do_not_specialize=["size", "dim", "chunk", "lane_stride"])
-def chunk_boxes(points, boxes, size, dim, chunk, lane_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the smallest and the largest coordinates of each chunk of rows, (lanes, chunks, 2, dim)."""
-    lane = tl.program_id(1).to(tl.int64)
+@triton.jit
+def _size_of_entry(fields, entry, lanes):
+    """The number of points of an entry, and the rows of one of its chunks: functions of the cloud alone."""
+    size = tl.load(fields + (entry % lanes) * FIELDS + SIZE + entry // lanes).to(tl.int32)
+    return size, tl.maximum(CHUNK, tl.cdiv(size, CHUNK))
+
+
+@triton.jit(do_not_specialize=["first_entry", "lanes", "dim"])
+def chunk_boxes(points, places, fields, boxes, first_entry, lanes, dim, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the smallest and the largest coordinates of each chunk of rows, (entries, chunks, 2, dim)."""
+    entry = (first_entry + tl.program_id(1)).to(tl.int64)
+    size, chunk = _size_of_entry(fields, entry, lanes)
+    cloud = points + tl.load(places + entry)
     ks = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = ks < dim
     low = tl.full((ROWS, BLOCK), float("inf"), dtype=tl.float64)
@@ -38,40 +50,40 @@ def chunk_boxes(points, boxes, size, dim, chunk, lane_stride, ROWS: tl.constexpr
     for start in range(first, last, ROWS):
         # Past the end the last row counts again, which changes nothing.
         rows = tl.minimum(start + tl.arange(0, ROWS), last - 1).to(tl.int64)
-        place = points + lane * lane_stride + rows[:, None] * dim + ks[None, :]
-        x = tl.load(place, mask=inside[None, :], other=0.0).to(tl.float64)
+        x = tl.load(cloud + rows[:, None] * dim + ks[None, :], mask=inside[None, :], other=0.0).to(tl.float64)
         low, high = tl.minimum(low, x), tl.maximum(high, x)
-    out = boxes + (lane * tl.num_programs(0) + tl.program_id(0)) * 2 * dim + ks
+    out = boxes + (entry * tl.num_programs(0) + tl.program_id(0)) * 2 * dim + ks
     tl.store(out, tl.min(low, axis=0), mask=inside)
     tl.store(out + dim, tl.max(high, axis=0), mask=inside)
 
 
 @triton.jit
-def _box_of_cloud(boxes, lane, chunks, dim, ks, inside):
-    """The smallest and the largest coordinates of a cloud, from those of its chunks."""
-    low = tl.load(boxes + lane * chunks * 2 * dim + ks, mask=inside, other=0.0)
-    high = tl.load(boxes + lane * chunks * 2 * dim + dim + ks, mask=inside, other=0.0)
-    for chunk in range(1, chunks):
-        here = boxes + (lane * chunks + chunk) * 2 * dim + ks
+def _box_of_cloud(boxes, fields, entry, lanes, most, dim, ks, inside):
+    """The smallest and the largest coordinates of a cloud, from those of its chunks; `boxes` has room for `most`."""
+    size, chunk = _size_of_entry(fields, entry, lanes)
+    low = tl.load(boxes + entry * most * 2 * dim + ks, mask=inside, other=0.0)
+    high = tl.load(boxes + entry * most * 2 * dim + dim + ks, mask=inside, other=0.0)
+    for k in range(1, tl.cdiv(size, chunk)):
+        here = boxes + (entry * most + k) * 2 * dim + ks
         low = tl.minimum(low, tl.load(here, mask=inside, other=0.0))
         high = tl.maximum(high, tl.load(here + dim, mask=inside, other=0.0))
     return low, high
 
 
-@triton.jit(do_not_specialize=["chunks", "other_chunks", "dim"])
-def centres(boxes, other_boxes, scales, middles, diagonals, chunks, other_chunks, dim, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["most", "dim"])
+def centres(boxes, fields, scales, middles, diagonals, most, dim, BLOCK: tl.constexpr):
     """Write middles of the boxes around both clouds and around each, (lanes, 3, dim), and diagonals of the first.
 
-    Diagonals are scaled by the `scales` of lanes.
+    Diagonals are scaled by the `scales` of lanes. `boxes` has room for `most` chunks of each cloud.
     """
-    lane = tl.program_id(0).to(tl.int64)
+    lane, lanes = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     scale = tl.load(scales + lane)
     square = tl.zeros((BLOCK,), dtype=tl.float64)
     for first in range(0, dim, BLOCK):
         ks = first + tl.arange(0, BLOCK)
         inside = ks < dim
-        low, high = _box_of_cloud(boxes, lane, chunks, dim, ks, inside)
-        other_low, other_high = _box_of_cloud(other_boxes, lane, other_chunks, dim, ks, inside)
+        low, high = _box_of_cloud(boxes, fields, lane, lanes, most, dim, ks, inside)
+        other_low, other_high = _box_of_cloud(boxes, fields, lanes + lane, lanes, most, dim, ks, inside)
         out = middles + lane * 3 * dim + ks
         tl.store(out + dim, low / 2 + high / 2, mask=inside)
         tl.store(out + 2 * dim, other_low / 2 + other_high / 2, mask=inside)
@@ -83,15 +95,18 @@ def centres(boxes, other_boxes, scales, middles, diagonals, chunks, other_chunks
     tl.store(diagonals + lane, tl.sqrt(tl.sum(square, axis=0)))
 
 
-@triton.jit(do_not_specialize=["first_side", "lanes", "size", "dim", "chunk", "lane_stride", "weight_stride"])
-def chunk_moments(points, weights, middles, sums, first_side, lanes, size, dim, chunk, lane_stride, weight_stride,
+@triton.jit(do_not_specialize=["first_entry", "lanes", "dim"])
+def chunk_moments(points, places, fields, vectors64, middles, sums, first_entry, lanes, dim,
                   DP: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     """Write weighted sums over chunks of rows: coordinates around the middle of a cloud, and products or squares."""
-    lane = tl.program_id(1).to(tl.int64)
+    entry = (first_entry + tl.program_id(1)).to(tl.int64)
+    lane, side = entry % lanes, entry // lanes
+    size, chunk = _size_of_entry(fields, entry, lanes)
+    cloud = points + tl.load(places + entry)
+    weights = vectors64 + tl.load(fields + lane * FIELDS + MASS + side)
     ks = tl.arange(0, DP)
     inside = ks < dim
-    side = first_side + lane // lanes
-    middle = tl.load(middles + (lane % lanes * 3 + 1 + side) * dim + ks, mask=inside, other=0.0)
+    middle = tl.load(middles + (lane * 3 + 1 + side) * dim + ks, mask=inside, other=0.0)
     # Rows of a tile are added up after the loop, so that no iteration waits for a sum.
     total = tl.zeros((ROWS, DP), dtype=tl.float64)
     if FULL:
@@ -103,16 +118,16 @@ def chunk_moments(points, weights, middles, sums, first_side, lanes, size, dim, 
     for start in range(first, last, ROWS):
         rows = start + tl.arange(0, ROWS)
         near = rows < last
-        place = points + lane * lane_stride + rows[:, None].to(tl.int64) * dim + ks[None, :]
         valid = near[:, None] & inside[None, :]
-        x = tl.where(valid, tl.load(place, mask=valid, other=0.0).to(tl.float64) - middle[None, :], 0.0)
-        scaled = tl.load(weights + lane * weight_stride + rows, mask=near, other=0.0)[:, None] * x
+        here = cloud + rows[:, None].to(tl.int64) * dim + ks[None, :]
+        x = tl.where(valid, tl.load(here, mask=valid, other=0.0).to(tl.float64) - middle[None, :], 0.0)
+        scaled = tl.load(weights + rows, mask=near, other=0.0)[:, None] * x
         total += scaled
         if FULL:
             product = tl.dot(tl.trans(scaled), x, product, out_dtype=tl.float64)
         else:
             square += scaled * x
-    out = sums + (lane * tl.num_programs(0) + tl.program_id(0)) * (DP + 1 if FULL else 2) * DP
+    out = sums + (entry * tl.num_programs(0) + tl.program_id(0)) * (DP + 1 if FULL else 2) * DP
     tl.store(out + ks, tl.sum(total, axis=0))
     if FULL:
         tl.store(out + DP + ks[:, None] * DP + ks[None, :], product)
@@ -120,17 +135,19 @@ def chunk_moments(points, weights, middles, sums, first_side, lanes, size, dim, 
         tl.store(out + DP + ks, tl.sum(square, axis=0))
 
 
-@triton.jit(do_not_specialize=["chunks", "count"])
-def sum_chunks(parts, sums, chunks, count, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Add up sums of chunks: (lanes, chunks, count) -> (lanes, count)."""
-    lane = tl.program_id(1).to(tl.int64)
+@triton.jit(do_not_specialize=["lanes", "most", "count"])
+def sum_chunks(parts, fields, sums, lanes, most, count, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up sums of chunks: (entries, chunks, count) -> (entries, count); `parts` has room for `most` chunks."""
+    entry = tl.program_id(1).to(tl.int64)
+    size, chunk = _size_of_entry(fields, entry, lanes)
+    chunks = tl.cdiv(size, chunk)
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
     for first in range(0, chunks, ROWS):
         rows = first + tl.arange(0, ROWS)
         valid = (rows < chunks)[:, None] & (places < count)[None, :]
-        total += tl.load(parts + (lane * chunks + rows)[:, None] * count + places[None, :], mask=valid, other=0.0)
-    tl.store(sums + lane * count + places, tl.sum(total, axis=0), mask=places < count)
+        total += tl.load(parts + (entry * most + rows)[:, None] * count + places[None, :], mask=valid, other=0.0)
+    tl.store(sums + entry * count + places, tl.sum(total, axis=0), mask=places < count)
 
 
 @triton.jit
@@ -223,17 +240,22 @@ def gaussian_maps(sums, other_sums, middles, factors, scratch, means, matrices, 
         tl.store(matrices + lane * dim + ks, tl.where(other_variance > 0, matrix, 0.0), mask=inside)
 
 
-@triton.jit(do_not_specialize=["size", "dim", "lane_stride", "out_stride"])
-def gaussian_potentials(points, means, matrices, slopes, out, size, dim, lane_stride, out_stride,
+@triton.jit(do_not_specialize=["lanes", "dim"])
+def gaussian_potentials(points, places, fields, means, matrices, slopes, vectors64, lanes, dim,
                         FULL: tl.constexpr, ROWS: tl.constexpr, DP: tl.constexpr):  # fmt: skip
-    """Write `(y - m)' M (y - m) + l' (y - m)` for every point of every lane, the start of `numerics.starts.start`.
+    """Write `(y - m)' M (y - m) + l' (y - m)` for every column of every lane, the start of `numerics.starts.start`.
 
     M is (dim, dim) if FULL, else its diagonal.
     """
     lane = tl.program_id(1).to(tl.int64)
+    size, _ = _size_of_entry(fields, lanes + lane, lanes)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if tl.program_id(0) * ROWS >= size:
+        return
     inside = rows < size
-    mine, mean, slope = points + lane * lane_stride + rows.to(tl.int64) * dim, means + lane * dim, slopes + lane * dim
+    mine = points + tl.load(places + lanes + lane) + rows.to(tl.int64) * dim
+    mean, slope = means + lane * dim, slopes + lane * dim
+    out = vectors64 + tl.load(fields + lane * FIELDS + POTENTIAL + 1)
     total = tl.zeros((ROWS,), dtype=tl.float64)
     for first in range(0, dim, DP):
         ks = first + tl.arange(0, DP)
@@ -248,14 +270,19 @@ def gaussian_potentials(points, means, matrices, slopes, out, size, dim, lane_st
         else:
             bent += around * tl.load(matrices + lane * dim + ks, mask=ks < dim, other=0.0)[None, :]
         total += tl.sum(bent * around, axis=1)
-    tl.store(out + lane * out_stride + rows, total, mask=inside)
+    tl.store(out + rows, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["size", "start_stride", "weight_stride"])
-def keep_worthwhile(starts, weights, size, start_stride, weight_stride, ALWAYS: tl.constexpr, BLOCK: tl.constexpr):
-    """Set starts to zero if they are not finite or, unless ALWAYS, if `numerics.starts.worthwhile` rejects them."""
-    lane = tl.program_id(0).to(tl.int64)
-    mine, weight = starts + lane * start_stride, weights + lane * weight_stride
+@triton.jit
+def keep_worthwhile(fields, vectors64, ALWAYS: tl.constexpr, BLOCK: tl.constexpr):
+    """Set starts of columns to zero if they are not finite, or `numerics.starts.worthwhile` rejects them.
+
+    ALWAYS keeps all finite starts.
+    """
+    lane, lanes = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    size, _ = _size_of_entry(fields, lanes + lane, lanes)
+    mine = vectors64 + tl.load(fields + lane * FIELDS + POTENTIAL + 1)
+    weight = vectors64 + tl.load(fields + lane * FIELDS + MASS + 1)
     total = tl.zeros((BLOCK,), dtype=tl.float64)
     for first in range(0, size, BLOCK):
         places = first + tl.arange(0, BLOCK)
