@@ -30,7 +30,7 @@ from drainsinkhorn.backends.consumer_arguments import (
 )
 from drainsinkhorn.backends.soft_terms import soft_terms
 from drainsinkhorn.backends.triton.buffers import ALIGN
-from drainsinkhorn.backends.triton.layout import has_blocks, unit_rows
+from drainsinkhorn.backends.triton.layout import unit_rows
 from drainsinkhorn.backends.triton.matrices import KEPT_PAIRS, PART_PAIRS
 from drainsinkhorn.backends.triton.outcomes import invert_totals, over_slabs, repeat_marked, select_lanes, times_mass
 from drainsinkhorn.backends.triton.precision import has_blocks

@@ -16,7 +16,6 @@ import torch
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels import plan as kernels
 from drainsinkhorn.backends.triton.kernels.layout import split_values
-from drainsinkhorn.backends.triton.layout import has_blocks
 from drainsinkhorn.backends.triton.matrices import PART_PAIRS, SLAB_PAIRS, Matrices
 from drainsinkhorn.backends.triton.plan_blocks import averages, centred
 from drainsinkhorn.backends.triton.precision import has_blocks
