@@ -113,7 +113,7 @@ def divergence(
     return Divergences(_values(pairs, solution, within), solution, within)
 
 
-class Clouds(NamedTuple):
+class DivergenceProblems(NamedTuple):
     """Pairs of clouds, followed by each cloud coupled with itself.
 
     Attributes:
@@ -127,7 +127,7 @@ class Clouds(NamedTuple):
     sources: list[int]
 
 
-def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> Clouds:
+def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> DivergenceProblems:
     """Return the pairs and each cloud coupled with itself, once for each eps that it is coupled with."""
     batch, places, sources = list(pairs), dict[Any, int](), list(range(len(pairs)))
 
@@ -155,7 +155,7 @@ def with_clouds_themselves(pairs: Sequence[Problem[Any]]) -> Clouds:
                 'use "negdot", whose divergence is that of half the squared distance'
             )
         within.append((place(pair, number, pair.x, pair.a), place(pair, number, pair.y, pair.b)))
-    return Clouds(batch, within, sources)
+    return DivergenceProblems(batch, within, sources)
 
 
 def _values(pairs: Sequence[Problem[Any]], solution: Solution[Any], within: Sequence[tuple[int, int]]) -> Any:

@@ -65,13 +65,72 @@ def test_residuals_are_those_of_the_dot_product(name: str, certify: Any) -> None
     assert np.abs(solution[2].plan() - truth.plan()).max() <= 1e-5
 
 
+@pytest.mark.parametrize(
+    ("name", "certify"), [*((name, "auto") for name in BACKENDS), *((name, "always") for name in BACKENDS[:3])]
+)
+def test_soft_marginals(name: str, certify: Any) -> None:
+    """Squared distances have other weights and the same prices."""
+    inf = np.inf
+    batch = [
+        problem("dot", rho=3.0),
+        problem(ds.Cost("negdot", 0.7), 1, rho=(inf, 2.0)),
+        problem("negdot", 2, far=2.0, rho=(5.0, inf)),
+        problem("dot", 3, dtype="float32", rho=(4.0, 6.0), tol=1e-4),
+    ]
+    batch = [replace(one, b=1.4 * one.b, max_depth=100_000) for one in batch]
+    solution = ds.solve(batch, backend=backend_of(name), certify=certify, recheck="all")
+    for result in solution:
+        audit(result)
+    if name != "reference":
+        for result, truth in zip(solution, ds.solve(batch, backend="reference"), strict=True):
+            assert np.abs(result.plan() - truth.plan()).max() <= 1e-4 * truth.plan().max()
+
+
+@pytest.mark.parametrize("name", BACKENDS[1:])
+def test_consumers_of_soft_plans_keep_the_weights(name: str) -> None:
+    for cost, rho in (("dot", 3.0), ("negdot", (np.inf, 2.0))):
+        one = problem(cost, rho=rho, max_depth=100_000)
+        (result,), (truth,) = ds.solve([one], backend=backend_of(name)), ds.solve([one], backend="reference")
+        assert result.transport_cost() == pytest.approx(truth.transport_cost(), rel=1e-4)
+        weighted = one.a > 0
+        logs = [np.asarray(each.couplings.log_ratios("row")[0])[weighted] for each in (result, truth)]
+        assert np.allclose(*logs, atol=1e-4)
+        maps = [np.asarray(each.barycentric_map())[weighted] for each in (result, truth)]
+        assert np.allclose(*maps, rtol=1e-4, atol=1e-4)
+
+
+def test_random_soft_products_have_true_residuals() -> None:
+    rng = np.random.default_rng(5)
+    problems: list[ds.Problem[Any]] = []
+    for seed in range(120):
+        rho = [10 ** rng.uniform(-1.5, 2) if rng.random() < 0.7 else np.inf for _ in range(2)]
+        cost, eps = ds.Cost(str(rng.choice(["dot", "negdot"])), 10 ** rng.uniform(-2, 0.5)), 10 ** rng.uniform(-1, 0.5)
+        far, dtype, tol = rng.uniform(0, 3), str(rng.choice(["float32", "float64"])), 10 ** rng.uniform(-8, -2)
+        mass = 10 ** rng.uniform(-3, 3, size=2) if min(rho) < np.inf else np.ones(2)
+        one = problem(cost, seed, far=far, dtype=dtype, eps=eps, tol=tol, rho=tuple(rho), max_depth=3000)
+        problems.append(replace(one, a=mass[0] * one.a, b=mass[1] * one.b))
+    for backend in ("cpu", CpuBackend(representation="streaming")):
+        solution = ds.solve(problems, backend=backend, warn=False)
+        ended = [result for result in solution if result.status is not ds.Status.INVALID]
+        assert sum(result.converged for result in ended) > 60
+        for result in ended:
+            judgement = judge(result.problem, result.potentials, result.problem.tol)
+            assert not (result.converged and judgement.refutes(result.problem.tol)), result
+            if judgement.worst < 1:
+                assert abs(judgement.row - result.residual.row) <= result.residual.band + judgement.error
+                assert abs(judgement.col - result.residual.col) <= result.residual.band + judgement.error
+        for result in solution:
+            assert result in ended or "leave the range of float32" in result.message
+
+
+@pytest.mark.parametrize("rho", [None, 3.0, (np.inf, 4.0)], ids=str)
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
-def test_arrays_and_tensors_of_a_device_share_a_pack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_and_tensors_of_a_device_share_a_pack(name: str, rho: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Largest shifts of tensors are read back from the device together; those of arrays are at hand."""
     needs("torch")
     if not torch.cuda.is_available():
         monkeypatch.setattr(products, "on_cuda", lambda points: library(points) == "torch")
-    batch = [problem("dot", seed) for seed in range(4)]
+    batch = [problem("dot", seed, rho=rho) for seed in range(4)]
     for k in (1, 2):
         x, y = (torch.as_tensor(points).to(DEVICE) for points in (batch[k].x, batch[k].y))
         batch[k] = replace(batch[k], x=x, y=y)

@@ -12,7 +12,7 @@ import drainsinkhorn as ds
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.testing.auditor import judge
 from tests.conftest import needs
-from tests.run.test_soft import various
+from tests.run.test_soft import cloud, various
 
 MODULES = {"ott": "ott", "keops": "pykeops"}
 
@@ -67,6 +67,15 @@ def test_hard_lanes_beside_soft_ones_are_solved_as_alone(backend: str) -> None:
         assert gap == 0 if backend == "keops" else gap <= 1e-5
 
 
-def test_dot_products_with_a_soft_marginal_are_rejected(backend: str) -> None:
-    problem = replace(various()[0], cost="dot")
-    assert "dot products as squared distances" in ds.solve([problem], backend=backend, warn=False)[0].message
+def test_dot_products_have_the_plans_of_the_reference(backend: str) -> None:
+    problems = [
+        replace(cloud(k, n=12, m=15), cost=ds.Cost(kind, 0.7), rho=rho, tol=1e-5)
+        for k, kind in enumerate(("dot", "negdot"))
+        for rho in (1.0, (np.inf, 2.0), (0.5, np.inf))
+    ]
+    ours, theirs = ds.solve(problems, backend=backend), ds.solve(problems, backend="reference")
+    for own, other in zip(ours, theirs, strict=True):
+        assert own.converged, own.message
+        assert not judge(own.problem, own.potentials, 1e-5).refutes(1e-5)
+        plan = to_numpy(other.plan())
+        np.testing.assert_allclose(to_numpy(own.plan()), plan, atol=1e-3 * plan.max())

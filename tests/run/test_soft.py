@@ -216,10 +216,13 @@ def test_bad_prices(rho: Any, words: str) -> None:
     assert good.converged
 
 
-def test_dot_products_with_a_soft_marginal_need_the_reference() -> None:
-    problem = cloud(1, cost="dot")
-    assert ds.solve([problem], backend="reference")[0].converged
-    assert "dot products as squared distances" in ds.solve([problem], backend="cpu", warn=False)[0].message
+def test_dot_products_far_from_the_origin_need_the_reference() -> None:
+    problem = cloud(1, cost="dot", rho=(INF, 0.5))
+    far = replace(problem, y=problem.y + 20)
+    for backend in ("reference", "cpu"):
+        assert ds.solve([problem], backend=backend)[0].converged
+    assert ds.solve([far], backend="reference")[0].converged
+    assert "leave the range of float32" in ds.solve([far], backend="cpu", warn=False)[0].message
 
 
 class TestArguments:

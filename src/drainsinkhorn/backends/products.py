@@ -5,6 +5,9 @@ are emitted: `f = f' - phi`. The residual of emitted potentials differs from tha
 shift alone, which is added to the band. Write e for the largest error of a potential of each side: phi is off by
 `(d + 8) u phi`, the difference by `u |f|`, and a narrower dtype by what it is measured to change. Then each exponent is
 off by at most `E = (e_f + e_g) / eps`, and a residual by at most `1.06 E` times the mass of the plan if E < 0.1.
+Where a marginal is soft, weights that are off by a relative w add w to E; what marginals are compared with is off by
+`T = (kappa_a e_f + kappa_b e_g) + w`, and a residual r, which is relative to the mass, by at most
+`1.2 (2 E + T) (1 + r)` if E and T are below 0.1.
 A certificate (`verify(exact=True)`) is computed from the emitted potentials and the dot products themselves.
 """
 
@@ -22,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.emission import CHOICES, Rounded, emit_states, round_state
+from drainsinkhorn.backends.emission import CHOICES, Rounded, emit_states, least_damping, round_state
 from drainsinkhorn.backends.wrapped import WrappedPack
 from drainsinkhorn.core.protocol import Emission, Hints, Pack, Progress
 from drainsinkhorn.model.errors import ProblemError
@@ -31,7 +34,16 @@ from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.arrays import LARGEST, float_name, library, to_numpy
 from drainsinkhorn.numerics.costs import UNIT
 from drainsinkhorn.numerics.memory import memory_errors
-from drainsinkhorn.numerics.products import as_squares, has_products, shift_rounding, shifts
+from drainsinkhorn.numerics.products import (
+    has_products,
+    has_range,
+    lengths,
+    shift_rounding,
+    shifts,
+    squares_to_solve,
+    translation_of_lengths,
+    weight_rounding,
+)
 from drainsinkhorn.numerics.rounding import FIRST_ORDER, emission_budget
 
 B = TypeVar("B", bound=type)
@@ -42,23 +54,24 @@ def solves_products(backend: B) -> B:
     methods = {name: getattr(backend, name) for name in ("signature", "hints", "prepare", "pack")}
 
     def signature(self: Any, instance: Instance[Any]) -> Hashable:
-        """As the method of the class, with a line of their own for dot products, which need hard marginals."""
+        """As the method of the class, with a line of their own for dot products."""
         if not has_products(instance):
             return methods["signature"](self, instance)
-        if not instance.marginals.are_hard:
+        if not has_range(instance):
             raise ProblemError(
-                f"backend {self.name!r} solves dot products as squared distances, with other soft marginals; "
-                'use backend="reference", or pass the matrix of costs'
+                f"backend {self.name!r} solves dot products with a soft marginal as squared distances with the weights "
+                "a exp(s |x|^2 / (2 eps + 2 rho)), which leave the range of float32 for points so far from the origin; "
+                'use backend="reference", pass the matrix of costs, or raise rho'
             )
-        return "products", methods["signature"](self, as_squares(instance))
+        return "products", methods["signature"](self, squares_to_solve(instance))
 
     def hints(self: Any, instance: Instance[Any]) -> Hints:
         """As the method of the class."""
-        return methods["hints"](self, as_squares(instance))
+        return methods["hints"](self, squares_to_solve(instance))
 
     def prepare(self: Any, instances: Sequence[Instance[Any]]) -> None:
         """As the method of the class."""
-        methods["prepare"](self, [as_squares(instance) for instance in instances])
+        methods["prepare"](self, [squares_to_solve(instance) for instance in instances])
 
     def pack(self: Any, instances: Sequence[Instance[Any]]) -> Any:
         """As the method of the class; dot products never share a pack with other costs."""
@@ -79,14 +92,27 @@ class _Lane:
     Attributes:
         instance: The problem.
         squares: The same as squared distances: the problem that is packed.
-        shifts: phi and psi.
+        shifts: What is subtracted from potentials of both sides.
+        errors: Bounds on the errors of both shifts, among points with weight.
+        weight_error: Bound on the relative error of weights; 0 if both marginals are hard.
         hopeless: A bound on the rounding error of every state, if it exceeds tol; else 0.
     """
 
     instance: Instance[Any]
     squares: Instance[Any]
     shifts: tuple[Any, Any]
+    errors: tuple[float, float] = (0.0, 0.0)
+    weight_error: float = 0.0
     hopeless: float = 0.0
+
+    def band(self, error: tuple[float, float], residual: float) -> float:
+        """Bound on what errors of the potentials of both sides change a residual by; inf beyond the first order."""
+        nats = sum(error) / self.instance.eps + self.weight_error
+        if self.instance.marginals.are_hard:
+            return 1.06 * nats * (1 + residual) if nats < FIRST_ORDER else math.inf
+        kappas = (side.kappa for side in self.instance.marginals)
+        targets = sum(kappa * e for kappa, e in zip(kappas, error, strict=True)) + self.weight_error
+        return 1.2 * (2 * nats + targets) * (1 + residual) if max(nats, targets) < FIRST_ORDER else math.inf
 
 
 class ProductPack(WrappedPack):
@@ -123,8 +149,7 @@ class ProductPack(WrappedPack):
             return certificates(emission, [math.isnan(row) or math.isnan(col) for row, col, _ in residuals.rows()])
         band: list[float] = []
         for i, (row, col, own), error in zip(lanes, residuals.rows(), errors, strict=True):
-            nats = error / self._lanes[i].instance.eps
-            shift = 1.06 * nats * (1 + max(row, col)) if nats < FIRST_ORDER else math.inf
+            shift = self._lanes[i].band(error, max(row, col))
             band.append(math.nan if math.isnan(own) else own + shift)
         return Residuals(residuals.row, residuals.col, band)
 
@@ -140,8 +165,8 @@ class ProductPack(WrappedPack):
         self._lanes = [self._lanes[i] for i in keep] + admitted
 
     @memory_errors()
-    def _emission(self, lanes: Sequence[int]) -> tuple[Emission, list[float]]:
-        """Return shifted potentials, and a bound on the error of their exponents times eps, e_f + e_g, of each lane."""
+    def _emission(self, lanes: Sequence[int]) -> tuple[Emission, list[tuple[float, float]]]:
+        """Return shifted potentials, and bounds on the errors of those of both sides, e_f and e_g, of each lane."""
         inner = super().emit(lanes)
         owners = {id(lane.squares): lane for lane in self._lanes}
         # The problem whose state the inner pack has emitted.
@@ -164,16 +189,26 @@ class ProductPack(WrappedPack):
 
 def _open(instances: Sequence[Instance[Any]]) -> list[_Lane]:
     """Return lanes for problems; largest shifts of lanes on a device are read back together."""
-    lanes = [_Lane(instance, as_squares(instance), shifts(instance)) for instance in instances]
-    largest = [_largest(shift, mass) for lane in lanes for shift, mass in zip(lane.shifts, _masses(lane), strict=True)]
+    lanes = [_Lane(instance, squares_to_solve(instance), shifts(instance)) for instance in instances]
+    # Between hard marginals the shifts are the lengths.
+    each = [lane.shifts if lane.instance.marginals.are_hard else lengths(lane.instance) for lane in lanes]
+    largest = [
+        _largest(length, mask)
+        for lane, both in zip(lanes, each, strict=True)
+        for length, mask in zip(both, _masses(lane), strict=True)
+    ]
     # Problems of NumPy arrays may share the pack with problems of tensors.
     on_device = [place for place, value in enumerate(largest) if library(value) == "torch"]
     if on_device:
         values = sys.modules["torch"].stack([largest[place] for place in on_device]).tolist()
         for place, value in zip(on_device, values, strict=True):
             largest[place] = value
-    for lane, phi, psi in zip(lanes, largest[::2], largest[1::2], strict=True):
-        bound = shift_rounding(lane.instance.dim) * (float(phi) + float(psi)) / lane.instance.eps
+    for lane, both, phi, psi in zip(lanes, each, largest[::2], largest[1::2], strict=True):
+        instance, t = lane.instance, abs(translation_of_lengths(lane.instance, *both))
+        rounding = shift_rounding(instance.dim)
+        lane.errors = rounding * (float(phi) + t), rounding * (float(psi) + t)
+        lane.weight_error = weight_rounding(instance)
+        bound = sum(lane.errors) / instance.eps
         # Written so that NaN counts as hopeless.
         lane.hopeless = 0.0 if bound <= lane.instance.tol else bound if bound < math.inf else math.inf
     return lanes
@@ -198,48 +233,53 @@ def _largest(shift: Any, mask: Any) -> Any:
 
 
 @np.errstate(all="ignore")
-def _shift_on_host(lane: _Lane, f: Any, g: Any) -> tuple[Any, Any, bool, float]:
-    """Return shifted potentials of one lane, whether they are widened, and the bound on their errors."""
-    instance, error, weighted = lane.instance, 0.0, []
+def _shift_on_host(lane: _Lane, f: Any, g: Any) -> tuple[Any, Any, bool, tuple[float, float]]:
+    """Return shifted potentials of one lane, whether they are widened, and bounds on the errors of both."""
+    instance, weighted = lane.instance, []
     sides = [to_numpy(side).astype(np.float64) - shift for side, shift in zip((f, g), lane.shifts, strict=True)]
     sides = [np.where(np.isfinite(side), side, 0.0) for side in sides]
-    for side, shift, mask in zip(sides, lane.shifts, _masses(lane), strict=True):
+    for side, mask in zip(sides, _masses(lane), strict=True):
         weighted.append(side if mask is None else side[mask])
-        error += UNIT * float(np.abs(weighted[-1]).max()) + shift_rounding(instance.dim) * float(_largest(shift, mask))
     state = round_state(instance, *weighted)
-    error += sum(float(np.abs(short - side).max()) for short, side in zip(state[:2], weighted, strict=True))
+    row, col = (
+        error + UNIT * float(np.abs(side).max()) + float(np.abs(short - side).max())
+        for error, short, side in zip(lane.errors, state[:2], weighted, strict=True)
+    )
     if state.dtype in LARGEST:
         # A point without weight may lie beyond the range of the dtype; its potential changes no result.
         sides = [np.clip(side, -LARGEST[state.dtype], LARGEST[state.dtype]) for side in sides]
     emitted = emit_states([instance], [Rounded(sides[0], sides[1], state.dtype)], [None])
-    return emitted.f[0], emitted.g[0], emitted.widened[0], error
+    return emitted.f[0], emitted.g[0], emitted.widened[0], (row, col)
 
 
-def _shift_tensors(lanes: Sequence[_Lane], fs: Sequence[Any], gs: Sequence[Any]) -> list[tuple[Any, Any, bool, float]]:
+def _shift_tensors(
+    lanes: Sequence[_Lane], fs: Sequence[Any], gs: Sequence[Any]
+) -> list[tuple[Any, Any, bool, tuple[float, float]]]:
     """The same for lanes of one shape, dtype and device whose potentials are tensors: read back once."""
     torch, like = sys.modules["torch"], lanes[0].instance.like
     names = [*CHOICES.get(float_name(like), ()), "float64"]
-    masks, sides, rounding = list(zip(*map(_masses, lanes), strict=True)), [], 0.0
-    moved: list[Any] = [0.0] * len(names)
+    masks, sides, columns = list(zip(*map(_masses, lanes), strict=True)), [], []
     for place, potentials in enumerate((fs, gs)):
         shift = torch.stack([torch.as_tensor(lane.shifts[place], device=like.device) for lane in lanes])
         side = torch.stack([one.double() for one in potentials]) - shift
         side = torch.where(torch.isfinite(side), side, 0.0)
         sides.append(side)
         weight = _stacked_masks(masks[place], side)
-        rounding = rounding + UNIT * (weight * side).abs().amax(1)
-        rounding = rounding + shift_rounding(lanes[0].instance.dim) * torch.where(weight > 0, shift, 0.0).amax(1)
-        for k, name in enumerate(names):
+        columns.append(UNIT * (weight * side).abs().amax(1))
+        for name in names:
             change = (side.to(getattr(torch, name)).double() - side).abs()
-            moved[k] = moved[k] + torch.where(weight > 0, change, 0.0).amax(1)
-    table = torch.stack([*moved, rounding]).T.tolist()
-    out: list[tuple[Any, Any, bool, float]] = []
-    for place, (lane, (*changes, error)) in enumerate(zip(lanes, table, strict=True)):
-        allowed = emission_budget(lane.instance.eps, lane.instance.tol)
+            columns.append(torch.where(weight > 0, change, 0.0).amax(1))
+    table = torch.stack(columns).T.tolist()
+    out: list[tuple[Any, Any, bool, tuple[float, float]]] = []
+    for place, (lane, measured) in enumerate(zip(lanes, table, strict=True)):
+        allowed = emission_budget(lane.instance.eps, lane.instance.tol, least_damping(lane.instance))
+        (row, *rows), (col, *cols) = measured[: len(names) + 1], measured[len(names) + 1 :]
+        changes = list(map(sum, zip(rows, cols, strict=True)))
         k = next(k for k, change in enumerate(changes) if change <= allowed or k == len(names) - 1)
         most = torch.finfo(getattr(torch, names[k])).max
         f, g = (side[place].clamp(-most, most).to(getattr(torch, names[k]), copy=True) for side in sides)
-        out.append((f, g, names[k] != float_name(like), error + changes[k]))
+        errors = lane.errors[0] + row + rows[k], lane.errors[1] + col + cols[k]
+        out.append((f, g, names[k] != float_name(like), errors))
     return out
 
 

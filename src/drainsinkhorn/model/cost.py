@@ -14,8 +14,8 @@ class Cost:
     """A cost between points: `scale * kind(x, y)`.
 
     Kinds by name are `sqeuclidean` (`|x-y|^2`, no half), `euclidean` (`|x-y|`), `cosine` (`1 - cos(x, y)`), `dot`
-    (`<x, y>`) and `negdot` (`-<x, y>`, whose plan is that of half the squared distance). A kind of your own is a
-    `PointCost`, a `Formula`, or an OTT `CostFn`. In an Instance the kind is always a `PointCost`.
+    (`<x, y>`) and `negdot` (`-<x, y>`, whose plan between hard marginals is that of half the squared distance). A kind
+    of your own is a `PointCost`, a `Formula`, or an OTT `CostFn`. In an Instance the kind is always a `PointCost`.
     """
 
     kind: Any = "sqeuclidean"

@@ -162,7 +162,8 @@ def falling(values: Iterable[float], *, of: str | None = None, cycles: int = 10,
         values: Positive numbers, each smaller than the one before, such as `numpy.geomspace(1.0, 0.01, 5)`.
         of: None: values are in units of the cost. "mean", "median" or "std": they are shares of this statistic of the
             problem's own cost, as for `relative`.
-        cycles: Largest number of cycles of each stage but the last. A stage ends before if it has reached tol.
+        cycles: Largest number of cycles of each stage but the last, rounded up to the backend's stride. A stage ends
+            before if it has reached tol.
         scale_rho: True: prices of soft marginals are multiplied as eps is, so that `eps / rho` is the same in all
             stages. False: they do not change.
 

@@ -7,6 +7,15 @@ A plan for the cost `C = -s <x, y>` is one for `D = (s / 2) |x - y|^2`, since th
 So potentials (f, g) under C are (f + phi, g + psi) under D. For `C = s <x, y>` the same holds with -y in place of y.
 Squared distances do not change if both clouds are shifted by one vector, so backends centre them; dot products are then
 computed as accurately as distances, and phi and psi carry everything that depends on the origin.
+
+Where a marginal is soft, `-<P 1, phi>` is not constant. The objective contains a in `-(eps + rho) <P 1, log a>` alone,
+so that the term enters as other weights: the plan is the one under D for the same prices and
+
+    a'_i = a_i exp(kappa lam phi_i),    f' = f + lam phi,    kappa lam = 1 / (eps + rho),    lam = rho / (eps + rho)
+
+and likewise for b. At kappa = 0 this is the shift above. What marginals are compared with is equal,
+`a' exp(-kappa f') = a exp(-kappa f)`, and so are residuals. Of all pairs (phi + t, psi - t), which serve as well, the
+one is taken for which the largest of both exponents are equal, or 0 where a marginal is hard.
 """
 
 from __future__ import annotations
@@ -24,6 +33,9 @@ from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import library, on_cuda, to_numpy
 from drainsinkhorn.numerics.costs import COSTS, UNIT, DotProduct, is_squares
 
+LARGEST_EXPONENT = 80.0
+"""Largest exponent of both weights in all: beyond, weights in float32 may leave its range."""
+
 _known: WeakKeyDictionary[Instance[Any], Instance[Any]] = WeakKeyDictionary()
 """Instances that are in use, as squared distances: signature, hints and pack of a problem share one."""
 
@@ -39,9 +51,10 @@ def takes_gaussians(cost: Cost) -> bool:
 
 
 def as_squares(instance: Instance[Any]) -> Instance[Any]:
-    """Return an instance of dot products as one of squared distances with the same plan; any other as it is.
+    """Return an instance of dot products as one of squared distances; any other as it is.
 
-    Given starting potentials are shifted; starts by name are those of the squared distances.
+    Its plan for potentials shifted by `shift_potentials` is the plan of the dot products for the unshifted ones. Only
+    between hard marginals is it the same problem: see `squares_to_solve`. Given starting potentials are shifted.
     """
     if not has_products(instance):
         return instance
@@ -56,11 +69,80 @@ def as_squares(instance: Instance[Any]) -> Instance[Any]:
     return squares
 
 
+def squares_to_solve(instance: Instance[Any]) -> Instance[Any]:
+    """Return the problem of squared distances with the same optimal plan as one of dot products; any other as it is.
+
+    Its potentials are those of the dot products plus `shifts`, and so are given starting potentials; starts by name are
+    those of the squared distances.
+    """
+    squares = as_squares(instance)
+    if squares is instance or instance.marginals.are_hard:
+        return squares
+    solved = _known.get(squares)
+    if solved is None:
+        init = instance.init
+        if isinstance(init, Potentials):
+            init = Potentials(*(_add(side, shift) for side, shift in zip(init, shifts(instance), strict=True)))
+        solved = _known[squares] = replace(squares, init=init, **_reweight(instance))
+    return solved
+
+
+def has_range(instance: Instance[Any]) -> bool:
+    """True if the weights of dot products as squared distances are in range; hard marginals keep their weights."""
+    return instance.marginals.are_hard or sum(_largest_exponents(instance)) <= LARGEST_EXPONENT
+
+
+def weight_rounding(instance: Instance[Any]) -> float:
+    """Bound on the relative rounding errors of both weights of squared distances, added; 0 for hard marginals."""
+    return 0.0 if instance.marginals.are_hard else UNIT * (4 * sum(_largest_exponents(instance)) + 8)
+
+
+@np.errstate(all="ignore")
+def _reweight(instance: Instance[Any]) -> dict[str, Any]:
+    """Return the weights of squared distances with the same optimal plan, where a marginal is soft."""
+    a, b = (
+        np.where(own > 0, own * np.exp(exponents), 0.0)
+        for own, exponents in zip((instance.a, instance.b), _weight_exponents(instance), strict=True)
+    )
+    positive = instance.positive and bool(a.all() and b.all())
+    return {"a": a, "b": b, "masses": (float(a.sum()), float(b.sum())), "uniform": False, "positive": positive}
+
+
+def _weight_exponents(instance: Instance[Any]) -> tuple[Any, Any]:
+    """Return `kappa lam (phi + t)` and `kappa lam (psi - t)`, NumPy vectors."""
+    phi, psi = lengths(instance)
+    t, (own, other) = translation_of_lengths(instance, phi, psi), _rates(instance)
+    return own * (to_numpy(phi) + t), other * (to_numpy(psi) - t)
+
+
+def _largest_exponents(instance: Instance[Any]) -> tuple[float, float]:
+    """Return the largest size of an exponent of either weight, among points with weight."""
+    sides = zip(_weight_exponents(instance), (instance.a, instance.b), strict=True)
+    row, col = (float(np.abs(exponents[own > 0]).max()) for exponents, own in sides)
+    return row, col
+
+
+def _rates(instance: Instance[Any]) -> tuple[float, float]:
+    """`kappa lam = 1 / (eps + rho)` of both sides."""
+    row, col = (side.kappa * side.damping(instance.eps) for side in instance.marginals)
+    return row, col
+
+
+def translation_of_lengths(instance: Instance[Any], phi: Any, psi: Any) -> float:
+    """Return t, which is added to phi and subtracted from psi; 0 for hard marginals."""
+    own, other = _rates(instance)
+    if own + other == 0.0:
+        return 0.0
+    sides = zip((phi, psi), (instance.a, instance.b), strict=True)
+    first, second = (float(to_numpy(length)[own > 0].max()) for length, own in sides)
+    return (other * second - own * first) / (own + other)
+
+
 def shift_potentials(instance: Instance[Any], potentials: Potentials[Any]) -> Potentials[Any]:
-    """Return potentials of dot products as those of the squared distances, in float64; of other costs as they are."""
+    """Return potentials of the same plan for squared distances and the same weights, in float64; others as they are."""
     if not has_products(instance):
         return potentials
-    return Potentials(*(_add(side, shift) for side, shift in zip(potentials, shifts(instance), strict=True)))
+    return Potentials(*(_add(side, shift) for side, shift in zip(potentials, lengths(instance), strict=True)))
 
 
 def _negate(points: Any) -> Any:
@@ -75,6 +157,20 @@ def _negate(points: Any) -> Any:
 
 @np.errstate(all="ignore")
 def shifts(instance: Instance[Any]) -> tuple[Any, Any]:
+    """Return what is added to f (n,) and to g (m,) in float64, `lam phi`: torch tensors if the points are on CUDA.
+
+    The error of each is at most `shift_rounding` times the largest `phi + |t|`.
+    """
+    phi, psi = lengths(instance)
+    if instance.marginals.are_hard:
+        return phi, psi
+    t = translation_of_lengths(instance, phi, psi)
+    row, col = (side.damping(instance.eps) for side in instance.marginals)
+    return row * (phi + t), col * (psi - t)
+
+
+@np.errstate(all="ignore")
+def lengths(instance: Instance[Any]) -> tuple[Any, Any]:
     """Return phi (n,) and psi (m,) in float64, `s / 2` times squared lengths: torch tensors if the points are on CUDA.
 
     Their relative error is at most `shift_rounding`.

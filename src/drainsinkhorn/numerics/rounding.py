@@ -277,6 +277,9 @@ def certified_residual(sums: PlanSums) -> Residual:
     normal range are added. If a numerator R m and the mass m each have an error of at most e < m, R has one of at most
     `e (1 + R) / (m - e)`.
     """
+    if sums.targets is not None and sums.mass == math.inf:
+        # Entries out of range, less targets out of range: far from optimal, but not broken.
+        return Residual(math.inf, math.inf, math.inf)
     if math.isnan(sums.row) or math.isnan(sums.col):
         return UNKNOWN
     if sums.targets is not None:

@@ -24,7 +24,7 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import ROUNDOFF, to_caller, to_numpy
 from drainsinkhorn.numerics.blas import single_thread
-from drainsinkhorn.numerics.products import as_squares, has_products, shifts
+from drainsinkhorn.numerics.products import has_products, shifts, squares_to_solve
 
 Array = NDArray[np.float64]
 
@@ -149,7 +149,8 @@ def start(instance: Instance[Any]) -> tuple[Array, Array]:
     """
     if has_products(instance) and not isinstance(instance.init, Potentials):
         f, g = (
-            side - to_numpy(shift) for side, shift in zip(start(as_squares(instance)), shifts(instance), strict=True)
+            side - to_numpy(shift)
+            for side, shift in zip(start(squares_to_solve(instance)), shifts(instance), strict=True)
         )
         return f, g
     n, m = instance.shape

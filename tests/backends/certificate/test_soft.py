@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from unittest import mock
 
 import numpy as np
@@ -32,3 +33,13 @@ def test_arrays_on_a_device_are_certified_as_those_on_the_host(on_device: bool) 
         alone, together = certificate.certify(instance, potentials), certificate.certificates(emission, [False])
     assert alone.worst <= 1e-6
     assert (alone.row, alone.col, alone.band) == (together.row[0], together.col[0], together.band[0])
+
+
+def test_a_state_out_of_range_is_far_from_optimal_and_not_broken() -> None:
+    """Masses and what they are compared with exceed float64; a residual of NaN would end the lane."""
+    instance = validate(PROBLEM, 1e-6)
+    potentials = ds.Potentials(np.full(20, -1e5), np.full(30, 3e5))
+    residual = certificate.certify(instance, potentials)
+    assert (residual.row, residual.col, residual.band) == (math.inf, math.inf, math.inf)
+    broken = certificate.certify(instance, ds.Potentials(np.full(20, math.nan), potentials.g))
+    assert math.isnan(broken.worst)
