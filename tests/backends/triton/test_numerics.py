@@ -124,7 +124,7 @@ class Measured:
     ids=["packed", "product", "stored", "root", "float64"],
 )
 def test_legs(given: ds.Problem[Any], settings: dict[str, Any], accuracy: float) -> None:
-    """`leg` and `float64_leg`: log ratios are kept in float32; `_finish_tile`: residual and alignment; `check`."""
+    """`leg` and `float64_leg`: log ratios are kept in float32; `finish_tile`: residual and alignment; `check`."""
     lane = Measured(given, **settings)
     assert np.abs(lane.vector(c.LOG_RATIOS, name="vectors32", unit=LN2) - lane.ratios).max() <= accuracy
     tiles = 2 if lane.lane.is_float64 else 1
@@ -165,7 +165,7 @@ def test_sampled_errors() -> None:
 
 
 def test_an_update_of_a_pack_is_that_of_numpy() -> None:
-    """`apply_leg`, and `_finish_tile` for columns."""
+    """`apply_leg`, and `finish_tile` for columns."""
     lane = Measured(problem(3), precision="float64")
     lane.pack.advance(1, [-math.inf])
     f, g, x = (lane.vector(k, s, LN2 * lane.eps) for k, s in ((c.POTENTIAL, 0), (c.POTENTIAL, 1), (c.BEFORE, 0)))

@@ -21,7 +21,7 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     POTENTIAL,
     SIZE,
 )
-from drainsinkhorn.backends.triton.kernels.leg import _finish_tile
+from drainsinkhorn.backends.triton.kernels.leg import finish_tile
 
 
 @triton.jit(do_not_specialize=["first_row", "end_row"])
@@ -69,6 +69,6 @@ def block_leg(table, lanes, state, products, norms, other_norms, vectors64, pote
     logs = tl.log2(total) + (largest + own)
     mass = tl.load(vectors64 + tl.load(fields + MASS + SIDE) + rows, mask=inside, other=0.0)
     frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
-    _finish_tile(vectors32, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers,
+    finish_tile(vectors32, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers,
                  first_row // BM + tl.program_id(0), rows, inside, own, logs, mass, frozen, SIDE, ROLE, 0, ALL,
                  LOCKSTEP, FUSED, MOMENTUM, SOFT, BM, BM, BLOCK)  # fmt: skip

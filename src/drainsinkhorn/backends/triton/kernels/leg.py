@@ -150,7 +150,7 @@ def _row_sums(points16, points32, points, own, rows, inside, dim, other_size, si
 
 
 @triton.jit
-def _finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers, tile, rows,
+def finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers, tile, rows,
                  inside, own, logs, mass, frozen, SIDE: tl.constexpr, ROLE: tl.constexpr, PLACES: tl.constexpr,
                  NORMS: tl.constexpr, LOCKSTEP: tl.constexpr, FUSED: tl.constexpr, MOMENTUM: tl.constexpr,
                  SOFT: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
@@ -380,7 +380,7 @@ def leg(table, lanes, state, points16, points32, vectors64, vectors32, errors, c
     mass = tl.load(vectors64 + tl.load(fields + MASS + SIDE) + rows, mask=inside, other=0.0).to(tl.float32)
     own = tl.load(vectors64 + tl.load(fields + POTENTIAL + SIDE) + rows, mask=inside, other=0.0)
     frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
-    _finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers, tile, rows,
+    finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers, tile, rows,
                  inside, own, logs, mass, frozen, SIDE, ROLE, PLACES, NORMS, LOCKSTEP, FUSED, MOMENTUM, SOFT, BM,
                  BM64, BLOCK)  # fmt: skip
 
@@ -472,6 +472,6 @@ def float64_leg(table, lanes, state, points64, vectors64, potentials, vectors32,
     else:
         mass = tl.load(vectors64 + tl.load(fields + MASS + SIDE) + rows, mask=inside, other=0.0)
         frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
-        _finish_tile(vectors32, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers,
+        finish_tile(vectors32, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers,
                      tl.program_id(0), rows, inside, own, logs, mass, frozen, SIDE, ROLE, 0, ALL, LOCKSTEP, FUSED,
                      MOMENTUM, SOFT, BM, BM, BLOCK)  # fmt: skip
