@@ -222,7 +222,15 @@ def test_bad_measures_are_named() -> None:
     ):
         with pytest.raises(ds.ProblemError, match=message):
             loss(*args)
-    with pytest.raises(ds.OptionsError, match="reach must be a positive number"):
-        SamplesLoss(reach=-1.0)
+    for reach in (-1.0, 0, math.nan, "1", [1.0, 2.0], 1e200, 1e-200):
+        with pytest.raises(ds.OptionsError, match="reach must be a positive number"):
+            SamplesLoss(reach=reach)
+    for options, message in (
+        ({"eps": 0.1}, "pass blur, where"),
+        ({"rho": 0.1}, "pass reach, where"),
+        ({"max_iter": 5}, "max_depth"),
+    ):
+        with pytest.raises(ds.OptionsError, match=message):
+            SamplesLoss(**options)
     with pytest.raises(ds.OptionsError, match="unknown"):
         SamplesLoss("wasserstein")

@@ -116,7 +116,7 @@ class Lowered:
 
 @dataclass(frozen=True, slots=True)
 class Rescuing:
-    """These problems did not converge and are run once more, alone. That run keeps its own ledger."""
+    """These problems did not converge and are run once more, in float64. That run keeps its own ledger."""
 
     tickets: Sequence[int]
 

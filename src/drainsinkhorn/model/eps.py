@@ -93,8 +93,10 @@ class FallingEps:
     scale_rho: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(cast(object, self.cycles), int) or isinstance(self.cycles, bool) or self.cycles < 1:
+        is_integer = isinstance(cast(object, self.cycles), numbers.Integral) and not isinstance(self.cycles, bool)
+        if not is_integer or self.cycles < 1:
             raise ProblemError(f"cycles of a stage must be a positive integer, got {self.cycles!r}; 10 is the default")
+        object.__setattr__(self, "cycles", int(self.cycles))
 
     def __str__(self) -> str:
         return f"{self.target} in {len(self.multiples) + 1} stages"
@@ -175,18 +177,27 @@ def falling(values: Iterable[float], *, of: str | None = None, cycles: int = 10,
         >>> result.converged, result.eps
         (True, 0.1)
     """
-    numbers: list[Any] = list(values)
-    for place, value in enumerate(numbers):
-        if not _is_number(value) or not 0 < float(value) < (float(numbers[place - 1]) if place else math.inf):
-            before = f"the positive number before it, {numbers[place - 1]!r}" if place else "inf"
+    if not isinstance(cast(object, values), Iterable):
+        raise ProblemError(f"falling takes a list of numbers, got {values!r}; one number is an eps as it is")
+    strengths = list[float]()
+    for place, value in enumerate(values):
+        before = strengths[-1] if strengths else math.inf
+        # Python compares integers of any size with floats; those beyond the range of float64 have no float.
+        if not _is_number(value) or not 0 < value < before:
+            bound = f"below the one before it, {before!r}" if strengths else "finite"
+            kind = type(cast(object, value)).__name__
             raise ProblemError(
-                f"a falling eps has positive numbers, each below the one before; number {place} is "
-                f"{value!r}, and must be below {before}"
+                f"falling takes positive numbers, each below the one before; number {place} is {value!r} ({kind}), and "
+                f"must be positive and {bound}"
             )
-    if not numbers:
-        raise ProblemError("a falling eps needs at least one number, its target")
-    target = float(numbers[-1])
-    multiples = tuple(float(value) / target for value in numbers[:-1])
+        try:
+            strengths.append(float(value))
+        except OverflowError:
+            raise ProblemError(f"number {place} of falling is beyond the range of float64") from None
+    if not strengths:
+        raise ProblemError("falling takes at least one number, the eps of the result")
+    target = strengths[-1]
+    multiples = tuple(strength / target for strength in strengths[:-1])
     return FallingEps(target if of is None else RelativeEps(target, of), multiples, cycles, scale_rho)
 
 

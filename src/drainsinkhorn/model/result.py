@@ -226,7 +226,7 @@ class Result(Generic[A]):
         backend: The backend that ran it.
         arithmetic: Precision and representation in which it ran.
         acceleration: Name of the acceleration; "none" for plain Sinkhorn.
-        rescued: True if this is the result of the rescue (a second run, alone in float64): it converged, or came nearer
+        rescued: True if this is the result of the rescue (a second run, in float64): it converged, or came nearer
             to tol than the first run. `detail` mentions a rescue that did not help.
         widened: True if potentials have a wider dtype than the points: that of the points is not accurate enough for
             tol, or is an integer dtype.
