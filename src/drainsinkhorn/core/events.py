@@ -109,7 +109,7 @@ class Narrowed:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The eps of these problems falls to its next value: they left their pack, and run on in this or another one."""
+    """The eps of these problems falls to its next value: they left their pack, and continue in this or another one."""
 
     tickets: Sequence[int]
 

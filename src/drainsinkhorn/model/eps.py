@@ -84,7 +84,7 @@ class FallingEps:
         target: The eps of the result.
         multiples: The eps of each stage before, divided by the target; each is smaller than the one before.
         cycles: Largest number of cycles of a stage.
-        scale_rho: Whether prices of soft marginals are multiplied as eps is.
+        scale_rho: Whether each stage multiplies prices of soft marginals by the same factor as eps.
     """
 
     target: float | RelativeEps
@@ -157,8 +157,8 @@ def falling(values: Iterable[float], *, of: str | None = None, cycles: int = 10,
     """Return an eps that is lowered in stages: each stage starts from the potentials of the one before.
 
     The result is that of the last value: its status, residual and potentials. Its depth counts the cycles of all
-    stages, and so does `max_depth`; at least one cycle is left for the last value. The solution is that of the last
-    value alone, so stages pay only where they save cycles (docs/guides/eps-and-tol.md).
+    stages, and so does `max_depth`; a stage that would leave no cycle for the last value is left out. The solution is
+    that of the last value alone, so stages pay only where they save cycles (docs/guides/eps-and-tol.md).
 
     Args:
         values: Positive numbers, each smaller than the one before, such as `numpy.geomspace(1.0, 0.01, 5)`.
@@ -166,8 +166,8 @@ def falling(values: Iterable[float], *, of: str | None = None, cycles: int = 10,
             problem's own cost, as for `relative`.
         cycles: Largest number of cycles of each stage but the last, rounded up to the backend's stride. A stage ends
             before if it has reached tol.
-        scale_rho: True: prices of soft marginals are multiplied as eps is, so that `eps / rho` is the same in all
-            stages. False: they do not change.
+        scale_rho: True: each stage multiplies prices of soft marginals by the same factor as eps, so that `eps / rho`
+            is the same in all stages. False: prices do not change.
 
     Examples:
         >>> import numpy as np
