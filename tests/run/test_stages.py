@@ -219,6 +219,9 @@ def test_results_of_an_interrupted_run_are_final(monkeypatch: pytest.MonkeyPatch
         (lambda: ds.falling(0.1), "a list of numbers, got 0.1"),  # type: ignore[arg-type]
         (lambda: ds.falling([1.0, 0.1], cycles=0), "cycles of a stage"),
         (lambda: ds.falling([1.0, 0.1], of="mode"), "statistic|one of"),
+        (lambda: FallingEps(0.1, (2.0, 3.0), 5), "multiples of an eps that falls"),
+        (lambda: FallingEps(0.1, (np.nan,), 5), "at least 1 that fall"),
+        (lambda: FallingEps(0.1, ("x",), 5), "falling computes them"),  # type: ignore[arg-type]
         (lambda: ds.divergence(X[0], Y[0], eps=FALLING), "solve and stream take an eps that falls"),
         (lambda: Drift.fit(X, references=2, eps=FALLING), "its last value, 0.03"),
     ],

@@ -10,6 +10,7 @@ import math
 import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
 
 from drainsinkhorn.model.errors import ProblemError
@@ -96,7 +97,15 @@ class FallingEps:
         is_integer = isinstance(cast(object, self.cycles), numbers.Integral) and not isinstance(self.cycles, bool)
         if not is_integer or self.cycles < 1:
             raise ProblemError(f"cycles of a stage must be a positive integer, got {self.cycles!r}; 10 is the default")
+        factors = [*self.multiples, 1.0]
+        # Written so that NaN is rejected.
+        if not all(map(_is_number, factors)) or not all(own >= following for own, following in pairwise(factors)):
+            raise ProblemError(
+                f"multiples of an eps that falls are numbers of at least 1 that fall, got {self.multiples!r}; falling "
+                "computes them from values"
+            )
         object.__setattr__(self, "cycles", int(self.cycles))
+        object.__setattr__(self, "multiples", tuple(map(float, self.multiples)))
 
     def __str__(self) -> str:
         return f"{self.target} in {len(self.multiples) + 1} stages"
