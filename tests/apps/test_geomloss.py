@@ -125,6 +125,13 @@ def test_infinite_reach_is_balanced_and_uniform_weights_have_mass_one() -> None:
     torch.testing.assert_close(soft(a, x, 3 * b, y), soft(3 * b, y, a, x))
 
 
+def test_derivatives_in_reach_are_not_left_out_silently() -> None:
+    reach, points = torch.tensor(2.0, requires_grad=True), torch.zeros(2, 1)
+    with pytest.warns(ds.GradientWarning, match=r"functions of reach are constants.*with rho=reach\*\*p"):
+        SamplesLoss(reach=reach)(points, points)
+    SamplesLoss(reach=reach.detach())(points, points)
+
+
 @pytest.mark.parametrize("debias", [True, False])
 def test_soft_potentials_are_those_of_geomloss(debias: bool) -> None:
     geomloss, (a, x, b, y) = needs("geomloss"), clouds(1.5)

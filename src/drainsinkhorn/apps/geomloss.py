@@ -139,6 +139,8 @@ class SamplesLoss(torch.nn.Module):
         """Return the loss, or the potentials, of both measures."""
         self._check()
         measures, single = _measures(args)
+        by_price = "drainsinkhorn.grad.torch.divergence with rho=reach**p"
+        warn_of_constants("losses of SamplesLoss as functions of reach", by_price, [self.reach])
         if self.potentials:
             warn_of_constants("potentials of SamplesLoss", "drainsinkhorn.grad.torch.potentials", measures)
             parts: list[Any] = [None if part is None else part.detach() for part in measures]
@@ -250,6 +252,8 @@ def _price_of(reach: Any, p: float) -> float | None:
     """Return the price of soft marginals, `reach**p`; None for hard ones. OptionsError for a reach without a price."""
     if reach is None:
         return None
+    if isinstance(reach, Tensor):
+        reach = reach.detach()
     try:
         number, rho = float(reach), math.pow(reach, p)
     except (TypeError, ValueError, RuntimeError, OverflowError):
