@@ -125,6 +125,13 @@ def test_infinite_reach_is_balanced_and_uniform_weights_have_mass_one() -> None:
     torch.testing.assert_close(soft(a, x, 3 * b, y), soft(3 * b, y, a, x))
 
 
+def test_derivatives_in_reach_are_not_left_out_silently() -> None:
+    reach, points = torch.tensor(2.0, requires_grad=True), torch.zeros(2, 1)
+    with pytest.warns(ds.GradientWarning, match=r"functions of reach are constants.*with rho=reach\*\*p"):
+        SamplesLoss(reach=reach)(points, points)
+    SamplesLoss(reach=reach.detach())(points, points)
+
+
 @pytest.mark.parametrize("debias", [True, False])
 def test_soft_potentials_are_those_of_geomloss(debias: bool) -> None:
     geomloss, (a, x, b, y) = needs("geomloss"), clouds(1.5)
@@ -222,7 +229,15 @@ def test_bad_measures_are_named() -> None:
     ):
         with pytest.raises(ds.ProblemError, match=message):
             loss(*args)
-    with pytest.raises(ds.OptionsError, match="reach must be a positive number"):
-        SamplesLoss(reach=-1.0)
+    for reach in (-1.0, 0, math.nan, "1", [1.0, 2.0], 1e200, 1e-200):
+        with pytest.raises(ds.OptionsError, match="reach must be a positive number"):
+            SamplesLoss(reach=reach)
+    for options, message in (
+        ({"eps": 0.1}, "pass blur, where"),
+        ({"rho": 0.1}, "pass reach, where"),
+        ({"max_iter": 5}, "max_depth"),
+    ):
+        with pytest.raises(ds.OptionsError, match=message):
+            SamplesLoss(**options)
     with pytest.raises(ds.OptionsError, match="unknown"):
         SamplesLoss("wasserstein")

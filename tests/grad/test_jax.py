@@ -137,6 +137,12 @@ def test_no_problems_have_no_values() -> None:
     assert grad.potentials(X[:0], Y[0], eps=1.0) == []
 
 
+def test_an_eps_that_falls_is_refused_outside_of_callbacks() -> None:
+    x = jnp.zeros((2, 1))
+    with pytest.raises(ds.ProblemError, match=r"its last value, 0\.1"):
+        grad.value(x, x, eps=ds.falling([1.0, 0.1]))
+
+
 def test_unconverged_problems_are_told() -> None:
     x = rng.normal(size=(2, 30, 2))
     with pytest.warns(RuntimeWarning, match="2 of 2 problems did not converge"):

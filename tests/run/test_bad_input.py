@@ -255,7 +255,7 @@ def test_overflow_is_nonfinite_with_advice(cost: str) -> None:
     assert "rescale the points or raise eps" in result.message
     assert np.isfinite(result.potentials.f).all()
     assert not result.rescued
-    assert "a second run in float64 did not help" in result.message
+    assert "a second run, in float64, did not help" in result.message
 
 
 def test_whatever_can_be_read_as_an_array_is_taken() -> None:

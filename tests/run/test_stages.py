@@ -214,8 +214,14 @@ def test_results_of_an_interrupted_run_are_final(monkeypatch: pytest.MonkeyPatch
         (lambda: ds.falling([np.inf, 0.1]), "number 0 is inf"),
         (lambda: ds.falling([1.0, -0.1]), "number 1 is -0.1"),
         (lambda: ds.falling([1.0, "x"]), "number 1 is 'x'"),  # type: ignore[list-item]
+        (lambda: ds.falling([np.zeros(2), 0.1]), "number 0 is array.*ndarray"),  # type: ignore[list-item]
+        (lambda: ds.falling([10**400, 0.1]), "number 0 of falling is beyond"),
+        (lambda: ds.falling(0.1), "a list of numbers, got 0.1"),  # type: ignore[arg-type]
         (lambda: ds.falling([1.0, 0.1], cycles=0), "cycles of a stage"),
         (lambda: ds.falling([1.0, 0.1], of="mode"), "statistic|one of"),
+        (lambda: FallingEps(0.1, (2.0, 3.0), 5), "multiples of an eps that falls"),
+        (lambda: FallingEps(0.1, (np.nan,), 5), "at least 1 that fall"),
+        (lambda: FallingEps(0.1, ("x",), 5), "falling computes them"),  # type: ignore[arg-type]
         (lambda: ds.divergence(X[0], Y[0], eps=FALLING), "solve and stream take an eps that falls"),
         (lambda: Drift.fit(X, references=2, eps=FALLING), "its last value, 0.03"),
     ],
@@ -227,5 +233,6 @@ def test_what_is_wrong_is_said(make: Any, message: str) -> None:
 
 def test_one_value_is_a_number() -> None:
     assert ds.falling([0.1]) == FallingEps(0.1, (), 10)
+    assert type(ds.falling([0.1], cycles=np.int64(3)).cycles) is int  # type: ignore[arg-type]
     assert ds.solve([one(eps=ds.falling([0.1]))])[0].depth == ds.solve([one(eps=0.1)])[0].depth
     assert str(FALLING) == "0.03 in 4 stages"

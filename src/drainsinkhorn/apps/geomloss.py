@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from drainsinkhorn.core.options import check_settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.grad.torch import divergence, value
 from drainsinkhorn.model.cost import Cost
@@ -42,6 +43,8 @@ COSTS: dict[float, Cost] = {1: Cost("euclidean"), 2: Cost("sqeuclidean", 0.5)}
 """Costs `|x - y|^p / p` by p."""
 FORMULAS = {"Norm2(X-Y)": COSTS[1], "(SqDist(X,Y)/IntCst(2))": COSTS[2]}
 """GeomLoss's formulas of these costs, without blanks."""
+REPLACED = {"eps": "blur, where eps = blur**p", "rho": "reach, where rho = reach**p"}
+"""Arguments of `solve` that GeomLoss's arguments stand for, and what to pass instead."""
 UNEQUAL_MASS = 1e-3
 """Relative difference of the masses of both measures above which they are refused."""
 
@@ -68,7 +71,8 @@ class SamplesLoss(torch.nn.Module):
     Call it with `(x, y)`, `(a, x, b, y)` or `(labels_x, a, x, labels_y, b, y)`, with points (n, d) and (m, d) and
     weights (n,) and (m,); or with batches, (W, n, d), (W, m, d), (W, n) and (W, m). Both measures need the same mass,
     unless `reach` is given. It returns a number, or (W,) for a batch: values at convergence, where GeomLoss ends after
-    a fixed schedule. torch can differentiate it in points and weights, in points also twice.
+    a fixed schedule. An invalid problem, for example one with NaN among its points, has the value NaN. torch can
+    differentiate values in points and weights, in points also twice.
 
     Args:
         loss: "sinkhorn".
@@ -135,6 +139,8 @@ class SamplesLoss(torch.nn.Module):
         """Return the loss, or the potentials, of both measures."""
         self._check()
         measures, single = _measures(args)
+        by_price = "drainsinkhorn.grad.torch.divergence with rho=reach**p"
+        warn_of_constants("losses of SamplesLoss as functions of reach", by_price, [self.reach])
         if self.potentials:
             warn_of_constants("potentials of SamplesLoss", "drainsinkhorn.grad.torch.potentials", measures)
             parts: list[Any] = [None if part is None else part.detach() for part in measures]
@@ -143,15 +149,21 @@ class SamplesLoss(torch.nn.Module):
         return values[0] if single else values
 
     def _check(self) -> None:
-        """Raise NotImplementedError for what only GeomLoss has; attributes may have changed since the last call."""
+        """Raise NotImplementedError for what only GeomLoss has, and OptionsError for wrong options.
+
+        Attributes may have changed since the last call.
+        """
         if self.loss in OTHER_LOSSES:
             raise NotImplementedError(
                 f"loss {self.loss!r} is no transport; use geomloss.SamplesLoss({self.loss!r}, ...) of GeomLoss"
             )
         if self.loss != "sinkhorn":
             raise OptionsError(f"loss {self.loss!r} is unknown; use 'sinkhorn'")
-        if self.reach is not None and not self.reach > 0:
-            raise OptionsError(f"reach must be a positive number, or None for hard marginals, got {self.reach!r}")
+        _price_of(self.reach, self.p)
+        for name, own in REPLACED.items():
+            if name in self.settings:
+                raise OptionsError(f"SamplesLoss has no option {name!r}; pass {own}")
+        check_settings(self.settings, SamplesLoss)
         if self._point_cost is None and not callable(self.cost):
             raise NotImplementedError(
                 f"cost {self.cost!r} with p={self.p} is no cost of drainsinkhorn; pass p=1, p=2, a Cost, or a function "
@@ -176,7 +188,7 @@ class SamplesLoss(torch.nn.Module):
     @property
     def _rho(self) -> float | None:
         """The price of soft marginals; None if they are hard."""
-        return None if self.reach is None or math.isinf(self.reach) else float(self.reach**self.p)
+        return _price_of(self.reach, self.p)
 
     def _hard_values(self, measures: Measures) -> Tensor:
         """Losses between hard marginals, (W,), with derivatives in points and weights."""
@@ -234,6 +246,23 @@ class SamplesLoss(torch.nn.Module):
         elif mass is not None:
             f, g = (side - eps * mass.log()[:, None] / 2 for side in (f, g))
         return f.to(x.dtype), g.to(x.dtype)
+
+
+def _price_of(reach: Any, p: float) -> float | None:
+    """Return the price of soft marginals, `reach**p`; None for hard ones. OptionsError for a reach without a price."""
+    if reach is None:
+        return None
+    if isinstance(reach, Tensor):
+        reach = reach.detach()
+    try:
+        number, rho = float(reach), math.pow(reach, p)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        number = rho = math.nan
+    if not (number > 0 and rho > 0):
+        raise OptionsError(
+            f"reach must be a positive number, or None for hard marginals, got {reach!r}; reach**p must be a float64"
+        )
+    return None if math.isinf(rho) else rho
 
 
 def _with_equal_means(result: Result[Any]) -> tuple[Tensor, Tensor]:

@@ -95,8 +95,8 @@ def solve(
         **settings,
     }
     multiples = [multiples_of(problem, solver, place) for place, problem in enumerate(each)]
-    # batch_size is a setting of the backend, and the first run takes as many updates for all problems, so problems that
-    # differ in batch_size or in the number of their stages are solved one group after another.
+    # batch_size is a setting of the backend, and a first run makes the same number of updates for all of its problems,
+    # so problems that differ in batch_size or in the number of their stages are solved one group after another.
     groups = [(_batch_size(problem), len(stages)) for problem, stages in zip(each, multiples, strict=True)]
     for group in sorted(set(groups)):
         places = [place for place, own in enumerate(groups) if own == group]

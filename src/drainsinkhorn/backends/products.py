@@ -5,7 +5,7 @@ are emitted: `f = f' - phi`. The residual of emitted potentials differs from tha
 shift alone, which is added to the band. Write e for the largest error of a potential of each side: phi is off by
 `(d + 8) u phi`, the difference by `u |f|`, and a narrower dtype by what it is measured to change. Then each exponent is
 off by at most `E = (e_f + e_g) / eps`, and a residual by at most `1.06 E` times the mass of the plan if E < 0.1.
-Where a marginal is soft, weights that are off by a relative w add w to E; what marginals are compared with is off by
+If a marginal is soft, a relative error w of weights adds w to E. The targets of the marginals have an error of
 `T = (kappa_a e_f + kappa_b e_g) + w`, and a residual r, which is relative to the mass, by at most
 `1.2 (2 E + T) (1 + r)` if E and T are below 0.1.
 A certificate (`verify(exact=True)`) is computed from the emitted potentials and the dot products themselves.
@@ -54,13 +54,14 @@ def solves_products(backend: B) -> B:
     methods = {name: getattr(backend, name) for name in ("signature", "hints", "prepare", "pack")}
 
     def signature(self: Any, instance: Instance[Any]) -> Hashable:
-        """As the method of the class, with a line of their own for dot products."""
+        """As the method of the class; dot products have signatures of their own."""
         if not has_products(instance):
             return methods["signature"](self, instance)
         if not has_range(instance):
             raise ProblemError(
                 f"backend {self.name!r} solves dot products with a soft marginal as squared distances with the weights "
-                "a exp(s |x|^2 / (2 eps + 2 rho)), which leave the range of float32 for points so far from the origin; "
+                "a exp(s |x|^2 / (2 eps + 2 rho)), where s is the scale of the cost; they leave the range of float32 "
+                "for points so far from the origin; "
                 'use backend="reference", pass the matrix of costs, or raise rho'
             )
         return "products", methods["signature"](self, squares_to_solve(instance))
@@ -106,7 +107,7 @@ class _Lane:
     hopeless: float = 0.0
 
     def band(self, error: tuple[float, float], residual: float) -> float:
-        """Bound on what errors of the potentials of both sides change a residual by; inf beyond the first order."""
+        """Bound on the change of a residual by errors of both potentials; inf if they exceed FIRST_ORDER."""
         nats = sum(error) / self.instance.eps + self.weight_error
         if self.instance.marginals.are_hard:
             return 1.06 * nats * (1 + residual) if nats < FIRST_ORDER else math.inf

@@ -168,7 +168,7 @@ def solve_file(
     backend: Annotated[str, typer.Option(help=f"auto, {', '.join(REGISTRY)}.")] = "auto",
     accelerate: Annotated[str, typer.Option(help="auto, none (plain Sinkhorn), or what the backend offers.")] = "auto",
     init: Annotated[str, typer.Option(help=f"{', '.join(STARTS)}: where problems without a start begin.")] = "auto",
-    rescue: Annotated[bool, typer.Option(help="Run unconverged problems once more, alone.")] = True,
+    rescue: Annotated[bool, typer.Option(help="Run unconverged problems once more, in float64.")] = True,
     recheck: Annotated[
         str,
         typer.Option(help=f"{', '.join(RECHECKS)}: which converged results are recomputed before they are written."),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Generator[None]:
-    """Context in which the garbage collector does not run by itself; reference counts free objects as ever.
+    """Context in which the garbage collector does not run by itself; reference counts still free objects.
 
     Every few hundred new objects the collector would scan them, and at times every object of the process, although
     objects that were just made for a batch of problems cannot be garbage.

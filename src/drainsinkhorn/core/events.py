@@ -109,14 +109,14 @@ class Narrowed:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The eps of these problems falls to its next value: they left their pack, and run on in this or another one."""
+    """The eps of these problems falls to its next value: they left their pack, and continue in this or another one."""
 
     tickets: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Rescuing:
-    """These problems did not converge and are run once more, alone. That run keeps its own ledger."""
+    """These problems did not converge and are run once more, in float64. That run keeps its own ledger."""
 
     tickets: Sequence[int]
 

@@ -145,7 +145,7 @@ class Ledger:
                 pass
 
     def _withdraw(self, tickets: Sequence[int]) -> None:
-        """Take back the admission of problems that are admitted once more; what they have spent remains counted."""
+        """Take back the admission of problems that are admitted once more; their slots and legs remain counted."""
         if self._queues:
             for ticket in tickets:
                 self._queues[-1][2].pop(ticket, None)

@@ -191,7 +191,7 @@ class Options:
             certifies a lane only if that estimate alone would decide.
         accelerate: "auto" takes what the backend offers; "none" is plain Sinkhorn; a name it lacks raises.
         init: Where problems start that bring no start of their own: "auto", "gaussian" or "zero".
-        rescue: Rerun unconverged problems in float64, from better starts, before reporting them.
+        rescue: Run unconverged problems once more in float64, from their last finite potentials, before reporting them.
         lookahead: Problems that `stream` may read ahead to group them by signature.
         strict: Raise on the first INVALID problem instead of reporting it.
         profile: Depths and costs that are known of the problems, for mode "auto"; None: nothing is known.

@@ -45,7 +45,7 @@ def value(
     The value is `min_P sum P C + eps KL(P | a b')`, and with soft marginals the prices `rho KL(P 1 | a)` are added.
     First derivatives are those of the dual value at the potentials (envelope theorem). Second derivatives follow from
     implicit derivatives of the potentials: `jax.grad` of `jax.grad`, `jax.jvp` of `jax.grad`, or `jax.hessian`, which
-    takes one Hessian product for each coordinate. There are no third derivatives.
+    computes one Hessian product for each coordinate. There are no third derivatives.
 
     Args:
         x: Points: shared (n, d), stacked (W, n, d), or a list of unequal clouds. None with matrices of costs.

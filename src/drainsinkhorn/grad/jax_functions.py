@@ -48,7 +48,7 @@ def _full(shapes: Any, fills: Sequence[float]) -> list[list[Any]]:
 
 
 def _call(host: Any, out: Any, *inputs: Any) -> Any:
-    """Call a function of trees of NumPy arrays on the host; `jax.vmap` maps it in one callback, one call after another.
+    """Call a function of trees of NumPy arrays on the host; under `jax.vmap`, one callback calls it for every element.
 
     Args:
         host: The function.
@@ -63,7 +63,7 @@ def _call(host: Any, out: Any, *inputs: Any) -> Any:
         extra = arrays[0].ndim - dims[0]
         if extra == 0:
             return host(*tree.unflatten(arrays))
-        # An axis of length 1 in front of what is not mapped.
+        # JAX puts axes of length 1 in front of arrays that are not mapped.
         lead = np.broadcast_shapes(*(array.shape[:extra] for array in arrays))
         spread = [np.broadcast_to(array, lead + array.shape[extra:]) for array in arrays]
         results = [host(*tree.unflatten([array[place] for array in spread])) for place in np.ndindex(lead)]
@@ -111,12 +111,12 @@ def _value_and_slopes(task: Task, *columns: Any) -> Any:
 
 @_value_and_slopes.defjvp
 def _value_and_slopes_jvp(task: Task, columns: Any, motions: Any) -> Any:
-    """Motions of values and of their slopes: `(G m, H m + G' s)` of motions m, with slopes G, Hessians H and s = 0.
+    """Return motions (tangents) of values and of slopes: `(G m, H m + G' s)` for motions m of columns, and s = 0.
 
-    The matrix of this map of (s, m) is symmetric.
+    G are the slopes and H the Hessians. The map from (s, m) to this pair is linear, and its matrix is symmetric.
     """
     values, gradients, state = _value_and_slopes(task, *columns)
-    # Integers have motions without a dtype.
+    # JAX gives motions of integers the dtype float0, which has no arithmetic.
     moved = jax.tree.map(lambda d, c: jnp.zeros(c.shape) if d.dtype == jax.dtypes.float0 else d, motions, columns)
 
     columns, gradients, state = _undifferentiated((columns, gradients, state))
@@ -134,8 +134,8 @@ def _value_and_slopes_jvp(task: Task, columns: Any, motions: Any) -> Any:
         ]
         return jnp.stack(d_values), d_columns
 
-    # JAX transposes a linear solve only if all of its right-hand side depends on what is differentiated, so each array
-    # gets a term that does, and is zero whatever its value.
+    # JAX transposes a linear solve only if all arrays of its right-hand side depend on what is differentiated, so each
+    # array gets a term that depends on it and is always zero.
     total = jnp.stack([one.astype(values.dtype).sum() for one in jax.tree.leaves(moved)]).sum()
     vector = jax.tree.map(
         lambda d: d + jnp.where(jnp.zeros(d.shape, bool), total.astype(d.dtype), 0),
@@ -148,9 +148,10 @@ def _value_and_slopes_jvp(task: Task, columns: Any, motions: Any) -> Any:
 def _symmetric(apply: Any, vector: Any) -> Any:
     """Return the product of a symmetric matrix with a vector, which JAX can transpose, differentiate and batch.
 
-    The matrix has a callback in it, through which JAX does not look, so the product is stated as a linear solve: JAX
-    takes any function for the inverse of a matrix, and that of a symmetric one for its own transpose. The matrix itself
-    is needed only where it is differentiated, and here it is constant.
+    The product is computed in a callback, which JAX can neither transpose nor differentiate. So it is stated as the
+    solution of a linear system: JAX calls any function as the solver, and uses the solver of a symmetric system for the
+    transposed one too. The matrix of the system, which would be the inverse, is called only for derivatives with
+    respect to itself. It is constant here, so the identity takes its place.
 
     Args:
         apply: Multiplies a vector by the matrix.
@@ -161,7 +162,7 @@ def _symmetric(apply: Any, vector: Any) -> Any:
 
 @jax.custom_jvp
 def _undifferentiated(tree: Any) -> Any:
-    """The same arrays; NotImplementedError for their derivatives, the third ones of a value."""
+    """Return the same arrays; their derivatives, the third ones of a value, raise NotImplementedError."""
     return tree
 
 
@@ -171,7 +172,7 @@ def _undifferentiated_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _hessian(task: Task, columns: Any, state: Any, moved: Any) -> Any:
-    """Hessians of the values of lanes, times motions of their columns; zero for a lane that rests."""
+    """Hessians of the values of lanes, times motions of their columns; zero for a lane whose motions are zero."""
     shapes = _shapes(columns)
 
     def host(columns: Any, state: Any, moved: Any) -> Any:

@@ -20,7 +20,7 @@ from drainsinkhorn.numerics.costs import as_cost
 from drainsinkhorn.numerics.derivatives import price_slope, weight_slope
 from drainsinkhorn.plans.consumers import couplings
 from drainsinkhorn.run.marginals import parse_marginals, price_column
-from drainsinkhorn.run.resolve import resolve_eps
+from drainsinkhorn.run.resolve import require_fixed, resolve_eps
 from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import DEFAULTS, solve
 from drainsinkhorn.run.stack import problems
@@ -106,7 +106,7 @@ def make_task(
     sources: Sequence[int] | None,
     prices: Sequence[Any],
 ) -> Task:
-    """Return the task of lanes.
+    """Return the task of lanes; ProblemError for an eps that falls.
 
     Args:
         strengths: The eps of each lane: a number, a descriptor, or None where it is differentiated.
@@ -115,6 +115,9 @@ def make_task(
         sources: As in Task; None: each lane has its own eps.
         prices: The rho in Task.
     """
+    for own in strengths:
+        # Here rather than in a callback of JAX, which hides the type of an error.
+        require_fixed(own)
     eps = tuple(own if own is None or is_descriptor(own) else float(own) for own in strengths)
     places = tuple(range(len(eps)) if sources is None else sources)
     return Task(eps, places, None if is_dense(cost) else cost, settings, tuple(prices))

@@ -10,6 +10,7 @@ import math
 import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
 
 from drainsinkhorn.model.errors import ProblemError
@@ -84,7 +85,7 @@ class FallingEps:
         target: The eps of the result.
         multiples: The eps of each stage before, divided by the target; each is smaller than the one before.
         cycles: Largest number of cycles of a stage.
-        scale_rho: Whether prices of soft marginals are multiplied as eps is.
+        scale_rho: Whether each stage multiplies prices of soft marginals by the same factor as eps.
     """
 
     target: float | RelativeEps
@@ -93,8 +94,18 @@ class FallingEps:
     scale_rho: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(cast(object, self.cycles), int) or isinstance(self.cycles, bool) or self.cycles < 1:
+        is_integer = isinstance(cast(object, self.cycles), numbers.Integral) and not isinstance(self.cycles, bool)
+        if not is_integer or self.cycles < 1:
             raise ProblemError(f"cycles of a stage must be a positive integer, got {self.cycles!r}; 10 is the default")
+        factors = [*self.multiples, 1.0]
+        # Written so that NaN is rejected.
+        if not all(map(_is_number, factors)) or not all(own >= following for own, following in pairwise(factors)):
+            raise ProblemError(
+                f"multiples of an eps that falls are numbers of at least 1 that fall, got {self.multiples!r}; falling "
+                "computes them from values"
+            )
+        object.__setattr__(self, "cycles", int(self.cycles))
+        object.__setattr__(self, "multiples", tuple(map(float, self.multiples)))
 
     def __str__(self) -> str:
         return f"{self.target} in {len(self.multiples) + 1} stages"
@@ -155,8 +166,8 @@ def falling(values: Iterable[float], *, of: str | None = None, cycles: int = 10,
     """Return an eps that is lowered in stages: each stage starts from the potentials of the one before.
 
     The result is that of the last value: its status, residual and potentials. Its depth counts the cycles of all
-    stages, and so does `max_depth`; at least one cycle is left for the last value. The solution is that of the last
-    value alone, so stages pay only where they save cycles (docs/guides/eps-and-tol.md).
+    stages, and so does `max_depth`; a stage that would leave no cycle for the last value is left out. The solution is
+    that of the last value alone, so stages pay only where they save cycles (docs/guides/eps-and-tol.md).
 
     Args:
         values: Positive numbers, each smaller than the one before, such as `numpy.geomspace(1.0, 0.01, 5)`.
@@ -164,8 +175,8 @@ def falling(values: Iterable[float], *, of: str | None = None, cycles: int = 10,
             problem's own cost, as for `relative`.
         cycles: Largest number of cycles of each stage but the last, rounded up to the backend's stride. A stage ends
             before if it has reached tol.
-        scale_rho: True: prices of soft marginals are multiplied as eps is, so that `eps / rho` is the same in all
-            stages. False: they do not change.
+        scale_rho: True: each stage multiplies prices of soft marginals by the same factor as eps, so that `eps / rho`
+            is the same in all stages. False: prices do not change.
 
     Examples:
         >>> import numpy as np
@@ -175,18 +186,27 @@ def falling(values: Iterable[float], *, of: str | None = None, cycles: int = 10,
         >>> result.converged, result.eps
         (True, 0.1)
     """
-    numbers: list[Any] = list(values)
-    for place, value in enumerate(numbers):
-        if not _is_number(value) or not 0 < float(value) < (float(numbers[place - 1]) if place else math.inf):
-            before = f"the positive number before it, {numbers[place - 1]!r}" if place else "inf"
+    if not isinstance(cast(object, values), Iterable):
+        raise ProblemError(f"falling takes a list of numbers, got {values!r}; one number is an eps as it is")
+    strengths = list[float]()
+    for place, value in enumerate(values):
+        before = strengths[-1] if strengths else math.inf
+        # Python compares integers of any size with floats; those beyond the range of float64 have no float.
+        if not _is_number(value) or not 0 < value < before:
+            bound = f"below the one before it, {before!r}" if strengths else "finite"
+            kind = type(cast(object, value)).__name__
             raise ProblemError(
-                f"a falling eps has positive numbers, each below the one before; number {place} is "
-                f"{value!r}, and must be below {before}"
+                f"falling takes positive numbers, each below the one before; number {place} is {value!r} ({kind}), and "
+                f"must be positive and {bound}"
             )
-    if not numbers:
-        raise ProblemError("a falling eps needs at least one number, its target")
-    target = float(numbers[-1])
-    multiples = tuple(float(value) / target for value in numbers[:-1])
+        try:
+            strengths.append(float(value))
+        except OverflowError:
+            raise ProblemError(f"number {place} of falling is beyond the range of float64") from None
+    if not strengths:
+        raise ProblemError("falling takes at least one number, the eps of the result")
+    target = strengths[-1]
+    multiples = tuple(strength / target for strength in strengths[:-1])
     return FallingEps(target if of is None else RelativeEps(target, of), multiples, cycles, scale_rho)
 
 

@@ -221,13 +221,13 @@ class Result(Generic[A]):
             relative or a sharpness, the last one if it falls, else the problem's own. NaN for an INVALID problem
             without one.
         depth: Cycles of the run that gave the result: the rescue if `rescued`, else the first, with all stages of an
-            eps that falls. At most `max_depth`,
-            rounded up to the backend's stride. The ledger has both (`ledger.depths`, `ledger.rescue.depths`).
+            eps that falls. At most `max_depth`, rounded up to the backend's stride. The ledger has both
+            (`ledger.depths`, `ledger.rescue.depths`).
         backend: The backend that ran it.
         arithmetic: Precision and representation in which it ran.
         acceleration: Name of the acceleration; "none" for plain Sinkhorn.
-        rescued: True if this is the result of the rescue (a second run in float64): it converged, or came nearer
-            to tol than the first run. `detail` mentions a rescue that did not help.
+        rescued: True if this is the result of the rescue (a second run, in float64): it converged, or came nearer to
+            tol than the first run. `detail` mentions a rescue that did not help.
         widened: True if potentials have a wider dtype than the points: that of the points is not accurate enough for
             tol, or is an integer dtype.
         detail: The reason, if the status alone does not state it.

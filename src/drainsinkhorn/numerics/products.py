@@ -8,14 +8,14 @@ So potentials (f, g) under C are (f + phi, g + psi) under D. For `C = s <x, y>` 
 Squared distances do not change if both clouds are shifted by one vector, so backends centre them; dot products are then
 computed as accurately as distances, and phi and psi carry everything that depends on the origin.
 
-Where a marginal is soft, `-<P 1, phi>` is not constant. The objective contains a in `-(eps + rho) <P 1, log a>` alone,
-so that the term enters as other weights: the plan is the one under D for the same prices and
+If a marginal is soft, `-<P 1, phi>` depends on P. Apart from a constant, the objective contains a only in
+`-(eps + rho) <P 1, log a>`, so other weights absorb that term: the plan is the one under D for the same prices and
 
     a'_i = a_i exp(kappa lam phi_i),    f' = f + lam phi,    kappa lam = 1 / (eps + rho),    lam = rho / (eps + rho)
 
-and likewise for b. At kappa = 0 this is the shift above. What marginals are compared with is equal,
-`a' exp(-kappa f') = a exp(-kappa f)`, and so are residuals. Of all pairs (phi + t, psi - t), which serve as well, the
-one is taken for which the largest of both exponents are equal, or 0 where a marginal is hard.
+and likewise for b. At kappa = 0 this is the shift above. The targets of the marginals are equal,
+`a' exp(-kappa f') = a exp(-kappa f)`, and so are residuals. All pairs (phi + t, psi - t) give the same plan. The t is
+chosen so that the largest exponents of a' / a and of b' / b are equal; if one marginal is hard, both are 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from drainsinkhorn.numerics.arrays import library, on_cuda, to_numpy
 from drainsinkhorn.numerics.costs import COSTS, UNIT, DotProduct, is_squares
 
 LARGEST_EXPONENT = 80.0
-"""Largest exponent of both weights in all: beyond, weights in float32 may leave its range."""
+"""Largest sum of the exponents of both weights: with a larger one, weights may leave the range of float32."""
 
 _known: WeakKeyDictionary[Instance[Any], Instance[Any]] = WeakKeyDictionary()
 """Instances that are in use, as squared distances: signature, hints and pack of a problem share one."""
@@ -116,7 +116,7 @@ def _weight_exponents(instance: Instance[Any]) -> tuple[Any, Any]:
 
 
 def _largest_exponents(instance: Instance[Any]) -> tuple[float, float]:
-    """Return the largest size of an exponent of either weight, among points with weight."""
+    """Return the largest absolute exponent of the weights of each side, among points with weight."""
     sides = zip(_weight_exponents(instance), (instance.a, instance.b), strict=True)
     row, col = (float(np.abs(exponents[own > 0]).max()) for exponents, own in sides)
     return row, col
@@ -139,7 +139,10 @@ def translation_of_lengths(instance: Instance[Any], phi: Any, psi: Any) -> float
 
 
 def shift_potentials(instance: Instance[Any], potentials: Potentials[Any]) -> Potentials[Any]:
-    """Return potentials of the same plan for squared distances and the same weights, in float64; others as they are."""
+    """Return potentials of the same plan for squared distances and the same weights, in float64.
+
+    Potentials for other costs are returned as they are.
+    """
     if not has_products(instance):
         return potentials
     return Potentials(*(_add(side, shift) for side, shift in zip(potentials, lengths(instance), strict=True)))
@@ -157,9 +160,10 @@ def _negate(points: Any) -> Any:
 
 @np.errstate(all="ignore")
 def shifts(instance: Instance[Any]) -> tuple[Any, Any]:
-    """Return what is added to f (n,) and to g (m,) in float64, `lam phi`: torch tensors if the points are on CUDA.
+    """Return `lam_a (phi + t)` (n,) and `lam_b (psi - t)` (m,), which are added to f and g, in float64.
 
-    The error of each is at most `shift_rounding` times the largest `phi + |t|`.
+    They are torch tensors if the points are on CUDA. Their errors are at most `shift_rounding` times the largest
+    `phi + |t|` and `psi + |t|`.
     """
     phi, psi = lengths(instance)
     if instance.marginals.are_hard:

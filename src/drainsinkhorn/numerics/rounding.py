@@ -278,7 +278,8 @@ def certified_residual(sums: PlanSums) -> Residual:
     `e (1 + R) / (m - e)`.
     """
     if sums.targets is not None and sums.mass == math.inf:
-        # Entries out of range, less targets out of range: far from optimal, but not broken.
+        # Overflowing entries, less overflowing targets, gave NaN. The state is far from optimal, but its potentials are
+        # finite, so it is no NONFINITE problem.
         return Residual(math.inf, math.inf, math.inf)
     if math.isnan(sums.row) or math.isnan(sums.col):
         return UNKNOWN

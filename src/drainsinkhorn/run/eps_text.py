@@ -46,7 +46,7 @@ def format_eps(eps: RelativeEps | SharpnessEps | FallingEps) -> str:
         True
     """
     if isinstance(eps, FallingEps):
-        raise ProblemError(f"a text has no place for an eps that falls ({eps}); pass its last value, {eps.target}")
+        raise ProblemError(f"files and the service take no eps that falls ({eps}); pass its last value, {eps.target}")
     if isinstance(eps, RelativeEps):
         return f"{100 * eps.share!r}% {eps.of}"
     if eps != sharpness(eps.target):

@@ -318,7 +318,7 @@ class LocalRun:
             instance = replace(first.instance, init=rescue.choose_restart(first), depth_before=0)
             lines.setdefault(precise.signature(instance), []).append(Admission(ticket, instance))
         for line in lines.values():
-            # Lanes leave as they finish, whatever the mode of the run: depths of problems that failed differ.
+            # Lanes leave as they finish, whatever the mode of the run, since depths of problems that failed differ.
             width = max(1, min(len(line), precise.hints(line[0].instance).width, self._plan.width))
             plan = replace(self._plan, mode=MODES["compact"], width=width)
             for event in execute(precise, Batch(line), plan, ledger, ledger.seconds):

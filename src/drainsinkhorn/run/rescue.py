@@ -1,4 +1,4 @@
-"""The rescue: problems that did not converge run a second time, in float64.
+"""The rescue: problems that did not converge run a second time, together and in float64.
 
 These functions decide which problems run again, from which start, and which of both runs is the result.
 """
@@ -59,7 +59,7 @@ def choose_result(first: Ended, second: Ended) -> tuple[Ended, str]:
         streamed = first.outcome.streamed or second.outcome.streamed
         chosen = second._replace(outcome=second.outcome._replace(streamed=streamed, rescued=True))
         if status is not Status.CONVERGED:
-            return chosen, f"this is a second run in float64; the first ended at residual {before:.3g}"
+            return chosen, f"this is a second run, in float64; the first ended at residual {before:.3g}"
         if second.instance.init == "zero" and isinstance(first.instance.init, Potentials):
             return chosen, "the run from its start failed, and a second one from zero converged"
         return chosen, ""
@@ -67,7 +67,7 @@ def choose_result(first: Ended, second: Ended) -> tuple[Ended, str]:
         return first, ""
     if status is Status.EXPIRED:
         first = first._replace(outcome=first.outcome._replace(status=Status.EXPIRED))
-    return first, "a second run in float64 did not help"
+    return first, "a second run, in float64, did not help"
 
 
 def explain(ended: Ended, margin: float, remarks: Sequence[str]) -> Outcome:

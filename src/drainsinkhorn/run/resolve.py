@@ -23,7 +23,7 @@ from drainsinkhorn.run.validate import validate
 def require_fixed(eps: Any) -> None:
     """Raise ProblemError for an eps that falls, where only its target would be used."""
     if isinstance(eps, FallingEps):
-        raise ProblemError(f"solve and stream take an eps that falls ({eps}); here pass its last value, {eps.target}")
+        raise ProblemError(f"solve and stream take an eps that falls ({eps}); here pass its last value, {eps.target!r}")
 
 
 @np.errstate(all="ignore")

@@ -21,7 +21,7 @@ from drainsinkhorn.run import rescue
 from drainsinkhorn.run.queue import Ended
 
 CONTINUED = (Status.CONVERGED, Status.DEPTH_LIMIT, Status.NONFINITE, Status.EXPIRED)
-"""How a stage may end so that the problem runs on."""
+"""Statuses of a stage after which the problem continues with the next stage."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,10 @@ class Stages:
         return Retired([event.instances[place] for place in places], ended), tickets
 
     def _next(self, ticket: int, descent: _Descent, depth: int, init: Any) -> Instance[Any]:
-        """Return the next stage, which starts from `init` after `depth` cycles; the last one if no cycles are left."""
+        """Return the next stage, which starts from `init` after `depth` cycles.
+
+        It is the last one if any other could use up the depth limit.
+        """
         last, falling = descent.last, descent.eps
         cycles = -(-falling.cycles // self._stride) * self._stride
         while descent.following < len(falling.multiples) and depth + cycles < (last.max_depth or self._max_depth):

@@ -69,7 +69,7 @@ class RemoteResult:
         depth: Cycles of the run that gave the result.
         residual: Residual of exactly these potentials.
         emitted: The potentials; None if the problem is INVALID, or did not run before its deadline.
-        rescued: True if a second run in float64 gave the result.
+        rescued: True if a second run, in float64, gave the result.
         widened: True if potentials have a wider dtype than the points.
         streamed: True if memory ran out, so that costs were computed anew in every cycle.
         eps: Strength of the entropic term: the number that was found if a share or a sharpness was asked for.

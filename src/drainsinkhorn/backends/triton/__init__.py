@@ -47,8 +47,8 @@ SPACING, HELD_SPACING = 32, 1024
 WIDEST, WIDEST_RESIDENT = 2048, 16384
 """Most lanes that are recommended for a pack; and if one program runs all cycles of a lane, which costs no launches."""
 PACK_BYTES, POINT_BYTES, FALLBACK_BYTES = 2**32, 24, 2**28
-"""Bytes of lanes that are large or have cached scores in a pack of recommended width, unless a single lane may have
-more; those of a coordinate while its lane is loaded; and the default limit of a lane's scores without a CUDA device."""
+"""Most bytes of all lanes of a pack of recommended width, if they are large or have cached scores and `cached_bytes` is
+not more; bytes of a coordinate while its lane is loaded; and `cached_bytes` by default without a CUDA device."""
 REPORT_PAIRS = 2**42
 """Most pairs between two progress reports, which are about a second and a half."""
 
@@ -69,7 +69,7 @@ class TritonBackend:
         leading: True: early cycles of streaming lanes in more than 32 coordinates compute scores from one product, that
             of float16 high parts, in place of three.
         resident_points: Lanes with at most so many points on either side cache their scores, and one program runs all
-            their cycles, without a launch between two of them. At most 512; 0: there are no such lanes. None: 128, and
+            their cycles, without a launch between two cycles. At most 512; 0: there are no such lanes. None: 128, and
             0 in Triton's interpreter.
         acceleration: "momentum" or "none"; `solve` sets it.
         policy: Decisions about precision, made from the attributes above.
@@ -155,7 +155,7 @@ class TritonBackend:
     ) -> TritonCouplings | BlockCouplings:
         """Return plans on the device: streamed, or with cached exponents where a pack would have cached scores."""
         if all(p.is_dense or p.cost.kind.distances is not None or has_products(p) for p in instances):
-            # Plans are read in the same way whatever runs the cycles, and in whatever precision.
+            # Plans are computed in the same way, whichever kernels ran the cycles and in whichever precision.
             policy = replace(self.policy, resident_points=0, float64=False)
             return TritonCouplings(instances, potentials, policy.representation, self._device())
         # A cost of the caller's own is evaluated on the host, some rows at a time.

@@ -56,13 +56,13 @@ class BlockLegs:
         return (self._buffers[buffer] if isinstance(buffer, str) else buffer)[start : start + size]
 
     def sample(self, lane: Lane, side: int, potentials: Any, out: Any) -> None:
-        """Write log ratios of sampled rows to `out`, (most rows,): as many as it has, or all rows.
+        """Write log ratios of sampled rows to `out`: one for each of its entries, or of all rows if there are fewer.
 
         Args:
             lane: The lane.
             side: 0 for rows, 1 for columns.
             potentials: Potentials in bits, at the offsets POTENTIAL.
-            out: Where they are written.
+            out: A vector.
         """
         sizes = lane.size
         count = min(sizes[side], len(out))

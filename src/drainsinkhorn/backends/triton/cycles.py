@@ -65,7 +65,7 @@ class Cycles:
         self.active = lanes
         form = launcher.representation
         self.fused = lanes.largest(0)[0] <= SMALL and form.warps == WARPS64
-        # Products are computed for held lanes, too, so that a call must not run on for long after its end.
+        # Products are computed for held lanes, too, so a call has to end soon after its last lane is held.
         self._spacing = 1 if any(lane.is_float64 and uses_blocks(lane) for lane in lanes.lanes) else POLL
         self._capacity = form.resident * MULTIPROCESSORS
 

@@ -109,7 +109,7 @@ class Launcher:
         self, lanes: LaneSet, side: int, role: Any, potentials: Any = None, vectors: Any = None, errors: Any = None,
         *, lockstep: bool = False, fused: bool = False,
     ) -> list[Launch]:  # fmt: skip
-        """A leg in float64: `float64_leg` of hard lanes, and of soft ones; large lanes have launches of their own."""
+        """Return launches of a leg in float64: one for hard lanes, one for soft ones, and one for each large lane."""
         launches, large, more = [], self._in_blocks(lanes), {"lockstep": lockstep, "fused": fused}
         if large:
             vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]

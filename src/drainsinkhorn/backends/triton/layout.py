@@ -50,7 +50,7 @@ LARGE_BLOCK, LARGE_WARPS = 1024, 8
 
 @dataclass(frozen=True)
 class Clouds:
-    """The points of lanes on the device. A cloud is an entry: those of rows come first, then those of columns.
+    """The points of lanes on the device. A cloud is an entry: those of the rows of all lanes come first.
 
     Attributes:
         parts: Vectors of coordinates, the first entry of each, and its number of entries.
@@ -188,7 +188,7 @@ def pack_points(
     """Write clouds as legs read them. For cached scores, return the scaled clouds; else None."""
     lanes, dim, scaled = clouds.lanes, clouds.dim, None
     vectors64, points64, firsts = buffers["vectors64"], buffers["points64"], clouds.places
-    # A kernel needs pointers to vectors that it does not write for this kind of scores, too.
+    # The kernel takes pointers to all vectors, also to those that it does not write for this kind of scores.
     points16 = buffers["points16"] if buffers["points16"].numel() else points64
     out, norms = buffers["points32"] if buffers["points32"].numel() else points64, vectors64
     if form.kind == STORED:
@@ -270,10 +270,10 @@ def cache_scores(
         fields: Rows of the lane table of the group.
         buffers: The buffers of the pack.
         scaled: Points of the products.
-        rows: Rows whose scores are there: as many as the largest of these lanes has or, of a single lane, some.
-        is_large: The f that is absorbed comes from exponentials in float32: it is only a place near the solution.
+        rows: Rows that `scores` has: all rows of the largest of these lanes or, of a single lane, some rows.
+        is_large: Compute the f that is absorbed from exponentials in float32; it has to be near the solution only.
     """
-    # A kernel needs pointers to norms that it does not read, too.
+    # The kernel takes pointers to norms, also if it does not read them.
     norms, firsts = (buffers["vectors64"], places) if scaled is None else (scaled.norms, scaled.firsts)
     tile = {"BLOCK": LARGE_BLOCK, "num_warps": LARGE_WARPS} if is_large else {"BLOCK": CACHE_BLOCK}
     launch(

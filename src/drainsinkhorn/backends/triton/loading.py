@@ -160,7 +160,7 @@ def _take_memory(
 ) -> tuple[Any, dict[str, tuple[int, int]]]:
     """Take memory for lanes of these shapes; return their rows of the lane table, and their piece of every buffer.
 
-    A vector of all lanes comes before the next vector.
+    In a buffer, a vector of all lanes comes before the next vector of all lanes.
     """
     places = {shape: place for place, shape in enumerate(dict.fromkeys(shapes))}
     which = np.array([places[shape] for shape in shapes])
@@ -198,7 +198,7 @@ def _direction_rounding(instances: Sequence[Instance[Any]], dim: int, largest: A
 
 @dataclass(frozen=True)
 class _Loading:
-    """Lanes that have memory and are filled.
+    """Lanes that have memory, which the methods fill.
 
     Attributes:
         instances: Their problems.
@@ -234,7 +234,7 @@ class _Loading:
         self._scatter((numbers, places), factors, c.MASS.value)
 
     def fill_prices(self, places: Any) -> None:
-        """Write the numbers of soft lanes."""
+        """Write `_prices` of soft lanes."""
         numbers = self._upload([_prices(instance) for instance in self.instances])
         places = places[:, None] + np.arange(numbers.shape[1])
         self.buffers["vectors64"][upload(places, torch.int64, self.device)] = numbers

@@ -29,8 +29,8 @@ from drainsinkhorn.backends.triton.layout import SCRATCH_PAIRS, products
 
 PART_PAIRS, KEPT_PAIRS, SLAB_PAIRS = 2**28, 2**30, 2**27
 """Most pairs of a stack, and most pairs that stacks keep together, 4 GiB. If there are more, each use computes the
-matrices of a stack anew, which costs a fraction of doing without them. A single lane may have more than PART_PAIRS: of
-that, each use computes slabs of SLAB_PAIRS, one after another."""
+matrices of a stack anew, which costs a fraction of doing without them. A single lane may have more than PART_PAIRS:
+each use then computes its matrix in slabs of SLAB_PAIRS, one after another."""
 CENTRE_ROWS, CENTRE_BLOCK = 16, 64
 """Points of a program that centres them, and coordinates it takes at once."""
 FILL_ROWS, FILL_BLOCK = 8, 128

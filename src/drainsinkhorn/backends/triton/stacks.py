@@ -107,7 +107,7 @@ class Stack:
         return replace(self, lanes=lanes, shapes=shapes, float64=float64, matrices=matrices, **first, **second, **each)
 
     def slabs(self, side: int) -> list[Stack]:
-        """Return stacks of some points of a side each, whose matrices are small enough: of a huge lane, else itself."""
+        """Return stacks that have some points of a side each, so that matrices are small; itself if no lane is huge."""
         pad, other = self.pads[side], self.pads[1 - side]
         if self.matrices is None or pad * other <= PART_PAIRS:
             return [self]
@@ -118,11 +118,11 @@ class Stack:
         ]
 
     def _slab(self, side: int, points: Any, count: int) -> Stack:
-        """Return the only lane with some points of a side: a slice of padded points, or the numbers of points.
+        """Return a stack of the only lane, with some points of a side.
 
         Args:
             side: 0 for rows, 1 for columns.
-            points: Which points; padding included, a multiple of the largest tile.
+            points: Which points: a slice, or their numbers. With padding their count is a multiple of the largest tile.
             count: Number of points without padding, which comes last.
         """
         pads, sizes, shape = list(self.pads), self.sizes.clone(), list(self.shapes[0])
@@ -329,7 +329,7 @@ class Stack:
         return out
 
     def _draw_slabs(self, rows: Any, numbers: Any, last: Any) -> Any:
-        """Return `draw` of a huge lane: the matrix has the listed rows alone, some at a time."""
+        """Return `draw` of a huge lane, slab by slab: a slab has the listed rows alone."""
         drawn, step = [], _slab_rows(self.pads[1])
         for listed, chosen in zip(rows.split(step, 1), numbers.split(step, 1), strict=True):
             count = listed.shape[1]

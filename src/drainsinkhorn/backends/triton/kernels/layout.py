@@ -1,9 +1,9 @@
 """Triton kernels that write points and matrices as legs and consumers read them: centred, scaled, split or cached.
 
-Lanes that are loaded may have any sizes: `fields` has their rows of the lane table, with sizes and offsets. Of both
-sides of lanes, entries of rows, one for each lane, come first, then those of columns. Points are in the caller's
-float32 or float64. All arithmetic is float64, every sum has a fixed order and no program reads two lanes, so the points
-of a lane do not depend on its neighbours.
+Lanes that are loaded may have any sizes: `fields` has their rows of the lane table, with sizes and offsets. An entry
+is a side of a lane: an array with entries has those of the rows of all lanes first, then those of the columns. Points
+are in the caller's float32 or float64. All arithmetic is float64, every sum has a fixed order and no program reads two
+lanes, so the points of a lane do not depend on its neighbours.
 """
 
 # pyright: basic, reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -173,10 +173,11 @@ def extents(diagonals, fields, vectors64, found, dim, ROOTED: tl.constexpr, BLOC
 @triton.jit(do_not_specialize=["first_entry", "lanes"])
 def scatter(values, places, factors, fields, out, largest, first_entry, lanes, COLUMN: tl.constexpr,
             PAIRS: tl.constexpr, MAXIMA: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write numbers of the caller, times a factor of each entry, to the COLUMN of the lane table for its side.
+    """Write numbers of the caller, times a factor of each entry, to vectors whose offsets are in COLUMN of `fields`.
 
-    An entry whose place is negative gets its factor everywhere. PAIRS: a lane has a number for each pair of points, not
-    for each point. MAXIMA: `largest` gets the largest absolute value that each program writes, (lanes, programs).
+    The whole vector of an entry whose place is negative gets its factor. PAIRS: a lane has a number for each pair of
+    points, not for each point. MAXIMA: `largest` gets the largest absolute value that each program writes, (lanes,
+    programs).
     """
     entry = (first_entry + tl.program_id(1)).to(tl.int64)
     lane, side = entry % lanes, entry // lanes
@@ -198,7 +199,7 @@ def scatter(values, places, factors, fields, out, largest, first_entry, lanes, C
 
 @triton.jit
 def _cached_cost(scores, norms, other_norms, rows, others, valid, size, other_size, PRODUCTS: tl.constexpr):
-    """Scaled costs of rows in memory, or those that inner products and norms make; `size` rows are in memory."""
+    """Return scaled costs, read from the `size` rows of `scores` or computed from inner products and norms."""
     costs = tl.load(scores + rows.to(tl.int64)[:, None] * other_size + others[None, :], mask=valid, other=0.0)
     if PRODUCTS:
         nx = tl.load(norms + rows, mask=rows < size, other=0.0)
@@ -213,8 +214,8 @@ def inner_products(x, y, firsts, out, out_places, sizes, size_stride, first_lane
                    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Write the inner products of all points of two clouds of lanes from the `first_lane` on, (size, other_size) each.
 
-    `firsts` has the number of the first point of each entry, `out_places` the offset of the products of each lane,
-    where those of the first lane are at the beginning of `out`.
+    `firsts` has the number of the first point of each entry. `out_places` has the offset of the products of each lane;
+    `out` begins with those of the `first_lane`.
     """
     lane = (first_lane + tl.program_id(1)).to(tl.int64)
     size = tl.load(sizes + lane * size_stride).to(tl.int32)
@@ -245,10 +246,10 @@ def cache_scores(scores, places, norms, firsts, fields, vectors64, matrices, fir
     """Write cached log-kernel entries `f_i + g_j - C_ij` in bits, at the start of g and the f of the f-leg after it.
 
     Entries that carry mass are near zero there, where float32 is most accurate. The absorbed potentials are written to
-    NORM. With ROUGH the exponentials that give f are in float32; entries are exact for the f that is stored. Of every
-    lane up to `count` rows are written, from `first_row` on, whose scores are in memory. `places` has the offset of the scaled costs of a lane (PRODUCTS: of inner products), where those of the first
-    lane are at the beginning of `scores`; `norms` has squared norms of points, by the numbers of first points in
-    `firsts`, for both sides.
+    NORM. With ROUGH the exponentials that give f are in float32; entries are computed with this f in float64. Up to
+    `count` rows of every lane are written, from `first_row` on; `scores` has these rows alone. `places` has the offset
+    of the scaled costs of each lane (PRODUCTS: of its inner products); `scores` begins with those of the `first_lane`.
+    `norms` has squared norms of the points of both sides, and `firsts` where those of each entry begin.
     """
     lane = (first_lane + tl.program_id(1)).to(tl.int64)
     own = fields + lane * FIELDS

@@ -243,7 +243,7 @@ def _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, 
                   CHUNK: tl.constexpr):  # fmt: skip
     """Measure the rows: return log ratios in float32, zero in padding, and the row residual, followed by two numbers.
 
-    Of SOFT lanes the last three are log2 of what the rows miss, of the mass of the plan, and of what rows ask for.
+    Of SOFT lanes the last three numbers are those of `log_missed`, the log2 of the mass of the plan, and `log_asked`.
     Unless scores are WHOLE, what legs read of the rows is in memory (`_publish_rows`), and log ratios are written.
     """
     if FLOAT64:

@@ -1,9 +1,9 @@
 """Triton kernels of Gaussian starts (`numerics.starts`), and of the boxes around clouds.
 
-Lanes may have clouds of any sizes. A cloud is an entry: entries of rows, one for each lane, come first, then those of
-columns. `places` has the offset of the first coordinate of each entry in `points`, the caller's float32 or float64
-numbers; `fields` has the rows of the lane table. All arithmetic is float64, every sum has a fixed order and no program
-reads two lanes, so the start of a lane does not depend on its neighbours.
+Lanes may have clouds of any sizes. A cloud is an entry: an array with entries has those of the rows of all lanes first,
+then those of the columns. `places` has the offset of the first coordinate of each entry in `points`, the caller's
+float32 or float64 numbers; `fields` has the rows of the lane table. All arithmetic is float64, every sum has a fixed
+order and no program reads two lanes, so the start of a lane does not depend on its neighbours.
 """
 
 # pyright: basic, reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -59,7 +59,7 @@ def chunk_boxes(points, places, fields, boxes, first_entry, lanes, dim, ROWS: tl
 
 @triton.jit
 def _box_of_cloud(boxes, fields, entry, lanes, most, dim, ks, inside):
-    """The smallest and the largest coordinates of a cloud, from those of its chunks; `boxes` has room for `most`."""
+    """The smallest and the largest coordinates of a cloud, from those of its `most` or fewer chunks."""
     size, chunk = _size_of_entry(fields, entry, lanes)
     low = tl.load(boxes + entry * most * 2 * dim + ks, mask=inside, other=0.0)
     high = tl.load(boxes + entry * most * 2 * dim + dim + ks, mask=inside, other=0.0)
