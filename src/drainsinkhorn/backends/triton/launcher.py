@@ -145,7 +145,8 @@ class Launcher:
             bm, bn, warps, grid = BM64, BN64, WARPS64, lanes.grid(side, BM64)
         else:
             bm, bn, warps = SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS
-            grid = (-(-SAMPLES // bm), len(lanes), 2 if side == c.BOTH.value else 1)
+            most = min(SAMPLES, max(lanes.largest(which)[0] for which in (0, 1)))
+            grid = (-(-most // bm), len(lanes), 2 if side == c.BOTH.value else 1)
         return prepared(
             leg_kernels.float64_leg, grid,
             self._table.fields, lanes.rows, self._table.state, buffers["points64"], vectors64,
