@@ -119,8 +119,8 @@ class Launcher:
             ]
             launches = [
                 self._blocks.leg(self._table.select([lane]), side, role, *given, tile=BM64, block=BLOCK, **more)
-                for lane in large
-                if lane.is_float64
+                for lane in lanes.lanes
+                if lane in large and lane.is_float64
             ]
             lanes = self._table.select([lane for lane in lanes.lanes if lane not in large])
         if lanes.lanes:
