@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
-import numpy as np
-
 from drainsinkhorn.model.instance import Instance
 
 
@@ -18,20 +16,20 @@ class InstanceStack(Sequence[Instance[Any]]):
         shared: One of them, from which all others have every field but x, y and eps.
         x: Source points of all rows, (W, n, d), or (n, d) if they share them.
         y: Target points, in one of the same forms.
-        eps: The eps of each row, float64 (W,).
+        eps: The eps of each row.
 
     Attributes:
         shared: As above.
         x: As above.
         y: As above.
         eps: As above.
-        rows: Rows of x, y and eps to which the instances belong, int64. A part of a stack has some of the rows, and the
-            arrays of the whole.
+        rows: Rows of x, y and eps to which the instances belong. A part of a stack has some of the rows, and the arrays
+            of the whole.
     """
 
-    def __init__(self, shared: Instance[Any], x: Any, y: Any, eps: Any) -> None:
+    def __init__(self, shared: Instance[Any], x: Any, y: Any, eps: list[float]) -> None:
         self.shared, self.x, self.y, self.eps = shared, x, y, eps
-        self.rows: Any = np.arange(len(eps))
+        self.rows: Sequence[int] = range(len(eps))
         # Instances by row, for this stack and its parts.
         self._made: dict[int, Instance[Any]] = {}
 
@@ -45,27 +43,33 @@ class InstanceStack(Sequence[Instance[Any]]):
     def __getitem__(self, place: int | slice) -> Instance[Any] | InstanceStack:
         """Return an instance, the same object at every call; or some of them as columns."""
         if isinstance(place, slice):
-            return self.take(place)
-        row = int(self.rows[place])
+            return self.with_rows(self.rows[place])
+        row = self.rows[place]
         made = self._made.get(row)
         if made is None:
             x, y = (points if points.ndim == 2 else points[row] for points in (self.x, self.y))
-            made = self._made.setdefault(row, replace(self.shared, x=x, y=y, eps=float(self.eps[row])))
+            made = self._made.setdefault(row, replace(self.shared, x=x, y=y, eps=self.eps[row]))
         return made
 
     def __iter__(self) -> Iterator[Instance[Any]]:
         return map(self.__getitem__, range(len(self)))
 
-    def take(self, places: Any) -> InstanceStack:
-        """Return the instances at these places (a slice or an integer vector) as columns."""
+    def take(self, places: Sequence[int]) -> InstanceStack:
+        """Return the instances at these places as columns."""
+        rows = self.rows
+        return self.with_rows([rows[place] for place in places])
+
+    def with_rows(self, rows: Sequence[int]) -> InstanceStack:
+        """Return the instances of these rows as columns."""
         part = object.__new__(InstanceStack)
-        part.__dict__.update(self.__dict__, rows=self.rows[places])
+        part.__dict__.update(self.__dict__, rows=rows)
         return part
 
-    def is_part_of(self, other: InstanceStack) -> bool:
-        """Whether both have the same arrays, so that equal rows are the same instance."""
-        return self._made is other._made
+    def shares_arrays(self, other: Sequence[Instance[Any]]) -> bool:
+        """Whether the other sequence is a part of the same stack, so that equal rows are the same instance."""
+        return isinstance(other, InstanceStack) and other._made is self._made
 
-    def strengths(self) -> Any:
-        """Return the eps of each instance, float64."""
-        return self.eps[self.rows]
+    def strengths(self) -> list[float]:
+        """Return the eps of each instance."""
+        rows, eps = self.rows, self.eps
+        return eps if rows == range(len(eps)) else [eps[row] for row in rows]
