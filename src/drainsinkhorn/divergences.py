@@ -23,10 +23,11 @@ from drainsinkhorn.numerics.arrays import float_dtype, is_array, to_caller
 from drainsinkhorn.numerics.costs import DotProduct, as_cost
 from drainsinkhorn.numerics.soft import debiasing_mass
 from drainsinkhorn.plans.consumers import transport_costs
+from drainsinkhorn.run.arguments import known_cost
 from drainsinkhorn.run.resolve import resolve_eps
 from drainsinkhorn.run.solution import Solution
 from drainsinkhorn.run.solve import DEFAULTS, solve
-from drainsinkhorn.run.stack import known_cost, problems
+from drainsinkhorn.run.stack import problems
 
 
 @dataclass(frozen=True, slots=True, eq=False)

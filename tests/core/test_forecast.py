@@ -16,7 +16,7 @@ from drainsinkhorn.core.forecast import SPREAD, Remaining
 from drainsinkhorn.core.options import Options
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.core.source import Admission, Batch
-from drainsinkhorn.model.result import Outcomes
+from drainsinkhorn.model.outcomes import Outcomes
 from drainsinkhorn.testing.scripted import Script, ScriptedBackend, scripted
 
 

@@ -16,8 +16,9 @@ from drainsinkhorn.core.ledger import Ledger, survival
 from drainsinkhorn.core.options import MODES, Mode, Options
 from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.model.errors import OptionsError
+from drainsinkhorn.model.outcomes import Outcome, Outcomes
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Outcome, Outcomes, Residual
+from drainsinkhorn.model.result import Residual
 from drainsinkhorn.model.status import Status
 
 

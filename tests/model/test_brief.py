@@ -12,7 +12,7 @@ import pytest
 import drainsinkhorn as ds
 from drainsinkhorn.core.events import Retired
 from drainsinkhorn.model.brief import brief, call, count_of, html_curve, html_table
-from drainsinkhorn.model.result import Outcomes
+from drainsinkhorn.model.outcomes import Outcomes
 from tests.conftest import needs
 
 EVIL = "<script>alert('x')</script>&\""

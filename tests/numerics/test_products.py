@@ -19,7 +19,7 @@ from drainsinkhorn.numerics.products import (
     takes_gaussians,
 )
 from drainsinkhorn.numerics.starts import start
-from drainsinkhorn.run.stack import known_cost
+from drainsinkhorn.run.arguments import known_cost
 from drainsinkhorn.run.validate import validate
 from tests.conftest import needs
 

@@ -17,7 +17,8 @@ from drainsinkhorn.backends.wrapped import WrappedBackend, WrappedPack
 from drainsinkhorn.core.events import Finished
 from drainsinkhorn.core.protocol import Pack, Progress
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.result import Outcome, Outcomes, Residual, Residuals
+from drainsinkhorn.model.outcomes import Outcome, Outcomes
+from drainsinkhorn.model.result import Residual, Residuals
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.run import recheck
 from drainsinkhorn.run.recheck import Recheck, refute

@@ -24,7 +24,7 @@ import pytest
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.reference import ReferenceBackend
-from drainsinkhorn.model.result import Outcomes
+from drainsinkhorn.model.outcomes import Outcomes
 from drainsinkhorn.run.session import Session
 from drainsinkhorn.testing import marginal_errors
 from tests.conftest import needs

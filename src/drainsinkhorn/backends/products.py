@@ -72,7 +72,8 @@ def solves_products(backend: B) -> B:
 
     def prepare(self: Any, instances: Sequence[Instance[Any]]) -> None:
         """As the method of the class."""
-        methods["prepare"](self, [squares_to_solve(instance) for instance in instances])
+        are_products = has_products(instances[0])
+        methods["prepare"](self, [squares_to_solve(each) for each in instances] if are_products else instances)
 
     def pack(self: Any, instances: Sequence[Instance[Any]]) -> Any:
         """As the method of the class; dot products never share a pack with other costs."""

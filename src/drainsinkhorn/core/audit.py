@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
+from drainsinkhorn.core.source import pick
 from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.model.status import Status
@@ -142,21 +144,25 @@ Verify = Callable[[Sequence[int], bool], Residuals]
 
 
 def last_states(
-    live: Mapping[int, tuple[int, Any]], depths: Sequence[int], depth_limits: Sequence[int], expired: Container[int]
-) -> dict[int, Status]:
+    live: Sequence[int], depths: Sequence[int], depth_limits: Sequence[int], tickets: Sequence[int],
+    expired: Container[int],
+) -> dict[int, Status]:  # fmt: skip
     """Lanes at their depth limit or past their deadline, and how they end unless they pass.
 
     Args:
-        live: Ticket and instance of every live lane.
+        live: Numbers of the live lanes, ascending.
         depths: Cycles run, by lane.
         depth_limits: Largest number of cycles, by lane.
+        tickets: Tickets, by lane.
         expired: Tickets whose deadline has come.
     """
     final = dict[int, Status]()
-    for lane, (ticket, _) in live.items():
+    if expired == () and not any(map(operator.ge, pick(depths, live), pick(depth_limits, live))):
+        return final
+    for lane in live:
         if depths[lane] >= depth_limits[lane]:
             final[lane] = Status.DEPTH_LIMIT
-        elif ticket in expired:
+        elif tickets[lane] in expired:
             final[lane] = Status.EXPIRED
     return final
 
@@ -190,30 +196,40 @@ def judge(
     Returns:
         Lanes that leave, their residuals and statuses, and the numbers of lanes in this audit.
     """
-    passed_screen = _passed_screen(limits, due, audit, screen)
-    candidates = sorted({*passed_screen, *limits.final})
+    candidates = _passed_screen(limits, due, audit, screen)
+    if limits.final:
+        candidates = sorted({*candidates, *limits.final})
     shadow_lanes = sorted({*due}.difference(candidates)) if audit.shadow else []
     if len(candidates) < quorum:
         candidates = []
     residuals = _verify(candidates, audit, verify, exact)
     if not exact:
         residuals = _certify_undecided(limits, candidates, residuals, verify)
-    worst = residuals.worst()
-    statuses = [_status(limits, audit, lane, value) for lane, value in zip(candidates, worst, strict=True)]
-    for lane, value, status in zip(candidates, worst, statuses, strict=True):
-        if status is None and limits.stale[lane] <= limits.holds[lane] and value < math.inf:
-            limits.holds[lane] = max(limits.stops[lane] - (value - limits.stale[lane]), BACK_OFF * limits.holds[lane])
+    statuses = _statuses(limits, audit, candidates, residuals.worst())
     shadowed = _verify(shadow_lanes, audit, verify, exact).worst()
     ready = sum(value <= limits.stops[lane] for lane, value in zip(shadow_lanes, shadowed, strict=True))
-    decided = [place for place, status in enumerate(statuses) if status is not None]
-    passed, rejected = statuses.count(Status.CONVERGED), len(candidates) - len(decided)
+    passed, rejected = statuses.count(Status.CONVERGED), statuses.count(None)
     counts = Counts(len(due), len(candidates), passed, rejected, len(shadow_lanes), ready)
-    if len(decided) < quorum:
-        decided = []
-    if len(decided) < len(candidates):
-        residuals = Residuals(*([column[place] for place in decided] for column in residuals))
+    if len(candidates) - rejected < quorum:
+        return [], Residuals([], [], []), [], counts
+    if rejected == 0:
+        return list(candidates), residuals, [status for status in statuses if status is not None], counts
+    decided = [place for place, status in enumerate(statuses) if status is not None]
+    residuals = Residuals(*([column[place] for place in decided] for column in residuals))
     leaving = [candidates[place] for place in decided]
-    return leaving, residuals, [status for place in decided if (status := statuses[place]) is not None], counts
+    return leaving, residuals, [status for status in statuses if status is not None], counts
+
+
+def _statuses(limits: Limits, audit: Audit, lanes: Sequence[int], worst: Sequence[float]) -> Sequence[Status | None]:
+    """How verified lanes end; None: a lane continues, and its hold is lowered."""
+    stops = pick(limits.stops, lanes)
+    if all(map(operator.le, worst, stops)) and not any(map(operator.gt, pick(limits.stale, lanes), stops)):
+        return [Status.CONVERGED] * len(lanes)
+    statuses = [_status(limits, audit, lane, value) for lane, value in zip(lanes, worst, strict=True)]
+    for lane, value, status in zip(lanes, worst, statuses, strict=True):
+        if status is None and limits.stale[lane] <= limits.holds[lane] and value < math.inf:
+            limits.holds[lane] = max(limits.stops[lane] - (value - limits.stale[lane]), BACK_OFF * limits.holds[lane])
+    return statuses
 
 
 def _passed_screen(
@@ -222,9 +238,15 @@ def _passed_screen(
     """Lanes that are due and whose screen calls for a verify: it is small, or NaN."""
     if audit.screen == "none":
         return due
-    values = screen(due) if audit.screen == "row" else [limits.stale[lane] for lane in due]
-    bounds = [EARLY * limits.stops[lane] if limits.holds[lane] == -math.inf else limits.holds[lane] for lane in due]
+    values = screen(due) if audit.screen == "row" else pick(limits.stale, due)
+    bounds = pick(limits.holds, due)
+    if min(bounds, default=0.0) == -math.inf:
+        bounds = [
+            EARLY * limits.stops[lane] if hold == -math.inf else hold for lane, hold in zip(due, bounds, strict=True)
+        ]
     # Written so that NaN leads to a verify.
+    if not any(map(operator.gt, values, bounds)):
+        return due
     return [lane for lane, value, bound in zip(due, values, bounds, strict=True) if not value > bound]
 
 
@@ -244,7 +266,9 @@ def _certify_undecided(limits: Limits, lanes: Sequence[int], residuals: Residual
     other lane, if the measured residual is within the stop and the estimate exceeds ESCALATE times the stop. Both rules
     depend on the state alone.
     """
-    undecided = list[int]()
+    stops, undecided = pick(limits.stops, lanes), list[int]()
+    if all(map(operator.le, residuals.worst(), stops)):
+        return residuals
     for place, (lane, row, col, band) in enumerate(zip(lanes, *residuals, strict=True)):
         measured, stop = max(row, col), limits.stops[lane]
         if stop < measured + band:

@@ -12,7 +12,7 @@ from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.model.brief import call, count_of, status_counts
 from drainsinkhorn.model.errors import ObserverWarning, warn
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.result import Outcomes
+from drainsinkhorn.model.outcomes import Outcomes
 from drainsinkhorn.model.status import Status
 
 _log = logging.getLogger("drainsinkhorn")

@@ -8,34 +8,28 @@ from __future__ import annotations
 
 import gc
 import math
+import operator
 import time
+from bisect import bisect_right
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any
 
 from drainsinkhorn.core.audit import Limits, Standing, judge, last_states
 from drainsinkhorn.core.collector import collector_paused
 from drainsinkhorn.core.events import Advanced, Audited, Frozen, Narrowed, Observer, Opened, Repacked, Retired
 from drainsinkhorn.core.options import FEW_LANES, Plan
 from drainsinkhorn.core.protocol import Backend, Emission, Pack, Progress, Spent
-from drainsinkhorn.core.source import Admission, Batch, Source
+from drainsinkhorn.core.shortage import Exhausted, Shortage, describe_shortage
+from drainsinkhorn.core.source import Admission, Admissions, Batch, Source, pick
 from drainsinkhorn.model.errors import ContractError, ProblemError
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.result import Outcomes, Residuals, make_rejection
+from drainsinkhorn.model.instances import are_same, each, strengths, take
+from drainsinkhorn.model.outcomes import Blocks, Outcomes, make_rejection
+from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.model.status import Status
-
-
-class Shortage(NamedTuple):
-    """Memory ran out: lanes that have to run again, number of lanes of the pack, and the backend's message."""
-
-    again: Sequence[Admission]
-    width: int
-    reason: str
-
-
-class Exhausted(Exception):
-    """A method of a pack ran out of memory; the pack must be discarded."""
 
 
 def execute(
@@ -61,7 +55,7 @@ def execute(
         if shortage is None:
             continue
         backend.release()
-        tickets = [lane.ticket for lane in shortage.again]
+        tickets = shortage.again.tickets
         if shortage.width > 1:
             source.give_back(shortage.again)
             plan = replace(plan, width=shortage.width // 2)
@@ -71,18 +65,17 @@ def execute(
             yield from _run_alone(backend, shortage.again[0], plan, observe, seconds)
 
 
-def _take(source: Source, count: int, plan: Plan, live: Sequence[Admission] = ()) -> Sequence[Admission]:
+def _take(source: Source, count: int, plan: Plan, live: Admissions | None = None) -> Admissions:
     """Take up to `count` problems, as many as the plan allows pairs of points besides those of the live lanes."""
-    taken = source.take(count)
+    taken = Admissions.of(source.take(count))
     if not taken or plan.pairs == math.inf:
         return taken
-    room = plan.pairs - sum(n * m for n, m in (lane.instance.shape for lane in live))
-    for place, lane in enumerate(taken):
-        n, m = lane.instance.shape
-        room -= n * m
-        if room < 0 and len(live) + place >= FEW_LANES:
-            source.give_back(taken[place:])
-            return taken[:place]
+    room, count = (plan.pairs, 0) if live is None else (plan.pairs - sum(live.pairs), len(live))
+    needed = list(accumulate(taken.pairs))
+    place = max(bisect_right(needed, room), FEW_LANES - count)
+    if place < len(taken):
+        source.give_back(taken[place:])
+        return taken[:place]
     return taken
 
 
@@ -110,24 +103,16 @@ def _run_alone(
         reason = shortage.reason
         backend.release()
         observe(Narrowed(plan.width, [lane.ticket]))
-    outcome = make_rejection(lane.ticket, _describe_shortage(lane.instance, list(candidates), reason))
+    outcome = make_rejection(lane.ticket, describe_shortage(lane.instance, list(candidates), reason))
     yield Retired([lane.instance], Outcomes.from_rows([outcome]))
-
-
-def _describe_shortage(instance: Instance[Any], arithmetic: Sequence[str], reason: str) -> str:
-    """Return the message of a problem for which memory did not suffice in any of these kinds of arithmetic."""
-    (n, m), tried = instance.shape, " or ".join(f"as {name!r}" for name in arithmetic)
-    advice = "free memory or use fewer points"
-    if instance.is_dense:
-        advice += "; with points in place of a dense cost no matrix has to be stored"
-    return f"there is not enough memory for this problem alone {tried} ({reason}); it has {n} x {m} points: {advice}"
 
 
 class _Window:
     """One pack from opening to empty.
 
     Attributes:
-        live: Lanes still to be solved, by their number in the pack.
+        lanes: Problems of all lanes of the pack, live or not, by lane number.
+        live: Numbers of the lanes still to be solved, ascending.
         progress: Depths and stale residuals of all lanes of the pack, live or not, as columns.
         stops: Largest residual at which each lane of the pack passes.
         limits: Cycles that each lane of the pack may run.
@@ -140,7 +125,8 @@ class _Window:
     """
 
     pack: Pack[Any]
-    live: dict[int, Admission]
+    lanes: Admissions
+    live: Sequence[int]
     progress: Progress
     stops: list[float]
     limits: list[int]
@@ -167,9 +153,9 @@ class _Window:
             The plan, narrower if a refill ran out of memory; and, if memory ran out for the pack, the lanes that have
             to run again.
         """
-        self._number(opening)
+        self._number(Admissions.of(opening))
         try:
-            self._open(opening)
+            self._open()
             while self.live:
                 self._advance()
                 leaving, residuals, statuses = self._audit()
@@ -182,43 +168,44 @@ class _Window:
                         raise ContractError(f"backend {self.backend.name!r}: {stray}")
                 self._repack(source, leaving)
         except Exhausted as error:
-            return self.plan, Shortage(list(self.live.values()), len(self.stops), str(error))
+            return self.plan, Shortage(self.lanes.take(self.live), len(self.stops), str(error))
         return self.plan, None
 
-    def _open(self, opening: Sequence[Admission]) -> None:
+    def _open(self) -> None:
         """Build the pack. Kernels are compiled before, so that the time of no other method contains compilation."""
-        instances = [lane.instance for lane in opening]
+        instances = self.lanes.instances
         self.arithmetic = self.backend.hints(instances[0]).arithmetic
         with self._verb("prepare"):
             self.backend.prepare(instances)
         with self._verb("pack"), collector_paused():
             self.pack = self.backend.pack(instances)
-        width, width_for = self.plan.width, self.backend.width_for
-        self.observe(Opened([lane.ticket for lane in opening], width, width_for, self._newly_spent()))
+        self.observe(Opened(self.lanes.tickets, self.plan.width, self.backend.width_for, self._newly_spent()))
 
     def _advance(self) -> None:
         """Advance to the next audit or the nearest depth limit."""
-        before, audit_at = self.progress.depths, self.plan.audit.following(self.clock)
-        remaining = {lane: self.limits[lane] - before[lane] for lane in self.live}
-        span = min(audit_at - self.clock, min(cycles for cycles in remaining.values() if cycles > 0))
+        live, audit_at = self.live, self.plan.audit.following(self.clock)
+        before = pick(self.progress.depths, live)
+        remaining = list(map(operator.sub, pick(self.limits, live), before))
+        span = min(audit_at - self.clock, min(filter((0).__lt__, remaining)))
         span = -(-span // self.backend.stride) * self.backend.stride
         with self._verb("advance"):
-            if waiting := [lane for lane, cycles in remaining.items() if cycles <= 0]:
-                self.pack.freeze(waiting)  # Lanes of this mode leave together, and these are at their limit.
+            if min(remaining) <= 0:
+                # Lanes of this mode leave together, and some are at their limit.
+                self.pack.freeze([lane for lane, cycles in zip(live, remaining, strict=True) if cycles <= 0])
             self.progress = self.pack.advance(span, self.holds, lockstep=self.plan.mode.lockstep)
-        cycles = max(self.progress.depths[lane] - before[lane] for lane in self.live)
+        cycles = max(map(operator.sub, pick(self.progress.depths, live), before))
         if cycles < 1:
             raise ContractError(f"backend {self.backend.name!r}: advance({span}) moved no live lane")
         self.clock += cycles if self.plan.mode.lockstep else span
         self.on_grid = self.plan.holds or self.clock >= audit_at
-        self.observe(Advanced(cycles, self.pack.width, len(self.live), self._newly_spent(), self._standings))
+        self.observe(Advanced(cycles, self.pack.width, len(live), self._newly_spent(), self._standings))
 
     def _audit(self) -> tuple[list[int], Residuals, list[Status]]:
         """Judge the lanes that are due; return those that leave, with residuals and statuses."""
         plan, live = self.plan, self.live
-        final = last_states(live, self.progress.depths, self.limits, plan.expired)
+        final = last_states(live, self.progress.depths, self.limits, self.lanes.tickets, plan.expired)
         limits = Limits(self.progress.stale, self.stops, self.holds, final)
-        due, quorum = list(live) if self.on_grid else list(final), len(live) if plan.mode.together else 0
+        due, quorum = live if self.on_grid else list(final), len(live) if plan.mode.together else 0
         leaving, residuals, statuses, counts = judge(
             limits, due, plan.audit, self._screen, self._verify, exact=plan.exact, quorum=quorum
         )
@@ -234,55 +221,62 @@ class _Window:
         """
         with self._verb("emit"), collector_paused():
             emission = self.pack.emit(leaving)
-        lanes, count = [self.live[lane] for lane in leaving], len(leaving)
-        sound, stray = self._check_owners(emission, leaving)
+        left, count = self.lanes.take(leaving), len(leaving)
+        sound, stray = self._check_owners(emission, leaving, left.instances)
+        depths, earlier = pick(self.progress.depths, leaving), left.depths_before
         outcomes = Outcomes(
-            f=list(emission.f),
-            g=list(emission.g),
+            f=Blocks(emission.f),
+            g=Blocks(emission.g),
             row=list(residuals.row),
             col=list(residuals.col),
             band=list(residuals.band),
             statuses=list(statuses),
-            depths=[self.live[lane].instance.depth_before + self.progress.depths[lane] for lane in leaving],
+            depths=list(map(operator.add, depths, earlier)),
             widened=list(emission.widened),
             arithmetic=[self.arithmetic] * count,
             details=[""] * count,
             streamed=[self.streamed] * count,
             rescued=[False] * count,
-            eps=[lane.instance.eps for lane in lanes],
-            tickets=[lane.ticket for lane in lanes],
+            eps=strengths(left.instances),
+            tickets=list(left.tickets),
         )
-        for lane in leaving:
-            del self.live[lane]
-            self.holds[lane] = -math.inf
+        if count == len(self.live):
+            self.live = ()
+        else:
+            gone = set(leaving)
+            self.live = [lane for lane in self.live if lane not in gone]
+            for lane in leaving:
+                self.holds[lane] = -math.inf
         if stray:
             outcomes = Outcomes.from_rows(outcomes[place] for place in sound)
-        return Retired([lanes[place].instance for place in sound], outcomes), stray
+        return Retired(take(left.instances, sound), outcomes), stray
 
-    def _check_owners(self, emission: Emission, leaving: Sequence[int]) -> tuple[list[int], str]:
+    def _check_owners(
+        self, emission: Emission, leaving: Sequence[int], owners: Sequence[Instance[Any]]
+    ) -> tuple[Sequence[int], str]:
         """Return the places of lanes whose own state was emitted, and a message if another state was."""
         for column in emission:
             if len(column) != len(leaving):
                 return [], f"emit was called for {len(leaving)} lanes and returned {len(column)}"
-        owned = [owner is self.live[lane].instance for lane, owner in zip(leaving, emission.instances, strict=True)]
-        stray = ""
-        if not all(owned):
-            place = owned.index(False)
-            lane, owner = leaving[place], emission.instances[place]
-            tickets = [ticket for ticket, instance in self.live.values() if instance is owner]
-            whose = f"problem {tickets[0]}" if tickets else "a lane that has left, or was never there"
-            stray = f"lane {lane} holds problem {self.live[lane].ticket}, but emit returned the state of {whose}"
+        owned = are_same(emission.instances, owners)
+        if all(owned):
+            return range(len(leaving)), ""
+        place = owned.index(False)
+        lane, stranger = leaving[place], emission.instances[place]
+        tickets = [ticket for ticket, instance in self.lanes.take(self.live) if instance is stranger]
+        whose = f"problem {tickets[0]}" if tickets else "a lane that has left, or was never there"
+        stray = f"lane {lane} holds problem {self.lanes.tickets[lane]}, but emit returned the state of {whose}"
         return [place for place, is_own in enumerate(owned) if is_own], stray
 
     def _repack(self, source: Source, left: Collection[int]) -> None:
         """Refill vacancies, or compact the pack, or freeze the lanes that have left."""
         mode, live, vacancies = self.plan.mode, len(self.live), self.plan.width - len(self.live)
         due = mode.refill is not None and vacancies >= mode.refill and self.on_grid
-        new = _take(source, vacancies, self.plan, list(self.live.values())) if due else ()
+        new = _take(source, vacancies, self.plan, self.lanes.take(self.live)) if due else None
         if new:
             try:
                 with self._verb("repack"):
-                    self.pack.repack(list(self.live), [admission.instance for admission in new])
+                    self.pack.repack(list(self.live), new.instances)
             except Exhausted:
                 self.backend.release()
                 source.give_back(new)
@@ -293,30 +287,31 @@ class _Window:
         if live and left and self.pack.width - self.backend.width_for(live) >= mode.min_shrink:
             with self._verb("repack"):
                 self.pack.repack(list(self.live))
-            self._renumber(())
+            self._renumber()
         elif live and left and mode.freeze:
             with self._verb():
                 self.pack.freeze(list(left))
             self.observe(Frozen(len(left)))
         return None
 
-    def _renumber(self, new: Sequence[Admission]) -> None:
+    def _renumber(self, new: Admissions | None = None) -> None:
         """Renumber the lanes after a repack that kept the live lanes and admitted new ones."""
-        lanes = list(self.live)
-        self._number([*self.live.values(), *new], lanes)
-        self.observe(Repacked(len(lanes), [lane.ticket for lane in new], self.pack.width, self._newly_spent()))
+        kept, admitted = self.live, () if new is None else new.tickets
+        lanes = self.lanes.take(kept)
+        self._number(lanes if new is None else lanes.joined(new), kept)
+        self.observe(Repacked(len(kept), admitted, self.pack.width, self._newly_spent()))
 
-    def _number(self, lanes: Sequence[Admission], kept: Sequence[int] = ()) -> None:
+    def _number(self, lanes: Admissions, kept: Sequence[int] = ()) -> None:
         """Number the lanes of a pack. The first ones had the numbers `kept` before; the others are new."""
-        self.live, fresh = dict(enumerate(lanes)), len(lanes) - len(kept)
+        self.lanes, self.live, fresh = lanes, range(len(lanes)), len(lanes) - len(kept)
         depths, stale, holds = list[int](), list[float](), list[float]()
         if kept:
             before = self.progress
             depths, stale = [before.depths[lane] for lane in kept], [before.stale[lane] for lane in kept]
             holds = [self.holds[lane] for lane in kept]
         self.progress = Progress([*depths, *[0] * fresh], [*stale, *[math.inf] * fresh])
-        self.stops = [self.plan.stop(lane.instance) for lane in lanes]
-        self.limits = [lane.instance.cycles_left(self.plan.max_depth) for lane in lanes]
+        self.stops = each(lanes.instances, self.plan.stop)
+        self.limits = each(lanes.instances, lambda instance: instance.cycles_left(self.plan.max_depth))
         self.holds = [*holds, *(self.stops[len(kept) :] if self.plan.holds else [-math.inf] * fresh)]
 
     def _screen(self, lanes: Sequence[int]) -> Sequence[float]:
@@ -344,6 +339,7 @@ class _Window:
         return Spent(self.spent.slots - before.slots, self.spent.legs - before.legs)
 
     def _standings(self) -> Iterator[Standing]:
-        for lane, (ticket, instance) in self.live.items():
-            depth = instance.depth_before + self.progress.depths[lane]
-            yield Standing(ticket, depth, self.progress.stale[lane], self.stops[lane])
+        earlier = self.lanes.depths_before
+        for lane in self.live:
+            depth = earlier[lane] + self.progress.depths[lane]
+            yield Standing(self.lanes.tickets[lane], depth, self.progress.stale[lane], self.stops[lane])

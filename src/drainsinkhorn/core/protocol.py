@@ -46,8 +46,8 @@ class Emission(NamedTuple):
     """Final states of several lanes as columns, with one entry for each lane.
 
     Attributes:
-        f: Potentials of the rows as the caller gets them.
-        g: Potentials of the columns.
+        f: Potentials of the rows as the caller gets them: a list, or one array with a row for each lane.
+        g: Potentials of the columns, likewise.
         widened: True if the potentials are wider than the caller's dtype.
         instances: The problem, as it was packed, whose state these potentials are. A pack reads it where it keeps the
             state, and the executor compares it with the problem of the lane, so that a state returned for a wrong lane

@@ -24,8 +24,9 @@ from drainsinkhorn.fleet.pool import Pool
 from drainsinkhorn.fleet.worker_run import Assignment, Message
 from drainsinkhorn.model.eps import SharpnessEps
 from drainsinkhorn.model.errors import FleetError, ProblemError
+from drainsinkhorn.model.outcomes import Outcome, make_rejection
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import Outcome, Result, make_rejection
+from drainsinkhorn.model.result import Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import to_caller
 from drainsinkhorn.run.extend import start_from_predecessor

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.eps import DEFAULT_EPS, FallingEps, RelativeEps, SharpnessEps, is_descriptor
+from drainsinkhorn.model.outcomes import Outcome
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import Outcome, Residual, Result
+from drainsinkhorn.model.result import Residual, Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import BFLOAT16, float_name, is_array, library, to_numpy
 from drainsinkhorn.numerics.costs import Formula, as_cost

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from drainsinkhorn.model.instance import Instance
+
+T = TypeVar("T")
 
 
 class InstanceStack(Sequence[Instance[Any]]):
@@ -69,7 +72,50 @@ class InstanceStack(Sequence[Instance[Any]]):
         """Whether the other sequence is a part of the same stack, so that equal rows are the same instance."""
         return isinstance(other, InstanceStack) and other._made is self._made
 
+    @property
+    def has_own_points(self) -> bool:
+        """Whether each instance has a cloud that it shares with no other row."""
+        return 3 in (self.x.ndim, self.y.ndim)
+
     def strengths(self) -> list[float]:
         """Return the eps of each instance."""
         rows, eps = self.rows, self.eps
         return eps if rows == range(len(eps)) else [eps[row] for row in rows]
+
+
+def each(instances: Sequence[Instance[Any]], value: Callable[[Instance[Any]], T]) -> list[T]:
+    """Return a value of each instance, which depends on neither its points nor its eps: a stack computes it once."""
+    if isinstance(instances, InstanceStack):
+        return [value(instances.shared)] * len(instances)
+    return [value(instance) for instance in instances]
+
+
+def representatives(instances: Sequence[Instance[Any]]) -> Sequence[Instance[Any]]:
+    """Return instances with all values of fields other than points and eps: one of a stack, else all."""
+    return [instances.shared] if isinstance(instances, InstanceStack) else instances
+
+
+def strengths(instances: Sequence[Instance[Any]]) -> list[float]:
+    """Return the eps of each instance."""
+    return instances.strengths() if isinstance(instances, InstanceStack) else [instance.eps for instance in instances]
+
+
+def take(instances: Sequence[Instance[Any]], places: Sequence[int]) -> Sequence[Instance[Any]]:
+    """Return the instances at these places; the sequence itself if these are all, in their order."""
+    if len(places) == len(instances) and all(map(operator.eq, places, range(len(instances)))):
+        return instances
+    return instances.take(places) if isinstance(instances, InstanceStack) else [instances[place] for place in places]
+
+
+def join(first: Sequence[Instance[Any]], second: Sequence[Instance[Any]]) -> Sequence[Instance[Any]]:
+    """Return the instances of both; as columns if both are parts of one stack."""
+    if isinstance(first, InstanceStack) and isinstance(second, InstanceStack) and first.shares_arrays(second):
+        return first.with_rows([*first.rows, *second.rows])
+    return [*first, *second]
+
+
+def are_same(some: Sequence[Instance[Any]], others: Sequence[Instance[Any]]) -> list[bool]:
+    """Return at which places both have the same instance."""
+    if isinstance(some, InstanceStack) and isinstance(others, InstanceStack) and some.shares_arrays(others):
+        return list(map(operator.eq, some.rows, others.rows))
+    return list(map(operator.is_, some, others))

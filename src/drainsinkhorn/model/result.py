@@ -1,13 +1,14 @@
-"""Residuals, outcomes in columns, and one Result per problem, which is made when it is accessed."""
+"""Residuals, and one Result per problem, which is made when it is accessed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, NamedTuple, overload
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple
 
-from drainsinkhorn.model.brief import call, html_table, status_counts
+from drainsinkhorn.model.brief import html_table
 from drainsinkhorn.model.couplings import Certificate, Coupler, Couplings, TransportCost
 from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ConvergenceWarning, ProblemError, warn, warn_of_constants
@@ -75,134 +76,12 @@ class Residuals(NamedTuple):
 
     def worst(self) -> list[float]:
         """Return `Residual.worst` of each lane."""
+        row, col, band = self
+        total = sum(row) + sum(col)
+        if total == total:
+            # Nothing is NaN: these functions are much faster for many lanes.
+            return list(map(operator.add, map(max, row, col), band))
         return list(map(_worst, *self))
-
-
-class Outcome(NamedTuple):
-    """How one problem ended; `Result` explains the fields that it shares with an outcome.
-
-    Attributes:
-        ticket: The problem's number in the order of submission.
-        potentials: The emitted potentials; None if the problem did not run.
-        residual: Residual of exactly those potentials.
-        status: How it ended.
-        depth: Cycles of the run that gave the potentials.
-        widened: True if the potentials have a wider dtype than the points.
-        arithmetic: Precision and representation in which it ran; empty if it did not run.
-        detail: The reason, if the status alone does not state it.
-        streamed: True if it streamed only because memory ran out.
-        rescued: True if these are the potentials of the rescue.
-        eps: The eps with which it ran; NaN if the problem did not run.
-    """
-
-    ticket: int
-    potentials: Potentials[Any] | None
-    residual: Residual
-    status: Status
-    depth: int
-    widened: bool = False
-    arithmetic: str = ""
-    detail: str = ""
-    streamed: bool = False
-    rescued: bool = False
-    eps: float = math.nan
-
-
-def make_rejection(ticket: int, detail: str, status: Status = Status.INVALID) -> Outcome:
-    """Return the outcome of a problem that did not run."""
-    return Outcome(ticket, None, UNKNOWN, status, 0, detail=detail)
-
-
-@dataclass(slots=True)
-class Outcomes:
-    """Outcomes of many problems as columns, in the order in which the problems ended.
-
-    The garbage collector does not visit numbers in a list, however many problems there are. The column `tickets` is
-    written last: a row counts once its ticket is there, so an interrupted write leaves no incomplete row.
-    """
-
-    f: list[Any] = field(default_factory=list[Any])
-    g: list[Any] = field(default_factory=list[Any])
-    row: list[float] = field(default_factory=list[float])
-    col: list[float] = field(default_factory=list[float])
-    band: list[float] = field(default_factory=list[float])
-    statuses: list[Status] = field(default_factory=list[Status])
-    depths: list[int] = field(default_factory=list[int])
-    widened: list[bool] = field(default_factory=list[bool])
-    arithmetic: list[str] = field(default_factory=list[str])
-    details: list[str] = field(default_factory=list[str])
-    streamed: list[bool] = field(default_factory=list[bool])
-    rescued: list[bool] = field(default_factory=list[bool])
-    eps: list[float] = field(default_factory=list[float])
-    tickets: list[int] = field(default_factory=list[int])
-
-    @classmethod
-    def from_rows(cls, rows: Iterable[Outcome]) -> Outcomes:
-        """Return the columns of these outcomes."""
-        outcomes = cls()
-        for row in rows:
-            outcomes.append(row)
-        return outcomes
-
-    def append(self, outcome: Outcome) -> None:
-        """Add one row."""
-        ticket, potentials, (row, col, band), *rest = outcome
-        f, g = (None, None) if potentials is None else potentials
-        self._drop_half_rows()
-        for column, value in zip(self._columns(), (f, g, row, col, band, *rest, ticket), strict=True):
-            column.append(value)
-
-    def extend(self, other: Outcomes) -> None:
-        """Add the rows of other columns."""
-        self._drop_half_rows()
-        for column, values in zip(self._columns(), other._columns(), strict=True):
-            column.extend(values)
-
-    def __len__(self) -> int:
-        return len(self.tickets)
-
-    @overload
-    def __getitem__(self, place: int) -> Outcome: ...
-    @overload
-    def __getitem__(self, place: slice) -> Outcomes: ...
-    def __getitem__(self, place: int | slice) -> Outcome | Outcomes:
-        """Return one row, or the columns of some rows."""
-        if isinstance(place, slice):
-            return Outcomes(*(column[place] for column in self._columns()))
-        f = self.f[place]
-        return Outcome(
-            self.tickets[place],
-            None if f is None else Potentials(f, self.g[place]),
-            Residual(self.row[place], self.col[place], self.band[place]),
-            self.statuses[place],
-            self.depths[place],
-            self.widened[place],
-            self.arithmetic[place],
-            self.details[place],
-            self.streamed[place],
-            self.rescued[place],
-            self.eps[place],
-        )
-
-    def __iter__(self) -> Iterator[Outcome]:
-        """Iterate over the rows."""
-        return (self[place] for place in range(len(self)))
-
-    def __repr__(self) -> str:
-        return call("Outcomes", status_counts(self.statuses[: len(self)]) or "empty")
-
-    def _columns(self) -> list[list[Any]]:
-        return [getattr(self, name) for name in _NAMES]
-
-    def _drop_half_rows(self) -> None:
-        """Remove what an interrupted `append` or `extend` left behind."""
-        count = len(self.tickets)
-        if len(self.f) > count:
-            for column in self._columns():
-                del column[count:]
-
-
-_NAMES = [each.name for each in fields(Outcomes)]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -26,8 +26,9 @@ from drainsinkhorn.core.options import MODES, Mode, Options
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.eps import DEFAULT_EPS
 from drainsinkhorn.model.errors import FileError, OptionsError
+from drainsinkhorn.model.outcomes import Outcome
 from drainsinkhorn.model.problem import Potentials, Problem
-from drainsinkhorn.model.result import Outcome, Residual
+from drainsinkhorn.model.result import Residual
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import float_name, is_array, to_caller, to_numpy
 from drainsinkhorn.numerics.costs import Formula, as_cost

@@ -13,7 +13,8 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.numerics.weights import uniform
-from drainsinkhorn.run.stack import build_instances, cost_of_all_points, start_by_name
+from drainsinkhorn.run.arguments import cost_of_all_points, start_by_name
+from drainsinkhorn.run.stack import build_instances
 from drainsinkhorn.run.validate import all_finite, is_on_device
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))

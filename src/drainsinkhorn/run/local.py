@@ -13,12 +13,14 @@ from drainsinkhorn.core.events import Event, Lowered, Rescuing, Retired
 from drainsinkhorn.core.executor import execute
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.core.options import MODES
-from drainsinkhorn.core.source import Admission, Batch
+from drainsinkhorn.core.source import Admission, Admissions, Batch
 from drainsinkhorn.model.eps import FallingEps
 from drainsinkhorn.model.errors import ContractError, OutOfMemory, ProblemError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import InstanceStack, each
+from drainsinkhorn.model.outcomes import Outcome, Outcomes
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Outcome, Outcomes, Result
+from drainsinkhorn.model.result import Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.depth import predicted_depth
 from drainsinkhorn.numerics.starts import usable_start
@@ -30,7 +32,7 @@ from drainsinkhorn.run.reading import Reader
 from drainsinkhorn.run.recheck import Recheck
 from drainsinkhorn.run.session import RESCUABLE, Session
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.stack import validate_stack
+from drainsinkhorn.run.stack import ProblemStack, validate_stack
 from drainsinkhorn.run.stages import Stages
 from drainsinkhorn.run.validate import finite_on_device, make_instance
 
@@ -79,9 +81,8 @@ class LocalRun:
         self._validation = options.tol, options.audit.margin, options.init
         with collector_paused():
             stacked = None if session.has_journal else validate_stack(problems, *self._validation)
-            self._is_stack = stacked is not None
             self._ready = stacked if stacked or session.has_journal else validate_list(problems, *self._validation)
-        if self._ready and isinstance(problems, list):
+        if self._ready and isinstance(problems, (list, ProblemStack)):
             session.take_all(problems)
         # Arrays on a device are checked together; if one holds NaN or inf, each is checked when its problem is read.
         self._finite = not self._ready and isinstance(problems, list) and finite_on_device(problems)
@@ -99,13 +100,14 @@ class LocalRun:
         self._queue = Queue(self, self._policy)
         try:
             with collector_paused():
-                if self._ready:
-                    self._queue.enter(self._ready, alike=self._is_stack)
+                stack = self._whole_stack()
+                if self._ready and stack is None:
+                    self._queue.enter(self._ready)
                 if session.count is not None:
                     self._queue.fill()
             if session.count is not None:
                 yield from self._yield_without_run()
-            for first, line in self._queue.lines():
+            for first, line in self._queue.lines() if stack is None else [(stack.instances[0], Batch(stack))]:
                 if first is not None:
                     self._plan = session.plan_for(first)
                 for retired in execute(self._backend, line, self._plan, self._observe, session.ledger.seconds):
@@ -120,6 +122,19 @@ class LocalRun:
             # First, since closing the session may raise.
             del self._queue
             session.close()
+
+    def _whole_stack(self) -> Admissions | None:
+        """Return the problems of a stack if they need no queue: nothing is read beside them, and they keep their order.
+
+        None also if the backend does not support them: the queue rejects each.
+        """
+        if not isinstance(self._ready, InstanceStack) or self._lookahead < math.inf or self._policy.order != "given":
+            return None
+        try:
+            self.signature(self._ready[0])
+        except (ProblemError, MemoryError):
+            return None
+        return Admissions(range(len(self._ready)), self._ready)
 
     # The gate of the queue
 
@@ -233,8 +248,9 @@ class LocalRun:
 
     def _sort_out(self, retired: Retired) -> Retired:
         """Start next stages and successors in chains, set aside the problems to be rescued, and return the others."""
-        converged = all(status is Status.CONVERGED for status in retired.outcomes.statuses) and self._stages is None
-        if converged and not self._unused_starts and all(instance.chain is None for instance in retired.instances):
+        statuses, has_chains = retired.outcomes.statuses, any(each(retired.instances, _has_chain))
+        is_converged = statuses.count(Status.CONVERGED) == len(statuses) and self._stages is None
+        if is_converged and not self._unused_starts and not has_chains:
             return retired
         instances, outcomes = list[Instance[Any]](), Outcomes()
         for ended in map(Ended, *retired):
@@ -263,7 +279,9 @@ class LocalRun:
 
     def _yield(self, instances: Sequence[Instance[Any]], outcomes: Outcomes) -> Iterator[Outcomes]:
         """Recheck, record and yield ended problems. If a recheck refutes one, yield those before it, then raise."""
-        if self._remarks or self._unused_starts or any(status in RESCUABLE for status in outcomes.statuses):
+        are_converged = outcomes.statuses.count(Status.CONVERGED) == len(outcomes)
+        has_failed = not are_converged and any(status in RESCUABLE for status in outcomes.statuses)
+        if self._remarks or self._unused_starts or has_failed:
             details = [self._explain(ended).detail for ended in map(Ended, instances, outcomes)]
             outcomes = replace(outcomes, details=details)
         due = set(self._recheck.select(instances, outcomes))
@@ -372,6 +390,10 @@ class LocalRun:
             "that were finished and not yet returned are in .results; free memory, and run the others again"
         )
         return OutOfMemory(text, results, self.session.ledger)
+
+
+def _has_chain(instance: Instance[Any]) -> bool:
+    return instance.chain is not None
 
 
 def _lacks_memory(error: MemoryError) -> ProblemError:

@@ -12,17 +12,22 @@ from drainsinkhorn.model.problem import Problem
 from drainsinkhorn.numerics.arrays import is_array
 from drainsinkhorn.numerics.costs import as_cost
 from drainsinkhorn.run.feed import Tap
-from drainsinkhorn.run.stack import problems
+from drainsinkhorn.run.stack import ProblemStack, split_arrays
 
 SHARED = ("eps", "cost", "rho")
 """Fields of a problem that all pairs of an iterable may share; all others differ with the number of points."""
 
+COLUMNS = ("eps", "a", "b", "tol", "init", "chain", "rho", "max_depth")
+"""Arguments of `problems` that are None unless they are given."""
 
-def as_problems(x: Any, y: Any, cost: Any = "sqeuclidean", batch: Any = None, **columns: Any) -> Iterable[Problem[Any]]:
+
+def as_problems(
+    x: Any, y: Any, cost: Any = "sqeuclidean", batch: Any = None, **columns: Any
+) -> Iterable[Problem[Any]] | ProblemStack:
     """Return the caller's problems, or make problems from the caller's arrays or pairs of arrays."""
     resolved = as_cost(cost)
     if not isinstance(resolved, Cost) or y is not None:
-        return problems(x, y, cost=cost, batch=batch, **columns)
+        return split_arrays(x, y, cost=cost, batch=batch, **{**dict.fromkeys(COLUMNS), **columns})
     if isinstance(x, Problem):
         x = [x]
     first = next(iter(x), None) if isinstance(x, (list, tuple)) else None

@@ -11,8 +11,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from drainsinkhorn.core.source import Admission, Batch, Source
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import InstanceStack
+from drainsinkhorn.model.outcomes import Outcome
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Outcome
 
 T = TypeVar("T")
 
@@ -151,15 +152,15 @@ class Queue:
         self._next = 0
         self._exhausted = False
 
-    def enter(self, instances: Sequence[Instance[Any]], *, alike: bool = False) -> None:
+    def enter(self, instances: Sequence[Instance[Any]]) -> None:
         """Append validated instances to their lines, with tickets from zero on.
 
         Args:
-            instances: One problem or more in the order of submission, none of which has a chain.
-            alike: True if they differ in nothing but numbers, so that they have one signature.
+            instances: One problem or more in the order of submission, none of which has a chain. Those of a stack have
+                one signature.
         """
         first = self._gate.sign(0, instances[0])
-        if alike and first is not None:
+        if isinstance(instances, InstanceStack) and first is not None:
             self._lines[first] = deque(map(Admission, itertools.count(), instances))
         else:
             self._put(Admission(0, instances[0]), first)

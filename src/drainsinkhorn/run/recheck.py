@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from drainsinkhorn.backends.certificate import device_loader, unit_vectors
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import InstanceStack
+from drainsinkhorn.model.outcomes import Outcome, Outcomes
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import Outcome, Outcomes
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import on_cuda, to_numpy
 from drainsinkhorn.numerics.costs import SMALLEST, UNIT, DotProduct, evaluate
@@ -115,25 +116,40 @@ class Recheck:
         if self._mode != "sampled":
             converged = [status is Status.CONVERGED for status in outcomes.statuses]
             return [place for place, ok in enumerate(converged) if ok and self._mode == "all"]
-        due = list[int]()
-        for place, (status, depth) in enumerate(zip(outcomes.statuses, outcomes.depths, strict=True)):
-            self._cycles += depth
-            self._wait -= 1
-            if self._wait <= 0 and status is Status.CONVERGED and self._is_due(instances[place], outcomes[place]):
-                due.append(place)
+        due, place = list[int](), -1
+        statuses, depths = outcomes.statuses, outcomes.depths
+        # A stack has one price, so no other instance of it is made.
+        prices = [self._price(instances[0])] if isinstance(instances, InstanceStack) else []
+        while (step := max(self._wait, 1)) < len(outcomes) - place:
+            self._cycles += sum(depths[place + 1 : place + 1 + step])
+            self._wait -= step
+            place += step
+            if statuses[place] is Status.CONVERGED:
+                price, cycle = prices[0] if prices else self._price(instances[place])
+                if self._is_due(price, cycle, outcomes, place):
+                    due.append(place)
+        self._cycles += sum(depths[place + 1 :])
+        self._wait -= len(outcomes) - 1 - place
         return due
 
-    def _is_due(self, instance: Instance[Any], outcome: Outcome) -> bool:
-        """Return True if the time credit of the run pays for a check of this result."""
-        price, cycle = price_of(instance), self._seconds(instance)
+    def _is_due(self, price: float, cycle: float, outcomes: Outcomes, place: int) -> bool:
+        """Return True if the time credit of the run pays for a check of this result.
+
+        Args:
+            price: Predicted seconds of the check.
+            cycle: Predicted seconds of one cycle of the problem.
+            outcomes: How problems ended.
+            place: Which of them.
+        """
         if self._is_first:
-            due = _fraction(outcome) * price <= FIRST * cycle * DEPTH * self._count
+            due = _fraction(outcomes[place]) * price <= FIRST * cycle * DEPTH * self._count
         else:
             self._credit += SHARE * cycle * self._cycles
             due = self._credit >= price
             self._credit -= price * due
         # This bookkeeping takes time as well, so results that cannot be due are not considered.
-        self._wait = min(1 + int(max(price - self._credit, 0.0) / (SHARE * cycle * (1 + outcome.depth))), LONGEST_WAIT)
+        cycles = 1 + outcomes.depths[place]
+        self._wait = min(1 + int(max(price - self._credit, 0.0) / (SHARE * cycle * cycles)), LONGEST_WAIT)
         self._is_first, self._cycles = False, 0
         return due
 
@@ -156,10 +172,10 @@ class Recheck:
                 'backend="reference"'
             )
 
-    def _seconds(self, instance: Instance[Any]) -> float:
-        """Predict the seconds that a fast backend needs for one cycle of a problem."""
+    def _price(self, instance: Instance[Any]) -> tuple[float, float]:
+        """Predict the seconds of a check, and those that a fast backend needs for one cycle of a problem."""
         rows, cols, _ = _shape(instance)
-        return rows * cols * PAIR["device" if self._backend in ON_DEVICE else _where(instance)]
+        return price_of(instance), rows * cols * PAIR["device" if self._backend in ON_DEVICE else _where(instance)]
 
 
 def _fraction(outcome: Outcome) -> float:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from drainsinkhorn.core.protocol import Backend
+from drainsinkhorn.model.outcomes import Outcome
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.model.result import Outcome
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import to_caller, to_numpy
 from drainsinkhorn.numerics.starts import usable_start

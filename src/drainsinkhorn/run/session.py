@@ -24,12 +24,14 @@ from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.eps import is_descriptor, stated_eps
 from drainsinkhorn.model.errors import ConvergenceWarning, OptionsError, ProblemError, warn
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.outcomes import Outcome, make_rejection
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Outcome, Result, make_rejection
+from drainsinkhorn.model.result import Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.journal import Journal
 from drainsinkhorn.run.solution import Solution
+from drainsinkhorn.run.stack import NumberedProblems, ProblemStack
 from drainsinkhorn.run.validate import validate
 
 RESCUABLE = (Status.DEPTH_LIMIT, Status.NONFINITE)
@@ -100,7 +102,7 @@ class Session:
         self.error: Exception | None = None
         self.counts = Counter[Status]()
         # Iterating over a list runs no code of the caller.
-        self._source, self._is_plain = iter(source), isinstance(source, list)
+        self._source, self._is_plain = iter(source), isinstance(source, (list, ProblemStack))
         # Instances of finished problems are made again where a consumer needs them; their arrays were checked before.
         self._make_instance = partial(
             validate, tol=options.tol, margin=options.audit.margin, init=options.init, finite=True
@@ -109,9 +111,12 @@ class Session:
         if self._journal is not None:
             self.observe(self._journal.resumed)
 
-    def take_all(self, problems: list[Problem[Any]]) -> None:
+    def take_all(self, problems: list[Problem[Any]] | ProblemStack) -> None:
         """Note that all problems were read and validated together."""
-        self.problems, self.read, self.exhausted = dict(enumerate(problems)), len(problems), True
+        # A stream forgets problems one by one.
+        is_lazy = isinstance(problems, ProblemStack) and self.count is not None
+        self.problems = NumberedProblems(problems) if is_lazy else dict(enumerate(problems))
+        self.read, self.exhausted = len(problems), True
 
     def read_problem(self) -> tuple[int, Problem[Any]] | None:
         """Return the next problem and its ticket, or None at the end.
@@ -262,7 +267,7 @@ def pick_backend(backend: str | Backend[Any], source: Iterable[Problem[Any]], ob
     """Return the backend, loaded by name if it is one. For "auto" the observer receives the choice and its reason."""
     if backend == "auto":
         # Reading an iterator here would take its first problem before a lane is free.
-        picked, reason = choose(source[0] if isinstance(source, list) and source else None)
+        picked, reason = choose(source[0] if isinstance(source, (list, ProblemStack)) and source else None)
         observe(Chosen("backend", picked.name, reason))
         return picked
     if isinstance(backend, str):

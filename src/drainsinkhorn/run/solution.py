@@ -11,8 +11,9 @@ from typing import Any, Generic, overload
 from drainsinkhorn.core.ledger import Ledger
 from drainsinkhorn.model.brief import count_of, html_table, status_counts
 from drainsinkhorn.model.errors import NotConverged, ProblemError
+from drainsinkhorn.model.outcomes import Outcome, Outcomes
 from drainsinkhorn.model.problem import A, Potentials
-from drainsinkhorn.model.result import Outcome, Outcomes, Result
+from drainsinkhorn.model.result import Result
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.numerics.arrays import stack
 from drainsinkhorn.run.frames import to_frame
@@ -90,6 +91,9 @@ class Solution(Sequence[Result[A]], Generic[A]):
         """Potentials stacked to (W, n) and (W, m); raises ProblemError where shapes differ or a problem is INVALID."""
         if not self._rows:
             raise ProblemError("there are no potentials to stack: the solution is empty")
+        blocks = self.outcomes.f.whole(), self.outcomes.g.whole()
+        if all(block is not None for block in blocks):
+            return Potentials(*(block[self._rows] for block in blocks))
         pairs = [(self.outcomes.f[row], self.outcomes.g[row]) for row in self._rows]
         for ticket, (f, _) in enumerate(pairs):
             if f is None:

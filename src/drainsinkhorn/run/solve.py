@@ -12,13 +12,14 @@ from drainsinkhorn.core.events import Observer, ignore
 from drainsinkhorn.core.options import Options, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.errors import ContractError, Interrupted, OptionsError, ProblemError
-from drainsinkhorn.model.result import Outcomes
+from drainsinkhorn.model.outcomes import Outcomes
+from drainsinkhorn.run.arguments import check_arguments
 from drainsinkhorn.run.feed import Tap
 from drainsinkhorn.run.local import LocalRun
 from drainsinkhorn.run.pairs import as_problems
 from drainsinkhorn.run.session import Session
 from drainsinkhorn.run.solution import Solution
-from drainsinkhorn.run.stack import check_arguments, is_column
+from drainsinkhorn.run.stack import ProblemStack, is_column
 
 DEFAULTS = Options()
 
@@ -95,7 +96,7 @@ def solve(
         raise ProblemError("a Feed has no end that solve could wait for; pass it to stream")
     with collector_paused():
         waiting = as_problems(x, y, cost=cost, batch=batch, **columns)
-        waiting = waiting if isinstance(waiting, list) else list(waiting)
+        waiting = waiting if isinstance(waiting, (list, ProblemStack)) else list(waiting)
     from_arrays = y is not None or x is None
     if from_arrays and waiting:
         check_arguments(eps=None, tol=None, cost=waiting[0].cost, init=options.init, x=None, y=None, a=None, b=None)

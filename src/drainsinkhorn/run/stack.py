@@ -11,34 +11,32 @@ import itertools
 import math
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 
-from drainsinkhorn.core.options import STARTS, is_positive
 from drainsinkhorn.model.cost import Cost
-from drainsinkhorn.model.eps import is_descriptor
 from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import InstanceStack
 from drainsinkhorn.model.keywords import explain_keyword
 from drainsinkhorn.model.marginal import BALANCED, Marginals
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import is_array, library
-from drainsinkhorn.numerics.costs import COSTS, DistanceCost, DotProduct, as_cost, resolve_cost
+from drainsinkhorn.numerics.costs import COSTS, as_cost
 from drainsinkhorn.numerics.memory import memory_errors
-from drainsinkhorn.numerics.products import takes_gaussians
 from drainsinkhorn.numerics.starts import may_pay
 from drainsinkhorn.numerics.weights import uniform
+from drainsinkhorn.run.arguments import check_arguments, cost_of_all_points, start_by_name
 from drainsinkhorn.run.batches import split_by_batch
 from drainsinkhorn.run.marginals import parse_marginals, price_column
 from drainsinkhorn.run.relative import stack_eps
 
 Column = tuple[Any, int | None]
 """An argument, and the number of problems for which it has an entry; None if all problems share it."""
-EPS_HINT = "it is in units of the cost; relative(0.05) takes 5 % of the mean cost"
-TOL_HINT = "it bounds the L1 residual, for example 1e-3"
 DENSE = Cost(COSTS["sqeuclidean"])
 """The cost of an instance with a matrix, where it has no meaning."""
 
@@ -97,6 +95,16 @@ def problems(
     if unknown:
         (name, *_), known = unknown, list(inspect.signature(problems).parameters)[:-1]
         raise ProblemError(f"a problem has no {name!r}; {explain_keyword(name, known)}")
+    columns = {"eps": eps, "a": a, "b": b, "tol": tol, "init": init, "cost": cost, "chain": chain, "batch": batch}
+    made = split_arrays(x, y, **columns, rho=rho, max_depth=max_depth)
+    return ProblemList(made) if isinstance(made, ProblemStack) else made
+
+
+def split_arrays(
+    x: Any, y: Any, *, eps: Any, a: Any, b: Any, tol: Any, init: Any, cost: Any, chain: Any, batch: Any, rho: Any,
+    max_depth: Any,
+) -> ProblemStack | list[Problem[Any]]:  # fmt: skip
+    """Return what `problems` returns for these arguments; a ProblemStack unless potentials to start from are given."""
     if batch is not None:
         x, y, a, b, init = split_by_batch(batch, x, y, a, b, init)
     name, pair = (init, (None, None)) if init is None or isinstance(init, str) else (None, init)
@@ -118,7 +126,11 @@ def problems(
     _check_columns(columns, name)
     if init is None and named and width > 1 and columns["x"][1] is None and columns["y"][1] is None:
         name = "zero"
-    return _split(columns, width, name)
+    stack = ProblemStack(columns, width, name)
+    if f is None and g is None:
+        return stack
+    starts = map(Potentials, stack.column("f"), stack.column("g"))
+    return [replace(problem, init=start) for problem, start in zip(stack, starts, strict=True)]
 
 
 def _width(columns: dict[str, Column]) -> int:
@@ -130,23 +142,6 @@ def _width(columns: dict[str, Column]) -> int:
     return next(iter(counts.values()), 1)
 
 
-def _split(columns: dict[str, Column], width: int, init: str | None) -> list[Problem[Any]]:
-    """One problem for each row of the columns; a ProblemStack unless potentials to start from are given."""
-
-    def rows(name: str) -> Any:
-        values, count = columns[name]
-        return itertools.repeat(values, width) if count is None else values
-
-    by_name = columns["f"][0] is None and columns["g"][0] is None
-    starts = [init] * width if by_name else map(Potentials, rows("f"), rows("g"))
-    names = ("x", "y", "a", "b", "eps", "tol", "cost", "chain", "rho", "max_depth")
-    split = [
-        Problem(x=x, y=y, a=a, b=b, eps=eps, tol=tol, cost=cost, chain=chain, rho=rho, max_depth=depth, init=start)
-        for x, y, a, b, eps, tol, cost, chain, rho, depth, start in zip(*map(rows, names), starts, strict=True)
-    ]
-    return ProblemStack(split, columns, init) if by_name else split
-
-
 def _check_columns(columns: dict[str, Column], init: str | None) -> None:
     """Raise ProblemError for shared numbers and array shapes that are wrong for every problem."""
     shared = {name: value for name, (value, count) in columns.items() if count is None}
@@ -154,100 +149,6 @@ def _check_columns(columns: dict[str, Column], init: str | None) -> None:
     cost = columns["cost"][0]
     parse_marginals(shared.get("rho"))
     check_arguments(eps=shared.get("eps"), tol=shared.get("tol"), cost=cost, init=init, **arrays)
-
-
-def check_arguments(*, eps: Any, tol: Any, cost: Any, init: str | None, **arrays: Any) -> None:
-    """Raise ProblemError for arguments that make every problem of a batch invalid, whatever numbers its arrays hold.
-
-    None stands for an argument that was left out, or that differs between problems. An eps that is relative or a
-    sharpness is checked when it is made.
-
-    Args:
-        eps: Shared by all problems.
-        tol: Shared by all problems.
-        cost: Shared by all problems; of an array of costs only the shape is checked.
-        init: Name of the start, shared by all problems.
-        **arrays: x, y, a and b, each shared or stacked.
-    """
-    if not is_descriptor(eps):
-        positive_number("eps", eps, EPS_HINT)
-    if tol is not None:
-        positive_number("tol", tol, TOL_HINT)
-    x, y = arrays["x"], arrays["y"]
-    known = known_cost(cost)
-    if init is not None:
-        start_by_name(init, known)
-    if x is not None and y is not None:
-        require_same_space(x, y)
-    sides = [None if points is None else points.shape[-2] for points in (x, y)]
-    if not isinstance(known, Cost) and is_array(known):
-        sides = list(known.shape[-2:])
-    for name, size in zip("ab", sides, strict=True):
-        weights = arrays[name]
-        if weights is not None and size is not None and weights.shape[-1] != size:
-            raise ProblemError(f"{name} must have one weight for each of {size} points, got {weights.shape[-1]}")
-
-
-def positive_number(name: str, value: Any, hint: str) -> float:
-    """Return a positive finite number as a float; anything else raises ProblemError, whose text ends with the hint."""
-    if type(value) is not float and is_array(value) and value.ndim == 0:
-        value = value.item()
-    if type(value) is float and 0 < value < math.inf:
-        return value
-    if isinstance(value, int) and value.bit_length() > 1024:
-        value = math.inf
-    if not is_positive(value):
-        raise ProblemError(f"{name} must be a positive finite number, got {describe(value)}; {hint}")
-    return float(value)
-
-
-def describe(value: Any) -> str:
-    """A value and its type for messages, in at most some 80 characters."""
-    text = f"an array of shape {tuple(value.shape)}" if is_array(value) else repr(value)
-    return f"{text if len(text) < 60 else text[:57] + '...'} ({type(value).__name__})"
-
-
-def known_cost(value: Any) -> Cost | Any:
-    """Return a cost between points with a PointCost as its kind and a float as its scale; a matrix as it is."""
-    cost = as_cost(value)
-    if not isinstance(cost, Cost):
-        return cost
-    cost = resolve_cost(cost)
-    scale = positive_number("the scale of the cost", cost.scale, "1.0 is the default")
-    return cost if scale is cost.scale else replace(cost, scale=scale)
-
-
-def cost_of_all_points(cost: Any) -> Cost | None:
-    """Return a cost in normal form if it is defined for all finite points, so that only arrays need a check; else None.
-
-    A PointCost of the caller may reject some points, and directions of zero vectors are not defined.
-    """
-    try:
-        known = known_cost(cost)
-    except ProblemError:
-        return None
-    kind = known.kind if isinstance(known, Cost) else None
-    is_defined = isinstance(kind, DotProduct) or (isinstance(kind, DistanceCost) and not kind.form.directions)
-    return known if is_defined else None
-
-
-def start_by_name(init: str, cost: Cost | Any) -> str:
-    """The start in normal form: "gaussian", "zero", or "auto" where a backend chooses between these two."""
-    has_closed_form = isinstance(cost, Cost) and takes_gaussians(cost)
-    if init not in STARTS:
-        raise ProblemError(f"init {init!r} is unknown; use one of {list(STARTS)} or a pair (f, g) of potentials")
-    if init == "gaussian" and not has_closed_form:
-        kind = cost.kind if isinstance(cost, Cost) else "a dense matrix"
-        raise ProblemError(
-            f'init "gaussian" needs the cost sqeuclidean or a dot product, this one is {kind}; use "auto" or "zero"'
-        )
-    return init if has_closed_form else "zero"
-
-
-def require_same_space(x: Any, y: Any) -> None:
-    """Raise ProblemError unless the points of both sides have equally many coordinates."""
-    if x.shape[-1] != y.shape[-1]:
-        raise ProblemError(f"x has dimension {x.shape[-1]} and y has {y.shape[-1]}; both need the same")
 
 
 def build_instances(
@@ -316,35 +217,95 @@ def as_array(value: Any) -> Any:
     return np.asarray(value)
 
 
-class ProblemStack(list[Problem[Any]]):
-    """Problems made from whole arrays, with these arrays, so that all problems can be validated at once.
+class ProblemStack(Sequence[Problem[Any]]):
+    """Problems made from whole arrays. A Problem is made when it is asked for, the same object at every call.
 
     Attributes:
         columns: Arguments of `problems` by name.
+        width: The number of problems.
         init: The start that all problems share; None: that of the run.
-        problems: The problems as they were made. The stack itself is a list, which the caller may have changed since.
     """
 
-    def __init__(self, problems: list[Problem[Any]], columns: dict[str, Column], init: str | None) -> None:
-        super().__init__(problems)
-        self.columns = columns
-        self.init = init
-        self.problems = tuple(problems)
+    def __init__(self, columns: dict[str, Column], width: int, init: str | None) -> None:
+        self.columns, self.width, self.init = columns, width, init
+        self._made: dict[int, Problem[Any]] = {}
+
+    def __len__(self) -> int:
+        return self.width
+
+    @overload
+    def __getitem__(self, place: int) -> Problem[Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Problem[Any]]: ...
+    def __getitem__(self, place: int | slice) -> Problem[Any] | list[Problem[Any]]:
+        """Return one problem, or some of them."""
+        if isinstance(place, slice):
+            return [self[each] for each in range(self.width)[place]]
+        row = range(self.width)[place]
+        if row not in self._made:
+            values = {name: value if count is None else value[row] for name, (value, count) in self._given.items()}
+            self._made.setdefault(row, Problem(**values, init=self.init))
+        return self._made[row]
+
+    def __iter__(self) -> Iterator[Problem[Any]]:
+        return map(self.__getitem__, range(self.width))
+
+    @cached_property
+    def _given(self) -> dict[str, Column]:
+        """The columns that are fields of a problem and were given."""
+        named = {name: column for name, column in self.columns.items() if name not in ("f", "g")}
+        return {name: column for name, column in named.items() if column[0] is not None}
+
+    def column(self, name: str) -> Iterable[Any]:
+        """Return the entries of all problems of one column."""
+        values, count = self.columns[name]
+        return itertools.repeat(values, self.width) if count is None else values
+
+
+class NumberedProblems(dict[int, Problem[Any]]):
+    """The problems of a stack by ticket, each made when it is asked for."""
+
+    def __init__(self, stack: Sequence[Problem[Any]]) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __missing__(self, ticket: int) -> Problem[Any]:
+        return self._stack[ticket]
+
+    def __contains__(self, ticket: object) -> bool:
+        return ticket in range(len(self._stack))
+
+    def __len__(self) -> int:
+        return len(self._stack)
+
+
+class ProblemList(list[Problem[Any]]):
+    """The problems of a stack as a list, which the caller may change.
+
+    Attributes:
+        stack: The stack; None if the list no longer holds its problems.
+    """
+
+    def __init__(self, stack: ProblemStack) -> None:
+        super().__init__(stack)
+        self._stack = stack
 
     @property
-    def is_unchanged(self) -> bool:
-        """True if the list still holds the problems that were made from the arrays."""
-        return len(self) == len(self.problems) and not any(map(operator.is_not, self, self.problems))
+    def stack(self) -> ProblemStack | None:
+        """The stack; None if the list no longer holds its problems."""
+        is_changed = len(self) != self._stack.width or any(map(operator.is_not, self, self._stack))
+        return None if is_changed else self._stack
 
 
 @np.errstate(all="ignore")
-def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[Instance[Any]] | None:
+def validate_stack(problems: Any, tol: float, margin: float, init: str) -> InstanceStack | None:
     """Return all problems of a stack in normal form, if its arrays are valid as a whole; else None.
 
     Only plain cases are handled: points of floats, a named cost that is defined for all points, uniform weights. In all
     other cases, and if a check fails, problems are validated one by one, so that messages name what is wrong.
     """
-    if not isinstance(problems, ProblemStack) or not problems.is_unchanged:
+    problems = problems.stack if isinstance(problems, ProblemList) else problems
+    if not isinstance(problems, ProblemStack) or not problems:
         return None
     columns = problems.columns
     x, y = columns["x"][0], columns["y"][0]
@@ -371,7 +332,8 @@ def validate_stack(problems: Any, tol: float, margin: float, init: str) -> list[
         if eps_values is None:
             return None
     a, b = (uniform(points.shape[-2]) for points in (x, y))
-    return build_instances(problems, eps_values, tol=margin * tol, a=a, b=b, cost=cost, init=start)
+    first = build_instances(problems[:1], eps_values[:1], tol=margin * tol, a=a, b=b, cost=cost, init=start)[0]
+    return InstanceStack(first, x, y, eps_values)
 
 
 def _are_finite(x: Any, y: Any) -> bool:

@@ -15,7 +15,7 @@ from drainsinkhorn.core.events import Retired
 from drainsinkhorn.model.eps import FallingEps
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.marginal import Marginal, Marginals
-from drainsinkhorn.model.result import Outcomes
+from drainsinkhorn.model.outcomes import Outcomes
 from drainsinkhorn.model.status import Status
 from drainsinkhorn.run import rescue
 from drainsinkhorn.run.queue import Ended

@@ -13,7 +13,8 @@ from drainsinkhorn.core.events import Observer, ignore
 from drainsinkhorn.core.options import Options, Settings
 from drainsinkhorn.core.protocol import Backend
 from drainsinkhorn.model.errors import FeedClosed, OutOfMemory
-from drainsinkhorn.model.result import Outcomes, Result
+from drainsinkhorn.model.outcomes import Outcomes
+from drainsinkhorn.model.result import Result
 from drainsinkhorn.run.local import LocalRun
 from drainsinkhorn.run.pairs import as_problems
 from drainsinkhorn.run.session import Session

@@ -22,19 +22,18 @@ from drainsinkhorn.numerics.arrays import ROUNDOFF, SMALLEST, Array, float_name,
 from drainsinkhorn.numerics.costs import DotProduct, evaluate
 from drainsinkhorn.numerics.starts import usable_start
 from drainsinkhorn.numerics.weights import uniform, unit_mass, without_denormals
-from drainsinkhorn.run.marginals import parse_marginals
-from drainsinkhorn.run.relative import as_relative, relative_eps
-from drainsinkhorn.run.stack import (
+from drainsinkhorn.run.arguments import (
     EPS_HINT,
     TOL_HINT,
-    as_array,
-    build_instances,
     describe,
     known_cost,
     positive_number,
     require_same_space,
     start_by_name,
 )
+from drainsinkhorn.run.marginals import parse_marginals
+from drainsinkhorn.run.relative import as_relative, relative_eps
+from drainsinkhorn.run.stack import as_array, build_instances
 
 UNEQUAL_MASS = 1e-5
 """Relative difference of total masses above which a problem is unbalanced, unless rounding of weights explains it."""

@@ -17,6 +17,7 @@ from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.options import FEW_LANES
 from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import representatives
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.costs import require_form
 
@@ -72,7 +73,7 @@ class CpuBackend:
 
     def pack(self, instances: Sequence[Instance[Any]]) -> CpuPack | StreamingPack:
         """Build the lanes and measure their first f-leg."""
-        for instance in {id(instance.cost.kind): instance for instance in instances}.values():
+        for instance in {id(instance.cost.kind): instance for instance in representatives(instances)}.values():
             require_form(instance, self.name, FORMS)
         threads, arithmetic = self.threads or default_threads(), self.arithmetic(instances[0])
         momentum = self.acceleration == "momentum"

@@ -20,6 +20,7 @@ from drainsinkhorn.backends.cpu.precision import caches_scores, cost_rounding, s
 from drainsinkhorn.backends.cpu.resources import MemoryBlock
 from drainsinkhorn.backends.cpu.tiles import EXPANDED, WIDE
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import InstanceStack, each, strengths
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import UNIT, unit_rows
@@ -58,13 +59,40 @@ def _flatten(arrays: Sequence[Any]) -> _Flat:
 
 def _clouds(instances: Sequence[Instance[Any]]) -> tuple[_Flat, _Flat]:
     """The points of both sides."""
+    if isinstance(instances, InstanceStack):
+        return _rows_of(instances.x, instances.rows), _rows_of(instances.y, instances.rows)
     return _flatten([to_numpy(p.x) for p in instances]), _flatten([to_numpy(p.y) for p in instances])
+
+
+def _rows_of(points: Any, rows: Sequence[int]) -> _Flat:
+    """The clouds of some rows of a stack (W, n, d); or one cloud (n, d), which all share."""
+    if points.ndim == 2:
+        return _flatten([to_numpy(points)] * len(rows))
+    chosen = points[rows.start : rows.stop] if isinstance(rows, range) and rows.step == 1 else points[list(rows)]
+    values = np.array(to_numpy(chosen), dtype=np.float64, order="C")
+    lanes, n, dim = values.shape
+    return _Flat(values.reshape(-1, dim), np.arange(lanes) * n)
+
+
+def _weights(instances: Sequence[Instance[Any]]) -> tuple[_Flat, _Flat]:
+    """The weights of both sides."""
+    if isinstance(instances, InstanceStack):
+        a, b = (np.array(side, dtype=np.float64) for side in (instances.shared.a, instances.shared.b))
+        shared = np.zeros(len(instances), dtype=np.int64)
+        return _Flat(a, shared), _Flat(b, shared)
+    return _flatten([p.a for p in instances]), _flatten([p.b for p in instances])
+
+
+def _sizes(instances: Sequence[Instance[Any]]) -> tuple[Places, Places]:
+    """The points of each lane on both sides."""
+    n, m = zip(*each(instances, lambda instance: instance.shape), strict=True)
+    return np.array(n), np.array(m)
 
 
 def groups(instances: Sequence[Instance[Any]], itemsize: int) -> Iterator[list[int]]:
     """Places of problems that are loaded together: of one kind of cost, dimension and start, and of bounded memory."""
     if _are_alike(instances):
-        n, m = (np.array([len(side) for side in sides]) for sides in zip(*((p.a, p.b) for p in instances), strict=True))
+        n, m = _sizes(instances)
         loads = np.cumsum(_memory(n, m, instances[0].dim, itemsize)) // LOAD_BYTES
         for places in np.split(np.arange(len(n)), np.flatnonzero(np.diff(loads)) + 1):
             yield places.tolist()
@@ -88,6 +116,8 @@ def groups(instances: Sequence[Instance[Any]], itemsize: int) -> Iterator[list[i
 
 def _are_alike(instances: Sequence[Instance[Any]]) -> bool:
     """True if lanes have one cost between points, one start by name, one dimension, and each its own points."""
+    if isinstance(instances, InstanceStack):
+        return instances.has_own_points
     if not instances or instances[0].matrix is not None or isinstance(instances[0].init, Potentials):
         return False
     first, dim = instances[0], instances[0].dim
@@ -111,7 +141,7 @@ def load_group(
 ) -> list[Memory]:
     """Fill records of the lane table for problems of one group; returns what must stay alive with each lane."""
     first, everyone = instances[0], np.arange(len(instances))
-    eps, is_hard = np.array([p.eps for p in instances]), first.marginals.are_hard
+    eps, is_hard = np.array(strengths(instances)), first.marginals.are_hard
     if not is_hard:
         _load_marginals(instances, table)
     table["cooldown"] = 0.0 if momentum else np.inf
@@ -119,14 +149,19 @@ def load_group(
     # The first leg from a cold start is not damped.
     is_cold = first.init == "zero" and is_hard
     table["state"] = COLD if is_cold else FRESH
-    rows, cols = np.array([len(p.a) for p in instances]), np.array([len(p.b) for p in instances])
+    rows, cols = _sizes(instances)
     table["rows"], table["cols"] = rows, cols
     table["sum_rounding"] = sum_rounding(rows, cols, dtype)
-    kernels = _kernel_owners(instances, eps, rows * cols * dtype.itemsize) if is_cold else everyone
-    clouds = everyone if first.is_dense else _owners([(id(p.x), id(p.y)) for p in instances])
+    # Rows of a stack with points of their own share neither.
+    are_apart = isinstance(instances, InstanceStack) and instances.has_own_points
+    kernels, clouds = everyone, everyone
+    if is_cold and not are_apart:
+        kernels = _kernel_owners(instances, eps, rows * cols * dtype.itemsize)
+    if not (first.is_dense or are_apart):
+        clouds = _owners([(id(p.x), id(p.y)) for p in instances])
     table["is_shared"] = np.bincount(kernels, minlength=len(kernels))[kernels] > 1
     memory = _allocate(table, first, dtype, kernels, clouds, is_scaled=is_scaled)
-    a, b = _flatten([p.a for p in instances]), _flatten([p.b for p in instances])
+    a, b = _weights(instances)
     share(k.fill_lanes, table, everyone, *a, *b)
     if isinstance(first.init, Potentials):
         starts = [_flatten([to_numpy(getattr(p.init, side)) for p in instances]) for side in "fg"]
@@ -227,7 +262,7 @@ def _load_starts(
     shape, everyone = (lanes, dim, dim if full else 1), np.arange(lanes)
     means, spreads = np.empty((2, lanes, dim)), np.empty((2, *shape))
     share(k.measure_moments, table, everyone, *x, *y, *a, *b, means, spreads, full)
-    strength = eps / [p.cost.scale * p.cost.kind.distances.factor for p in instances]
+    strength = eps / each(instances, lambda instance: instance.cost.scale * instance.cost.kind.distances.factor)
     matrices, slopes, needed = closed_forms(means, spreads if full else spreads[..., 0], strength, always=always)
     least = -np.inf if always else WORTH**2
     share(k.start_lanes, table, everyone, *y, means[1], matrices.reshape(shape), slopes, full, needed, least)
@@ -281,7 +316,7 @@ def _load_points(
     """Write the points of lanes as tiles read them, and the rounding bounds of their scores."""
     first, kind = instances[0], instances[0].cost.kind
     distances, form, dim, lanes = kind.distances, score_form(first), first.dim, len(eps)
-    factor = np.array([p.cost.scale for p in instances]) / eps
+    factor = np.array(each(instances, lambda instance: instance.cost.scale)) / eps
     if distances.directions:
         x, y = x._replace(values=unit_rows(x.values)), y._replace(values=unit_rows(y.values))
     middles, far, scale, own = np.empty((lanes, dim)), np.empty(lanes), np.ones(lanes), np.unique(owners)

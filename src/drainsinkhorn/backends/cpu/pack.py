@@ -28,6 +28,8 @@ from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import InstanceStack, join, strengths, take
+from drainsinkhorn.model.instances import each as for_each
 from drainsinkhorn.model.marginal import BALANCED
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.arrays import float_name, round_to
@@ -54,7 +56,7 @@ class _Lanes(NamedTuple):
         frozen: Which lanes are frozen, (lanes,).
     """
 
-    instances: list[Instance[Any]]
+    instances: Sequence[Instance[Any]]
     supports: list[Support | None]
     memory: list[Memory]
     addresses: NDArray[np.int64]
@@ -64,7 +66,7 @@ class _Lanes(NamedTuple):
         """Return the lanes `keep`, in this order, and other lanes after them."""
         places = np.asarray(keep, dtype=np.int64)
         return _Lanes(
-            [self.instances[i] for i in keep] + lanes.instances,
+            join(take(self.instances, keep), lanes.instances) if keep else lanes.instances,
             [self.supports[i] for i in keep] + lanes.supports,
             [self.memory[i] for i in keep] + lanes.memory,
             np.concatenate([self.addresses[places], lanes.addresses]),
@@ -87,17 +89,16 @@ class States:
         self, instances: Sequence[Instance[Any]], f: Vector, f_at: NDArray[np.int64], g: Vector, g_at: NDArray[np.int64]
     ) -> None:
         self.instances = instances
-        self.eps = np.array([instance.eps for instance in instances])
+        self.eps = np.array(strengths(instances))
         self.f, self.f_at, self.g, self.g_at = f, f_at, g, g_at
         f *= np.repeat(self.eps, np.diff(f_at))
         g *= np.repeat(self.eps, np.diff(g_at))
-        arrays: list[Any] = [instance.x if instance.matrix is None else instance.matrix for instance in instances]
-        self._are_plain = [type(array) is np.ndarray for array in arrays]
+        self._are_plain = for_each(instances, _is_plain)
         names = dict[Any, str | None]()
-        kinds = [(plain, array.dtype) for plain, array in zip(self._are_plain, arrays, strict=True)]
-        for kind, array in zip(kinds, arrays, strict=True):
+        kinds = for_each(instances, lambda instance: (type(instance.like), instance.like.dtype))
+        for place, kind in enumerate(kinds):
             if kind not in names:
-                names[kind] = float_name(array)
+                names[kind] = float_name(instances[place].like)
         self.own = [names[kind] for kind in kinds]
         self.dtypes = ["float64"] * len(instances)
         # Potentials in each dtype that some lanes get, for all lanes.
@@ -114,9 +115,12 @@ class States:
         with np.errstate(invalid="ignore"):
             moved = _rounding_changes(self.f, short[0], self.f_at) + _rounding_changes(self.g, short[1], self.g_at)
         # Written so that NaN and inf, which overflow gives, lead to a wider dtype.
-        tols = np.array([instance.tol for instance in self.instances])
+        tols = np.array(for_each(self.instances, lambda instance: instance.tol))
         # Of most lanes both marginals are hard, and many lanes are rounded at once.
-        dampings = np.array([1.0 if p.marginals is BALANCED else least_damping(p) for p in self.instances])
+        balanced = for_each(self.instances, lambda instance: instance.marginals is BALANCED)
+        dampings = np.array(
+            [1.0 if hard else least_damping(self.instances[place]) for place, hard in enumerate(balanced)]
+        )
         fits = wanted & (moved <= budget(self.eps, tols, dampings))
         for vector, rounded, at in ((self.f, short[0], self.f_at), (self.g, short[1], self.g_at)):
             np.copyto(vector, rounded, where=True if fits.all() else np.repeat(fits, np.diff(at)))
@@ -132,11 +136,18 @@ class States:
             couple: Computes potentials of points without weight.
         """
         f_at, g_at = self.f_at.tolist(), self.g_at.tolist()
+        instances = take(self.instances, places)
+        widened = [self.dtypes[i] != self.own[i] for i in places]
+        names = {self.dtypes[i] for i in places}
+        if isinstance(instances, InstanceStack) and len(names) == 1 and all(for_each(instances, _is_plain)):
+            # One size and one dtype: a block for all lanes.
+            blocks: Any = (each.reshape(len(self.instances), -1) for each in self._rounded[names.pop()])
+            f_rows, g_rows = (block[list(places)] for block in blocks)
+            return Emission(f_rows, g_rows, widened, instances)
         pairs = [self._rounded[self.dtypes[i]] for i in places]
         f = [pair[0][f_at[i] : f_at[i + 1]].copy() for pair, i in zip(pairs, places, strict=True)]
         g = [pair[1][g_at[i] : g_at[i + 1]].copy() for pair, i in zip(pairs, places, strict=True)]
-        widened = [self.dtypes[i] != self.own[i] for i in places]
-        emission = Emission(f, g, widened, [self.instances[i] for i in places])
+        emission = Emission(f, g, widened, instances)
         chosen = zip(places, supports, strict=True)
         others = [at for at, (i, support) in enumerate(chosen) if support is not None or not self._are_plain[i]]
         if others:
@@ -237,7 +248,7 @@ class CpuPack:
             raise ContractError(f"backend 'cpu': row {i} of the lane table does not hold the state of lane {i}")
         couple = partial(compiled_couplings, threads=self._threads)
         supports = [self._lanes.supports[i] for i in lanes]
-        if self._verified is not None and all(lane in self._verified[0] for lane in lanes):
+        if self._verified is not None and self._verified[0].keys() >= set(lanes):
             known, states = self._verified
             return states.emit([known[lane] for lane in lanes], supports, couple)
         return self._states(lanes).emit(range(len(lanes)), supports, couple)
@@ -245,7 +256,7 @@ class CpuPack:
     def _states(self, lanes: Sequence[int]) -> States:
         """The states of lanes as they will be emitted, one after another in flat vectors."""
         order = np.asarray(lanes, dtype=np.int64)
-        instances = [self._lanes.instances[i] for i in lanes]
+        instances = take(self._lanes.instances, lanes)
         f_at = np.concatenate([[0], np.cumsum(self._table["rows"][order])])
         g_at = np.concatenate([[0], np.cumsum(self._table["cols"][order])])
         f, g = np.empty(int(f_at[-1])), np.empty(int(g_at[-1]))
@@ -271,7 +282,7 @@ class CpuPack:
         table, memory = new_lanes(count), list[Memory]([()]) * count
         for places in groups(inner, self._dtype.itemsize):
             group = records(words(table)[places])
-            chosen = [inner[i] for i in places]
+            chosen = take(inner, places)
             blocks = load_group(chosen, self._dtype, group, self._share, momentum=self._momentum)
             words(table)[places] = words(group)
             for i, block in zip(places, blocks, strict=True):
@@ -280,7 +291,7 @@ class CpuPack:
         for kernel in np.unique(table["kernel"][shared]):
             self._fill_shared(table, shared[table["kernel"][shared] == kernel])
         self._share(k.open_lanes, table, np.arange(count))
-        lanes = _Lanes(list(instances), supports, memory, table["f"].copy(), np.zeros(count, dtype=np.bool_))
+        lanes = _Lanes(instances, supports, memory, table["f"].copy(), np.zeros(count, dtype=np.bool_))
         for i in np.flatnonzero(table["state"] == NEEDS_KERNEL):
             self._add_kernel(lanes, table, int(i))
         return table, lanes
@@ -368,12 +379,17 @@ class CpuPack:
 
 def _inner(instances: Sequence[Instance[Any]]) -> tuple[Sequence[Instance[Any]], list[Support | None]]:
     """Problems without points of zero weight, costs in a form that has kernels; and which points carry weight."""
-    costs = {id(instance.cost): instance.cost for instance in instances if instance.matrix is None}
+    costs = {id(cost): cost for cost in for_each(instances, lambda instance: instance.cost)}
     has_forms = all("distances" in cost.kind.forms for cost in costs.values())
-    if has_forms and all(instance.positive for instance in instances):
+    if has_forms and all(for_each(instances, lambda instance: instance.positive)):
         return instances, [None] * len(instances)
     pairs = [(instance, None) if instance.positive else restrict(instance) for instance in instances]
     return [with_matrix(inner, FORMS) for inner, _ in pairs], [support for _, support in pairs]
+
+
+def _is_plain(instance: Instance[Any]) -> bool:
+    """True if results are NumPy arrays."""
+    return type(instance.like) is np.ndarray
 
 
 @lru_cache(maxsize=8)
