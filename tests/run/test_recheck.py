@@ -20,8 +20,9 @@ from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.outcomes import Outcome, Outcomes
 from drainsinkhorn.model.result import Residual, Residuals
 from drainsinkhorn.model.status import Status
-from drainsinkhorn.run import recheck
-from drainsinkhorn.run.recheck import Recheck, refute
+from drainsinkhorn.run import recheck, refutation
+from drainsinkhorn.run.recheck import Recheck
+from drainsinkhorn.run.refutation import refute
 from drainsinkhorn.run.validate import validate
 
 TOL = 1e-3
@@ -108,7 +109,7 @@ def test_torch_finds_what_numpy_finds(problem: ds.Problem[Any], monkeypatch: pyt
     known, there = validate(problem, TOL), validate(replace(problem, **moved), TOL)
     for off in (0.0, 10 * TOL):
         here = refute(known, ds.Potentials(f, g + problem.eps * off), TOL, ticket=3)
-        monkeypatch.setattr(recheck, "_where", lambda _: "device")
+        monkeypatch.setattr(refutation, "device_or_host", lambda _: "device")
         state = ds.Potentials(torch.tensor(f), torch.tensor(g) + problem.eps * off)
         found = refute(there, state, TOL, ticket=3)
         monkeypatch.undo()

@@ -17,7 +17,7 @@ from drainsinkhorn.core.options import STARTS
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.run.marginals import parse_price, prices_to_array
 from drainsinkhorn.run.problem_arrays import problems_from_arrays
-from drainsinkhorn.run.recheck import refute
+from drainsinkhorn.run.refutation import refute
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.serve.bodies import JSON, read_body
 from drainsinkhorn.serve.limits import ServerLimits

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector, invert
+from drainsinkhorn.backends.couplings import Block, BlockCouplings, Matrix, Places, Side, Vector
+from drainsinkhorn.backends.draws import invert
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy

@@ -24,6 +24,7 @@ from drainsinkhorn.backends.consumer_arguments import (
     checked_values,
     uniforms,
 )
+from drainsinkhorn.backends.draws import Places, Vector, draw_by_mass
 from drainsinkhorn.backends.plan_certificate import certify_plan
 from drainsinkhorn.backends.soft_terms import soft_terms
 from drainsinkhorn.model.couplings import Certificate, TransportCost
@@ -31,13 +32,10 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_caller, to_numpy
-from drainsinkhorn.numerics.costs import exchange_sides, unit_rows
+from drainsinkhorn.numerics.costs import unit_rows
+from drainsinkhorn.numerics.exchange import exchange_sides
 from drainsinkhorn.numerics.slopes import require_slope, slope, slope_of_distances
-from drainsinkhorn.numerics.transforms import SoftTerms, plan_costs, row_masses
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
-Places = NDArray[np.int64]
+from drainsinkhorn.numerics.transforms import Matrix, SoftTerms, plan_costs, row_masses, times_mass
 
 BLOCK_PAIRS, SAMPLE_PAIRS = 2**16, 2**21
 """Entries of conditional distributions that one thread holds at a time; and the largest n x m of a lane whose entries
@@ -212,7 +210,7 @@ class BlockCouplings:
             if inverse:
                 terms = np.where(block.scaled_costs > 0, terms / block.scaled_costs, 0.0)
             mean = conditionals.mean(terms, flat[lane])
-            means[lane][rows] = _times(row_masses(one.a[rows], block.log_ratios), mean) if weighted else mean
+            means[lane][rows] = times_mass(row_masses(one.a[rows], block.log_ratios), mean) if weighted else mean
 
         self._sweep(side, work)
         return [out.reshape(len(out), *array.shape[1:]) for out, array in zip(means, arrays, strict=True)]
@@ -259,14 +257,14 @@ class BlockCouplings:
             """Sample a small lane, whose conditional distributions are computed once."""
             (one, conditionals), numbers = lanes[small[k]], draws[small[k]]
             block = conditionals.block(np.arange(one.a.size))
-            rows = _by_mass(row_masses(one.a, block.log_ratios), numbers[0])
+            rows = draw_by_mass(row_masses(one.a, block.log_ratios), numbers[0])
             pairs[small[k]] = rows, one.cols[conditionals.draw(block.conditionals, rows, numbers[1])]
 
         self._each(take, len(small))
         large = [lane for lane, pair in enumerate(pairs) if pair is None]
         if large:
             logs = self._logs("row", large)
-            rows = [_by_mass(row_masses(lanes[lane][0].a, logs[lane]), draws[lane][0]) for lane in large]
+            rows = [draw_by_mass(row_masses(lanes[lane][0].a, logs[lane]), draws[lane][0]) for lane in large]
             cols = self._draw_columns(large, rows, [draws[lane][1] for lane in large])
             for lane, *pair in zip(large, rows, cols, strict=True):
                 pairs[lane] = pair
@@ -316,7 +314,7 @@ class BlockCouplings:
             row_sums[lane][0, rows] = mass
             price = np.einsum("ij,ij->i", block.conditionals, block.scaled_costs)
             entropy = one.f[rows] + np.einsum("ij,ij->i", block.conditionals, one.g - block.scaled_costs)
-            row_sums[lane][1:, rows] = _times(mass, np.c_[price, entropy]).T
+            row_sums[lane][1:, rows] = times_mass(mass, np.c_[price, entropy]).T
 
         self._sweep("row", work)
         costs: list[TransportCost] = []
@@ -393,31 +391,9 @@ class BlockCouplings:
 
         def work(lane: int, rows: Places, block: Block) -> None:
             one = lanes[lane][0]
-            plans[lane][np.ix_(rows, one.cols)] = _times(row_masses(one.a[rows], block.log_ratios), block.conditionals)
+            plans[lane][np.ix_(rows, one.cols)] = times_mass(
+                row_masses(one.a[rows], block.log_ratios), block.conditionals
+            )
 
         self._sweep("row", work)
         return [self._return(lane, plan) for lane, plan in enumerate(plans)]
-
-
-def _times(mass: Vector, rows: Matrix) -> Matrix:
-    """Return rows times their masses; zero for a row without mass, even if its values are not finite."""
-    return np.where(mass[:, None] > 0, mass[:, None] * rows, 0.0)
-
-
-def _by_mass(mass: Vector, numbers: Vector) -> Places:
-    """Draw rows in proportion to their mass; ProblemError if the mass is not finite."""
-    if not np.isfinite(mass).all():
-        raise ProblemError("the plan is not finite, so nothing can be drawn from it; see the result's message")
-    if not mass.any():
-        raise ProblemError(
-            "the plan has no mass, so nothing can be drawn from it: its points are too far apart for the price rho; "
-            "raise rho or eps"
-        )
-    return invert(mass, numbers)
-
-
-def invert(mass: Vector, numbers: Vector) -> Places:
-    """The places at which cumulative sums of `mass` pass numbers in [0, 1) times its total."""
-    sums = np.cumsum(mass)
-    last = int(np.flatnonzero(mass)[-1])
-    return np.minimum(np.searchsorted(sums, numbers * sums[-1], side="right"), last)

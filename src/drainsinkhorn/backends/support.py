@@ -14,7 +14,8 @@ from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import cost_matrix, exchange_sides
+from drainsinkhorn.numerics.costs import cost_matrix
+from drainsinkhorn.numerics.exchange import exchange_sides
 from drainsinkhorn.numerics.transforms import c_transform, transform_of_ratios
 from drainsinkhorn.numerics.weights import uniform, unit_mass
 

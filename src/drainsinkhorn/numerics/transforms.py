@@ -49,6 +49,12 @@ def transform_of_ratios(log_ratios: Vector, eps: float) -> Vector:
     return np.where(np.isfinite(values), values, 0.0)
 
 
+def times_mass(mass: Vector, rows: Matrix) -> Matrix:
+    """Return rows times their masses; zero for a row without mass, even if its values are not finite."""
+    with np.errstate(all="ignore"):
+        return np.where(mass[:, None] > 0, mass[:, None] * rows, 0.0)
+
+
 @np.errstate(all="ignore")
 def row_masses(weights: Vector, log_ratios: Vector) -> Vector:
     """Masses `sum_j P_ij = a_i rho_i` of rows, (n,); zero where there is no weight, whatever the ratio.

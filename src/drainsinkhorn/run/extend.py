@@ -15,7 +15,7 @@ from drainsinkhorn.model.errors import ProblemError
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.model.problem import Potentials, Problem
 from drainsinkhorn.numerics.arrays import to_caller, to_numpy
-from drainsinkhorn.numerics.costs import exchange_cost
+from drainsinkhorn.numerics.exchange import exchange_cost
 from drainsinkhorn.numerics.weights import unit_mass
 from drainsinkhorn.run.queue import Ended
 from drainsinkhorn.run.validate import validate
