@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import each
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
-from drainsinkhorn.numerics.costs import cost_matrix
+from drainsinkhorn.numerics.costs import cost_matrix, with_matrix
 from drainsinkhorn.numerics.exchange import exchange_sides
 from drainsinkhorn.numerics.transforms import c_transform, transform_of_ratios
 from drainsinkhorn.numerics.weights import uniform, unit_mass
@@ -140,6 +142,18 @@ def restrict(instance: Instance[Any]) -> tuple[Instance[Any], Support | None]:
         return instance, None
     support = Support(instance, np.flatnonzero(a), np.flatnonzero(b))
     return part(instance, support.rows, support.cols), support
+
+
+def restrict_all(
+    instances: Sequence[Instance[Any]], forms: Collection[str]
+) -> tuple[Sequence[Instance[Any]], list[Support | None]]:
+    """Problems on their supports, with costs in one of these forms; and each Support, None if no point was left out."""
+    kinds = {id(cost): cost.kind for cost in each(instances, operator.attrgetter("cost"))}
+    has_forms = all(any(form in forms for form in kind.forms if form != "matrix") for kind in kinds.values())
+    if has_forms and all(each(instances, operator.attrgetter("positive"))):
+        return instances, [None] * len(instances)
+    pairs = [(instance, None) if instance.positive else restrict(instance) for instance in instances]
+    return [with_matrix(inner, forms) for inner, _ in pairs], [support for _, support in pairs]
 
 
 def part(instance: Instance[Any], rows: Places, cols: Places) -> Instance[Any]:

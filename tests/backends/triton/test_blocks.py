@@ -41,8 +41,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def matrix(pack: Any) -> Any:
     """The cached scores of the first lane with the f that they contain, and that f."""
-    lane, size = pack._lanes[0], -(-COLS // 64) * 64
-    at = [int(lane.group.fields[lane.row, column.value]) for column in (c.MATRIX, c.NORM)]
+    place, size = pack._lanes.places[0], -(-COLS // 64) * 64
+    at = [pack._table.offset(place, column.value) for column in (c.MATRIX, c.NORM)]
     scores = pack._buffers["points32"][at[0] : at[0] + ROWS * size].view(ROWS, size)[:, :COLS]
     return scores.double(), pack._buffers["vectors64"][at[1] : at[1] + ROWS]
 
@@ -118,7 +118,7 @@ def test_float32_is_accurate_enough_where_scores_are_hundreds_of_bits() -> None:
     assert float(costs.mean()) / eps / np.log(2) > 200
     given = ds.Problem(x=x, y=y, eps=eps)
     pack = TritonBackend().pack([validate(given, 1e-3)])
-    assert pack._lanes[0].arithmetic is precision.Arithmetic.FLOAT32
+    assert pack._lanes.column("arithmetic")[0] == precision.Arithmetic.FLOAT32.value
     result = ds.solve([given], backend="triton", rescue=False)[0]
     assert result.converged
     assert result.residual.band <= 1e-5
@@ -142,17 +142,16 @@ def test_samples_of_large_lanes_are_those_of_direct_differences(monkeypatch: pyt
     lanes = [validate(problem(seed, n), 1e-3) for seed, n in ((0, ROWS), (1, 20))]
     pack = TritonBackend().pack(lanes)
     pack.advance(2, [-np.inf] * 2)
-    chosen, potentials = pack._table.select(pack._lanes), pack._buffers["vectors64"]
+    chosen, potentials = pack._lanes, pack._buffers["vectors64"]
     truth = pack._launcher.sample(chosen, c.BOTH.value, potentials)
-    for most in (1200, 0):
-        # The first lane alone, then both.
-        monkeypatch.setattr(precision, "LARGE_PAIRS", most)
+    for large in ([True, False], [True, True]):
+        pack._table.host["in_blocks"] = large
         found = pack._launcher.sample(chosen, c.BOTH.value, potentials)
         for place, instance in enumerate(lanes):
             for side, size in enumerate(instance.shape):
                 mine, theirs = (some[side, place, : min(size, SAMPLES)] for some in (found, truth))
                 assert float((mine - theirs).abs().max()) <= 1e-11
-        assert torch.equal(found[:, 1, :20], truth[:, 1, :20]) is (most == 1200)
+        assert torch.equal(found[:, 1, :20], truth[:, 1, :20]) is (large == [True, False])
 
 
 @pytest.mark.parametrize("soft", [False, True])

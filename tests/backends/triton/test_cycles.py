@@ -41,7 +41,7 @@ def given_clouds(dim: int, eps: float) -> list[Any]:
 def state(pack: TritonPack) -> list[Any]:
     """Potentials, and numbers of all lanes but whether they are held, to the bit."""
     numbers = pack._table.state.cpu().numpy()
-    rows = [np.delete(numbers[lane.place], [c.HELD.value]) for lane in pack._lanes]
+    rows = [np.delete(numbers[place], [c.HELD.value]) for place in pack._lanes.places]
     emitted = pack.emit(range(pack.width))
     return [*rows, *(part.cpu().numpy() for pair in zip(emitted.f, emitted.g, strict=True) for part in pair)]
 

@@ -36,7 +36,7 @@ def clouds(n: int, m: int, d: int, eps: float, seed: int = 0) -> ds.Problem[Any]
 def switches(pack: Any) -> list[float]:
     """The residual of each lane at which it switches to all products, as the device has it."""
     numbers = pack._table.state.cpu()
-    return [float(numbers[lane.place, c.SWITCH.value]) for lane in pack._lanes]
+    return numbers[pack._lanes.places, c.SWITCH.value].tolist()
 
 
 def drained(backend: TritonBackend, problems: list[ds.Problem[Any]]) -> list[Any]:
@@ -83,13 +83,13 @@ def test_potentials_of_a_lane_may_be_inside_the_product_for_high_parts_alone(
 
     def increased(pack: Any, lanes: Any, *, inside: bool) -> Any:
         """What is measured; more for the first of two lanes if its potentials are inside the product of all parts."""
-        more = [float(inside and len(lane.instance.x) == 40) for lane in lanes.lanes]
+        more = [float(inside and rows == 40) for rows, _ in lanes.column("size")]
         return measured(pack, lanes, inside=inside) + np.array(more)
 
     monkeypatch.setattr(TritonPack, "_first_errors", increased)
     problems = [clouds(40, 33, 40, 8.0), clouds(33, 40, 40, 8.0)]
     pack = BACKEND.pack([validate(problem, TOL) for problem in problems])
-    assert [lane.arithmetic for lane in pack._lanes] == [Arithmetic.FLOAT32, Arithmetic.AUGMENTED]
+    assert [Arithmetic(rung) for rung in pack._lanes.column("arithmetic")] == [Arithmetic.FLOAT32, Arithmetic.AUGMENTED]
     assert all(switches(pack))
     for problem, (depth, potentials) in zip(problems, drained(BACKEND, problems), strict=True):
         ((alone_depth, alone),) = drained(BACKEND, [problem])

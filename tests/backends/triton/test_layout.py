@@ -18,6 +18,7 @@ from drainsinkhorn.backends.reference import ReferenceBackend
 from drainsinkhorn.backends.triton import TritonBackend, launching
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.layout import Clouds, centre_clouds, gather_clouds, gaussian_starts
+from drainsinkhorn.backends.triton.transfer import concatenate
 from drainsinkhorn.numerics.starts import FLOOR, FULL_DIM, between, start
 from drainsinkhorn.run.validate import validate
 from tests.device import DEVICE, torch
@@ -43,7 +44,8 @@ def loaded(x: Any, y: Any, a: np.ndarray | None = None) -> tuple[Clouds, Any, in
         fields[:, column] = begin + size * np.arange(lanes)
     fields[:, c.SIZE.value : c.SIZE.value + 2] = n, m
     table, sizes = torch.tensor(fields, device=DEVICE), np.array([[n, m]] * lanes)
-    clouds = gather_clouds(list(x), list(y), table, sizes, dim, torch.device(DEVICE))
+    sides = (concatenate(list(side), torch.device(DEVICE)) for side in (x, y))
+    clouds = gather_clouds(*sides, table, sizes, dim)
     return clouds, torch.tensor(vectors, device=DEVICE), lanes * (n + m)
 
 

@@ -99,7 +99,7 @@ class Measured:
         self.eps = instance.eps
         pack = TritonBackend(acceleration="momentum", **settings).pack([instance])
         pack.advance(3, [-math.inf])
-        (self.lane,), self.pack = pack._lanes, pack
+        self.place, self.pack = pack._lanes.places[0], pack
         self.f, self.g = (self.vector(c.POTENTIAL, side, LN2 * self.eps) for side in (0, 1))
         self.before = self.vector(c.BEFORE, 0, LN2 * self.eps)
         self.a, self.b = np.asarray(instance.a), np.asarray(instance.b)
@@ -107,8 +107,8 @@ class Measured:
         self.ratios = log_ratios(self.f, self.g, np.log(self.b), self.scaled_cost, self.eps)
 
     def vector(self, column: Any, side: int = 0, unit: float = 1.0, name: str = "vectors64", size: int = 0) -> Any:
-        start = int(self.pack._table.fields[self.lane.place, column.value + side])
-        found = self.pack._buffers[name][start : start + (size or self.lane.size[side])]
+        start = int(self.pack._table.fields[self.place, column.value + side])
+        found = self.pack._buffers[name][start : start + (size or self.pack._table.host["size"][self.place, side])]
         return found.cpu().numpy().astype(np.float64) * unit
 
 
@@ -127,7 +127,7 @@ def test_legs(given: ds.Problem[Any], settings: dict[str, Any], accuracy: float)
     """`leg` and `float64_leg`: log ratios are kept in float32; `finish_tile`: residual and alignment; `check`."""
     lane = Measured(given, **settings)
     assert np.abs(lane.vector(c.LOG_RATIOS, name="vectors32", unit=LN2) - lane.ratios).max() <= accuracy
-    tiles = 2 if lane.lane.is_float64 else 1
+    tiles = 2 if settings.get("precision") == "float64" else 1
     error = lane.vector(c.ERRORS, size=tiles).sum()
     assert error == pytest.approx(residual(lane.a, lane.ratios), abs=accuracy)
     direction = alignment(lane.a, lane.ratios / LN2, lane.f / (lane.eps * LN2), lane.before / (lane.eps * LN2))
@@ -169,7 +169,7 @@ def test_an_update_of_a_pack_is_that_of_numpy() -> None:
     lane = Measured(problem(3), precision="float64")
     lane.pack.advance(1, [-math.inf])
     f, g, x = (lane.vector(k, s, LN2 * lane.eps) for k, s in ((c.POTENTIAL, 0), (c.POTENTIAL, 1), (c.BEFORE, 0)))
-    numbers = lane.pack._table.state[lane.lane.place].cpu()
+    numbers = lane.pack._table.state[lane.place].cpu()
     age = float(numbers[c.AGE.value])
     stride = Stride(1.25, age / (age + 2.0)) if age else PLAIN
     truth, truth_x = update(lane.f, lane.ratios, lane.eps, stride, lane.before)

@@ -63,21 +63,21 @@ def pack_of(problems: list[ds.Problem[Any]], *, backend: TritonBackend = MOMENTU
 
 
 def vector(pack: TritonPack, lane: int, column: Any, side: int = 0, name: str = "vectors64") -> Any:
-    held = pack._lanes[lane]
-    start = int(pack._table.fields[held.place, column.value + side])
-    return pack._buffers[name][start : start + held.size[side]].cpu().numpy().astype(np.float64)
+    place = pack._lanes.places[lane]
+    start, size = int(pack._table.fields[place, column.value + side]), pack._table.host["size"][place, side]
+    return pack._buffers[name][start : start + size].cpu().numpy().astype(np.float64)
 
 
 def memory(pack: TritonPack) -> list[Any]:
     """All that the next cycle reads of the lanes: the numbers of decisions, and vectors."""
     numbers = pack._table.state.cpu().numpy()
     found: list[Any] = []
-    for place, lane in enumerate(pack._lanes):
-        found.append(np.delete(numbers[lane.place], [c.HELD.value]))
+    for lane, (place, size) in enumerate(zip(pack._lanes.places, pack._lanes.column("size"), strict=True)):
+        found.append(np.delete(numbers[place], [c.HELD.value]))
         for side in (0, 1):
-            parts = -(-lane.size[side] // 16)
-            found += [vector(pack, place, c.POTENTIAL, side), vector(pack, place, c.ERRORS, side)[:parts]]
-        found += [vector(pack, place, c.BEFORE), vector(pack, place, c.ALIGNMENT)[:1]]
+            parts = -(-size[side] // 16)
+            found += [vector(pack, lane, c.POTENTIAL, side), vector(pack, lane, c.ERRORS, side)[:parts]]
+        found += [vector(pack, lane, c.BEFORE), vector(pack, lane, c.ALIGNMENT)[:1]]
         found.append(vector(pack, place, c.LOG_RATIOS, name="vectors32"))
     return found
 
@@ -168,7 +168,7 @@ def test_the_class_of_a_lane_is_that_of_its_own_size() -> None:
     alone, together = pack_of([small]), pack_of([large, small])
     alone.advance(4, [-1.0])
     together.advance(4, [-1.0, -1.0])
-    numbers = [pack._table.state[pack._lanes[-1].place].cpu().numpy() for pack in (alone, together)]
+    numbers = [pack._table.state[pack._lanes.places[-1]].cpu().numpy() for pack in (alone, together)]
     assert np.array_equal(*numbers)
     assert np.array_equal(vector(alone, 0, c.POTENTIAL), vector(together, 1, c.POTENTIAL))
 
@@ -197,7 +197,7 @@ def test_measured_legs(kind: str, cost: str) -> None:
         measured = vector(pack, 0, c.LOG_RATIOS, name="vectors32") * LN2
         assert np.abs(measured - ratios).max() <= accuracy * max(1.0, np.abs(ratios).max())
         assert vector(pack, 0, c.ERRORS)[0] == pytest.approx(residual(a, ratios), rel=10 * accuracy, abs=accuracy)
-        if pack._lanes[0].depth:
+        if pack._lanes.column("depth")[0]:
             columns = vector(pack, 0, c.ERRORS, 1)[0]
             direction = vector(pack, 0, c.ALIGNMENT)[0] * LN2 * LN2
             assert direction == pytest.approx(alignment(a, ratios, f, before), rel=1e-3, abs=10 * accuracy)
@@ -217,7 +217,7 @@ def test_strides_are_those_of_the_rule() -> None:
         for _ in range(40):
             f, before = vector(pack, 0, c.POTENTIAL), vector(pack, 0, c.BEFORE)
             logs = vector(pack, 0, c.LOG_RATIOS, name="vectors32")
-            if pack._lanes[0].depth:
+            if pack._lanes.column("depth")[0]:
                 rule.measured_columns(vector(pack, 0, c.ERRORS, 1)[0])
             stride = rule.stride(vector(pack, 0, c.ERRORS)[0], vector(pack, 0, c.ALIGNMENT)[0])
             seen.add((stride.step, rule._cooldown > 0))
@@ -226,7 +226,7 @@ def test_strides_are_those_of_the_rule() -> None:
             scale = np.abs(f).max() + np.abs(logs).max() + 1
             assert np.abs(vector(pack, 0, c.POTENTIAL) - after).max() <= 1e-13 * scale
             assert np.abs(vector(pack, 0, c.BEFORE) - x).max() <= 1e-13 * scale
-            numbers = pack._table.state[pack._lanes[0].place].cpu().numpy()
+            numbers = pack._table.state[pack._lanes.places[0]].cpu().numpy()
             decided = [numbers[column.value] for column in (c.AGE, c.COOLDOWN, c.BACKOFF, c.ROWS_EXACT)]
             assert decided == [rule._age, rule._cooldown, rule._backoff, rule._rows_exact]
     assert len({step for step, _ in seen}) == 2
@@ -305,12 +305,12 @@ def test_bounds_cover_the_true_residuals() -> None:
         n, m, d = (int(k) for k in (rng.integers(2, 80), rng.integers(2, 80), rng.integers(1, 30)))
         given = cloud(n, m, d, seed=seed, eps=float(rng.choice([0.05, 0.3, 1.0])), tol=float(rng.choice([1e-2, 1e-3])))
         pack = pack_of([given])
-        instance = pack._lanes[0].instance
+        instance = pack._instances[0]
         for _ in range(2):
             told = pack.advance(3, [-math.inf])
             f, g = (vector(pack, 0, c.POTENTIAL, side) * LN2 * instance.eps for side in (0, 1))
             row, _ = marginal_errors(instance, ds.Potentials(f, g))
-            band = float(pack._table.state[pack._lanes[0].place, c.BAND.value])
+            band = float(pack._table.state[pack._lanes.places[0], c.BAND.value])
             assert row <= told.stale[0] <= row + 2 * band
             assert abs(pack.screen([0])[0] - told.stale[0]) <= 2 * band
             (said,), emitted = pack.verify([0]).rows(), pack.emit([0]).potentials(0)

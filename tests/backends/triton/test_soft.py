@@ -109,9 +109,9 @@ def test_infinite_prices_and_hard_lanes_beside_soft_ones_keep_their_bits() -> No
 def test_hard_and_soft_lanes_are_one_pack_with_one_launch_of_each_kernel_for_either() -> None:
     problems = [cloud(1), cloud(2, rho=None, b=None), cloud(3, rho=(INF, 1.0))]
     pack = TritonBackend(acceleration="momentum").pack([validate(p, 1e-3) for p in problems])
-    parts = pack._table.by_softness(pack._table.select(pack._lanes))
-    assert [[lane.is_soft for lane in part.lanes] for part in parts] == [[False], [True, True]]
-    prices = [int(pack._table.fields[lane.place, c.PRICES.value]) for lane in pack._lanes]
+    parts = pack._lanes.by_softness()
+    assert [part.column("is_soft").tolist() for part in parts] == [[False], [True, True]]
+    prices = pack._table.fields[pack._lanes.rows, c.PRICES.value].tolist()
     assert [offset > 0 for offset in prices] == [True, False, True]
     numbers = pack._buffers["vectors64"][prices[2] : prices[2] + c.SOFT_NUMBERS.value].cpu().numpy()
     assert numbers == pytest.approx([0, 0.2, 1, 1 / 1.2, 0, math.log2(1.6), math.log2(1.6)], abs=1e-12)

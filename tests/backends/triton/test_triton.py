@@ -260,7 +260,7 @@ def test_lanes_climb_to_the_arithmetic_that_is_accurate_enough_for_them() -> Non
     problems = [near, far, tight]
     backend = TritonBackend(acceleration="momentum")
     pack = backend.pack([validate(problem, 1e-3) for problem in problems])
-    assert [lane.arithmetic for lane in pack._lanes] == list(Arithmetic)
+    assert [Arithmetic(rung) for rung in pack._lanes.column("arithmetic")] == list(Arithmetic)
     together = ds.solve(problems, backend=backend, rescue=False)
     for problem, result in zip(problems, together, strict=True):
         row, col = marginal_errors(validate(problem, 1e-3), result.potentials)
@@ -360,7 +360,7 @@ def test_columns_past_the_end_make_no_row_be_done_again(dim: int) -> None:
     # Far apart: potentials of rows are above 2^7 bits, beyond what float32 holds as a power.
     x, y = rng.normal(size=(40, dim)).astype(np.float32), (rng.normal(size=(70, dim)) + 20).astype(np.float32)
     pack = TritonBackend().pack([validate(ds.Problem(x=x, y=y, eps=2.0, init="zero"), 1e-3)])
-    assert pack._lanes[0].arithmetic is Arithmetic.AUGMENTED
+    assert Arithmetic(pack._lanes.column("arithmetic")[0]) is Arithmetic.AUGMENTED
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pack.advance(2, [-np.inf])

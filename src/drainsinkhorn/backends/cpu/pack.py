@@ -23,7 +23,7 @@ from drainsinkhorn.backends.cpu.precision import FLOAT32, FLOAT64, CpuArithmetic
 from drainsinkhorn.backends.cpu.resources import MemoryBlock, each
 from drainsinkhorn.backends.cpu.streaming import StreamingPack
 from drainsinkhorn.backends.emission import CHOICES, SHORT, Rounded, Vector, budget, emit_states, least_damping
-from drainsinkhorn.backends.support import Couple, Support, restrict
+from drainsinkhorn.backends.support import Couple, Support, restrict_all
 from drainsinkhorn.core.protocol import Emission, Progress, Spent, is_held
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import ContractError
@@ -33,7 +33,7 @@ from drainsinkhorn.model.instances import each as for_each
 from drainsinkhorn.model.marginal import BALANCED
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.arrays import float_name, round_to
-from drainsinkhorn.numerics.costs import COSTS, with_matrix
+from drainsinkhorn.numerics.costs import COSTS
 
 FORMS = ("distances", "matrix")
 """Forms of costs that it has kernels for."""
@@ -278,7 +278,7 @@ class CpuPack:
 
     def _open(self, instances: Sequence[Instance[Any]]) -> tuple[NDArray[Any], _Lanes]:
         """Lanes at depth zero, their first f-leg measured."""
-        count, (inner, supports) = len(instances), _inner(instances)
+        count, (inner, supports) = len(instances), restrict_all(instances, FORMS)
         table, memory = new_lanes(count), list[Memory]([()]) * count
         for places in groups(inner, self._dtype.itemsize):
             group = records(words(table)[places])
@@ -375,16 +375,6 @@ class CpuPack:
             lambda part: kernel(table, order, firsts[part], min(order.size, firsts[part] + chunk), *rest, self._one),
             len(firsts),
         )
-
-
-def _inner(instances: Sequence[Instance[Any]]) -> tuple[Sequence[Instance[Any]], list[Support | None]]:
-    """Problems without points of zero weight, costs in a form that has kernels; and which points carry weight."""
-    costs = {id(cost): cost for cost in for_each(instances, lambda instance: instance.cost)}
-    has_forms = all("distances" in cost.kind.forms for cost in costs.values())
-    if has_forms and all(for_each(instances, lambda instance: instance.positive)):
-        return instances, [None] * len(instances)
-    pairs = [(instance, None) if instance.positive else restrict(instance) for instance in instances]
-    return [with_matrix(inner, FORMS) for inner, _ in pairs], [support for _, support in pairs]
 
 
 def _is_plain(instance: Instance[Any]) -> bool:

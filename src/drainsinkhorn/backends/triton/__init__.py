@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -17,8 +18,7 @@ from drainsinkhorn.backends.conditionals import plain_couplings
 from drainsinkhorn.backends.couplings import BlockCouplings
 from drainsinkhorn.backends.products import solves_products
 from drainsinkhorn.backends.triton.couplings import TritonCouplings
-from drainsinkhorn.backends.triton.lanes import FORMS
-from drainsinkhorn.backends.triton.pack import TritonPack
+from drainsinkhorn.backends.triton.pack import FORMS, TritonPack
 from drainsinkhorn.backends.triton.precision import (
     PrecisionPolicy,
     count_places,
@@ -34,6 +34,7 @@ from drainsinkhorn.core.protocol import Hints
 from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import each, representatives
 from drainsinkhorn.model.marginal import BALANCED, Marginal, Marginals
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.costs import COSTS, require_form
@@ -134,16 +135,16 @@ class TritonBackend:
         """Compile the kernels for such problems; Triton's interpreter compiles nothing."""
         if not interpreted():
             form = self.policy.representation(instances[0])
-            shapes = {instance.shape for instance in instances} if form.one_program else ()
+            shapes = set(each(instances, operator.attrgetter("shape"))) if form.one_program else ()
             sizes = {size_class(shape, float64=False)[1:3] for shape in shapes} or {(40, 40)}
-            softness = {not instance.marginals.are_hard for instance in instances}
+            softness = set(each(instances, lambda instance: not instance.marginals.are_hard))
             for size, is_soft in product(sorted(sizes), sorted(softness)):
                 compile_kernels(form, self.policy, self._device(), size, is_soft)
 
     @memory_errors()
     def pack(self, instances: Sequence[Instance[Any]]) -> TritonPack:
         """Load lanes onto the device and measure their first f-leg."""
-        for instance in instances:
+        for instance in representatives(instances):
             require_form(instance, self.name, FORMS)
         policy = self.policy
         form = policy.representation(instances[0])

@@ -23,53 +23,45 @@ import torch
 from drainsinkhorn.backends.triton.buffers import Buffers
 from drainsinkhorn.backends.triton.kernels import blocks as kernels
 from drainsinkhorn.backends.triton.kernels import columns as c
-from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
+from drainsinkhorn.backends.triton.lanes import LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launching import Launch, prepared
 from drainsinkhorn.backends.triton.layout import block_rows
-from drainsinkhorn.backends.triton.precision import has_blocks
 
 COLUMNS, WARPS = 128, 4
 """Columns and warps of a tile of products."""
 
 
-def uses_blocks(lane: Lane) -> bool:
-    """Return whether float64 legs of a lane compute products in blocks of rows."""
-    instance = lane.inner
-    if instance.is_dense or instance.cost.kind.distances.root:
-        return False
-    return has_blocks(instance.shape, instance.dim)
-
-
 class BlockLegs:
-    """Float64 legs, and log ratios of sampled rows, of lanes for which `uses_blocks` is true."""
+    """Float64 legs, and log ratios of sampled rows, of lanes whose records have `in_blocks`."""
 
     def __init__(self, table: LaneTable, buffers: Buffers, *, momentum: bool) -> None:
         self._table, self._buffers, self._momentum = table, buffers, momentum
 
-    def _points(self, lane: Lane, side: int) -> Any:
+    def _points(self, place: int, side: int) -> Any:
         """Return centred and scaled points of a side, (dim, size)."""
-        size, dim = lane.size[side], lane.inner.dim
-        return self._vector(lane, "points64", c.POINTS64, side, dim * size).view(dim, size)
+        record = self._table.host[place]
+        size, dim = int(record["size"][side]), int(record["dim"])
+        return self._vector(place, "points64", c.POINTS64, side, dim * size).view(dim, size)
 
-    def _vector(self, lane: Lane, buffer: Any, column: Any, side: int, size: int) -> Any:
-        start = int(lane.group.fields[lane.row, column.value + side])
+    def _vector(self, place: int, buffer: Any, column: Any, side: int, size: int) -> Any:
+        start = self._table.offset(place, column.value + side)
         return (self._buffers[buffer] if isinstance(buffer, str) else buffer)[start : start + size]
 
-    def sample(self, lane: Lane, side: int, potentials: Any, out: Any) -> None:
+    def sample(self, place: int, side: int, potentials: Any, out: Any) -> None:
         """Write log ratios of sampled rows to `out`: one for each of its entries, or of all rows if there are fewer.
 
         Args:
-            lane: The lane.
+            place: Row of the lane.
             side: 0 for rows, 1 for columns.
             potentials: Potentials in bits, at the offsets POTENTIAL.
             out: A vector.
         """
-        sizes = lane.size
+        sizes = self._table.host["size"][place].tolist()
         count = min(sizes[side], len(out))
         rows = torch.arange(count, device=out.device) * sizes[side] // count
-        own, other = self._points(lane, side)[:, rows], self._points(lane, 1 - side)
-        f, g = (self._vector(lane, potentials, c.POTENTIAL, which, sizes[which]) for which in (side, 1 - side))
-        mass = self._vector(lane, "vectors64", c.MASS, 1 - side, sizes[1 - side])
+        own, other = self._points(place, side)[:, rows], self._points(place, 1 - side)
+        f, g = (self._vector(place, potentials, c.POTENTIAL, which, sizes[which]) for which in (side, 1 - side))
+        mass = self._vector(place, "vectors64", c.MASS, 1 - side, sizes[1 - side])
         costs = (_norms(own)[:, None] + _norms(other)).addmm_(own.T, other, alpha=-2.0).clamp_min_(0.0)
         exponents = torch.sub(g, costs, out=costs)
         largest = exponents.amax(1)
@@ -94,8 +86,8 @@ class BlockLegs:
             tile: Rows of a tile.
             block: Partial sums that are added at once.
         """
-        (lane,), buffers, table = lanes.lanes, self._buffers, self._table
-        own, other = self._points(lane, side), self._points(lane, 1 - side)
+        (place,), buffers, table = lanes.places.tolist(), self._buffers, self._table
+        own, other = self._points(place, side), self._points(place, 1 - side)
         size, other_size = own.shape[1], other.shape[1]
         step = block_rows(size, other_size)
         constants = {

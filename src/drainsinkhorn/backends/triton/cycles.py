@@ -7,14 +7,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
-from drainsinkhorn.backends.triton.blocks import uses_blocks
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels.columns import Report
-from drainsinkhorn.backends.triton.lanes import LaneSet, LaneTable
+from drainsinkhorn.backends.triton.lanes import Flags, LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launcher import WARPS64, Launcher
 from drainsinkhorn.backends.triton.launching import Download, Launch, stream_of
+from drainsinkhorn.backends.triton.precision import in_float64
 from drainsinkhorn.backends.triton.tiles import MULTIPROCESSORS
 from drainsinkhorn.core.protocol import Progress
 
@@ -29,10 +30,10 @@ SMALL = 2048
 """Most rows of a lane whose legs on the rows are fused: the last program of a lane applies the leg."""
 
 
-def has_ended(report: Report, frozen: Sequence[bool], lockstep: bool) -> bool:
+def has_ended(report: Report, frozen: Flags, lockstep: bool) -> bool:
     """Return whether a call has ended: all lanes that are not frozen are held; in lockstep, one of them is."""
-    held = (is_held > 0 for is_held, is_frozen in zip(report.held, frozen, strict=True) if not is_frozen)
-    return any(held) if lockstep else all(held)
+    held = report.held[~frozen] > 0
+    return bool(held.any() if lockstep else held.all())
 
 
 def will_pass(depth: float, stale: float, next_depth: float, next_stale: float, stop: float) -> bool:
@@ -44,9 +45,14 @@ def will_pass(depth: float, stale: float, next_depth: float, next_stale: float, 
     return falls and next_stale * (next_stale / stale) ** (2 * POLL / (next_depth - depth)) <= stop
 
 
+def to_report(download: Download) -> Report:
+    """Return a report that was read back; its memory is used again by later ones."""
+    return Report(*download.read().T.copy())
+
+
 def to_progress(report: Report) -> Progress:
     """Return depths and stale residuals of a report."""
-    return Progress([int(depth) for depth in report.depth], report.stale)
+    return Progress(report.depth.astype(np.int64).tolist(), report.stale.tolist())
 
 
 class Cycles:
@@ -66,7 +72,7 @@ class Cycles:
         form = launcher.representation
         self.fused = lanes.largest(0)[0] <= SMALL and form.warps == WARPS64
         # Products are computed for held lanes, too, so a call has to end soon after its last lane is held.
-        self._spacing = 1 if any(lane.is_float64 and uses_blocks(lane) for lane in lanes.lanes) else POLL
+        self._spacing = 1 if (in_float64(lanes) & lanes.column("in_blocks")).any() else POLL
         self._capacity = form.resident * MULTIPROCESSORS
 
     def run(self, cycles: int, stops: Sequence[float], *, lockstep: bool) -> Progress:
@@ -75,24 +81,24 @@ class Cycles:
         The device is always some cycles behind, so that it never waits for the host; cycles launched for held lanes do
         nothing. In lockstep no lane is skipped: the first lane that passes its stop halts all.
         """
-        stream, frozen = stream_of(self._launcher.device), [lane.frozen for lane in self._lanes.lanes]
+        stream, frozen = stream_of(self._launcher.device), self._lanes.column("frozen")
         may_be_held = max(stops) > -math.inf
         last: Download | None = None
         report: Report | None = None
         self.active, next_poll = self._lanes, self._spacing
-        for cycle in range(0 if all(frozen) else cycles):
+        for cycle in range(0 if frozen.all() else cycles):
             for launch in self._cycle(first=cycle == 0, last=cycle == cycles - 1, lockstep=lockstep):
                 launch(stream)
             if may_be_held and cycle + 1 == next_poll and cycle < cycles - 1:
                 before, last = last, self._poll(stream, decided=self.fused and not lockstep)
-                earlier, report = report, None if before is None else Report(*before.read().T.tolist())
+                earlier, report = report, None if before is None else to_report(before)
                 if report and has_ended(report, frozen, lockstep):
                     return to_progress(report)
                 if report and not lockstep:
                     self._skip_held(report)
                 is_soon = report and earlier and self._ends_soon(earlier, report, stops, frozen, lockstep)
                 next_poll += min(POLL_SOON, self._spacing) if is_soon else self._spacing
-        return to_progress(Report(*self._poll(stream).read().T.tolist()))
+        return to_progress(to_report(self._poll(stream)))
 
     def warm_up(self, advance: Callable[[], object]) -> None:
         """Call `advance` with fused legs and without, so that the kernels of both are compiled."""
@@ -111,7 +117,7 @@ class Cycles:
         return lanes * self._lanes.largest(0)[1] / self._capacity
 
     def _ends_soon(
-        self, earlier: Report, report: Report, stops: Sequence[float], frozen: Sequence[bool], lockstep: bool
+        self, earlier: Report, report: Report, stops: Sequence[float], frozen: Flags, lockstep: bool
     ) -> bool:
         """Whether to poll more often, because the call will end within two polls and cycles after its end take time.
 
@@ -169,7 +175,7 @@ class Cycles:
         The report is some cycles old: since then `apply` has written both states of a held lane. Lanes whose legs are
         fused have one state, which nothing has changed.
         """
-        held = {lane for lane, is_held in zip(self._lanes.lanes, report.held, strict=True) if is_held > 0}
-        moving = [lane for lane in self.active.lanes if lane not in held or lane.frozen]
-        if moving and self._waves(len(self.active) - len(moving)) >= IDLE:
-            self.active = self._table.select(moving)
+        held = self._lanes.places[(report.held > 0) & ~self._lanes.column("frozen")]
+        moving = ~np.isin(self.active.places, held)
+        if moving.any() and self._waves(int((~moving).sum())) >= IDLE:
+            self.active = self.active.part(moving)

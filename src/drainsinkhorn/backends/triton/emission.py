@@ -14,56 +14,86 @@ import torch
 
 from drainsinkhorn.backends.emission import Rounded, emit_states
 from drainsinkhorn.backends.support import Couple
-from drainsinkhorn.backends.triton.lanes import Lane
+from drainsinkhorn.backends.triton.lanes import DTYPES, LaneSet
 from drainsinkhorn.backends.triton.launching import upload
 from drainsinkhorn.core.protocol import Emission
+from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import each
 from drainsinkhorn.numerics.arrays import library
 
 
-def emit_lanes(lanes: Sequence[Lane], rounded: Any, couple: Couple | None) -> Emission:
+def emit_lanes(
+    instances: Sequence[Instance[Any]], supports: Sequence[Any], lanes: LaneSet, rounded: Any, couple: Couple | None
+) -> Emission:
     """Return copies of the states of lanes for their callers.
 
     Args:
+        instances: Their problems.
+        supports: Which of their points have weight; None: all.
         lanes: The lanes.
         rounded: Potentials as they are emitted, in units of the cost, at the offsets of the lanes.
         couple: Makes plans of finished problems, from which potentials of points without weight are computed; None:
             NumPy computes these.
     """
-    f: list[Any] = [None] * len(lanes)
-    g = f.copy()
-    widened = [lane.dtype != lane.own for lane in lanes]
+    sizes, offsets, names = lanes.column("size"), lanes.column("offsets"), lanes.column("dtype")
+    widened = (names != lanes.column("own")).tolist()
     alike: dict[Any, list[int]] = defaultdict(list)
-    by_host: dict[int, Rounded] = {}
-    for number, lane in enumerate(lanes):
-        like = lane.instance.like
-        kind = library(like)
-        if lane.support is not None or kind == "jax":
-            f_of, g_of = (_copies(rounded, [lane], side, torch.float64, None)[0] for side in (0, 1))
-            by_host[number] = Rounded(f_of, g_of, lane.dtype)
-        else:
-            alike[like.device if kind == "torch" else None, lane.dtype].append(number)
-    on_host = [lanes[number] for number in by_host]
-    instances, supports = [lane.instance for lane in on_host], [lane.support for lane in on_host]
-    emitted = emit_states(instances, list(by_host.values()), supports, couple)
-    for place, number in enumerate(by_host):
-        f[number], g[number], widened[number] = emitted.f[place], emitted.g[place], emitted.widened[place]
-    for (device, name), numbers in alike.items():
-        # NumPy holds bfloat16 in float32.
-        dtype = torch.float32 if device is None and name == "bfloat16" else getattr(torch, name)
-        both = (_copies(rounded, [lanes[number] for number in numbers], side, dtype, device) for side in (0, 1))
-        for number, f_of, g_of in zip(numbers, *both, strict=True):
-            f[number], g[number] = f_of, g_of
-    return Emission(f, g, widened, [lane.instance for lane in lanes])
+    for number, (owner, name) in enumerate(zip(each(instances, _owner), names.tolist(), strict=True)):
+        alike[("host", "") if supports[number] is not None else owner, name].append(number)
+    if len(alike) == 1:
+        (((kind, device), name),) = alike
+        if kind != "host" and (sizes == sizes[0]).all():
+            f, g = (_copies(rounded, sizes, offsets, side, _dtype(kind, name), device) for side in (0, 1))
+            return Emission(f.reshape(len(sizes), -1), g.reshape(len(sizes), -1), widened, instances)
+    f, g = list[Any]([None]) * len(sizes), list[Any]([None]) * len(sizes)
+    for ((kind, device), name), numbers in alike.items():
+        if kind != "host":
+            both = (
+                _split(
+                    _copies(rounded, sizes[numbers], offsets[numbers], side, _dtype(kind, name), device),
+                    sizes[numbers, side],
+                )
+                for side in (0, 1)
+            )
+            for number, f_of, g_of in zip(numbers, *both, strict=True):
+                f[number], g[number] = f_of, g_of
+            continue
+        states = list[Rounded]()
+        for number in numbers:
+            one = slice(number, number + 1)
+            f_of, g_of = (_copies(rounded, sizes[one], offsets[one], side, torch.float64, None) for side in (0, 1))
+            states.append(Rounded(f_of, g_of, DTYPES[name]))
+        emitted = emit_states([instances[i] for i in numbers], states, [supports[i] for i in numbers], couple)
+        for place, number in enumerate(numbers):
+            f[number], g[number], widened[number] = emitted.f[place], emitted.g[place], emitted.widened[place]
+    return Emission(f, g, widened, instances)
 
 
-def _copies(rounded: Any, lanes: Sequence[Lane], side: int, dtype: Any, device: Any) -> list[Any]:
-    """Return copies of the potentials of one side of lanes, parts of one array; in NumPy if the device is None."""
-    sizes, offsets = [lane.size[side] for lane in lanes], [lane.offsets[side] for lane in lanes]
-    numbers = _pieces(rounded, np.array(offsets), np.array(sizes)).to(dtype, copy=True)
-    numbers = numbers.cpu().numpy() if device is None else numbers.to(device)
-    if min(sizes) == max(sizes):
-        return list(numbers.reshape(len(lanes), sizes[0]))
-    return np.split(numbers, np.cumsum(sizes[:-1])) if device is None else list(numbers.split(sizes))
+def _owner(instance: Instance[Any]) -> tuple[str, Any]:
+    """Return the library and the device of a caller's arrays; "host" if potentials go through NumPy."""
+    kind = library(instance.like)
+    return ("host", "") if kind == "jax" else (kind, instance.like.device if kind == "torch" else None)
+
+
+def _dtype(kind: str, name: int) -> Any:
+    """Return the dtype of torch in which potentials are copied; NumPy holds bfloat16 in float32."""
+    is_held = kind != "torch" and DTYPES[name] == "bfloat16"
+    return torch.float32 if is_held else getattr(torch, DTYPES[name])
+
+
+def _copies(rounded: Any, sizes: Any, offsets: Any, side: int, dtype: Any, device: Any) -> Any:
+    """Return a copy of the potentials of one side of lanes, one behind the other; in NumPy if the device is None."""
+    numbers = _pieces(rounded, offsets[:, side], sizes[:, side]).to(dtype, copy=True).reshape(-1)
+    return numbers.cpu().numpy() if device is None else numbers.to(device)
+
+
+def _split(numbers: Any, sizes: Any) -> list[Any]:
+    """Return the parts of a vector of these sizes."""
+    if (sizes == sizes[0]).all():
+        return list(numbers.reshape(len(sizes), sizes[0]))
+    if type(numbers) is np.ndarray:
+        return np.split(numbers, np.cumsum(sizes[:-1]))
+    return list(numbers.split(sizes.tolist()))
 
 
 def _pieces(rounded: Any, offsets: Any, sizes: Any) -> Any:

@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import numpy as np
 import torch
 
-from drainsinkhorn.backends.triton.blocks import BlockLegs, uses_blocks
+from drainsinkhorn.backends.triton.blocks import BlockLegs
 from drainsinkhorn.backends.triton.buffers import Buffers
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels import leg as leg_kernels
 from drainsinkhorn.backends.triton.kernels import soft, update, verify
-from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
+from drainsinkhorn.backends.triton.lanes import LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launching import Launch, on, prepared, stream_of
-from drainsinkhorn.backends.triton.precision import Arithmetic, has_blocks
+from drainsinkhorn.backends.triton.precision import Arithmetic, in_float64
 from drainsinkhorn.backends.triton.representation import Representation
 
 ROWS, BLOCK, SAMPLES = 256, 256, 32
@@ -52,7 +52,7 @@ class Launcher:
     ) -> list[Launch]:
         """A leg of the state of lanes, whatever their arithmetic."""
         launches = self.legs(lanes, side, role, lockstep=lockstep, fused=fused)
-        if any(lane.is_float64 for lane in lanes.lanes):
+        if in_float64(lanes).any():
             launches += self.float64_legs(lanes, side, role, lockstep=lockstep, fused=fused)
         return launches
 
@@ -74,7 +74,7 @@ class Launcher:
             lockstep: The first lane that passes its stop halts all.
             fused: The last program of a lane applies the leg.
         """
-        parts = self._table.by_softness(lanes)
+        parts = lanes.by_softness()
         if len(parts) > 1:
             more: dict[str, Any] = {"inside": inside, "lockstep": lockstep, "fused": fused}
             return [
@@ -82,7 +82,7 @@ class Launcher:
             ]
         buffers, form, check = self._buffers, self.representation, role is c.CHECKED
         vectors64 = potentials if potentials is not None and lanes.any_soft else buffers["vectors64"]
-        ways = {inside} if check else {way for lane in lanes.lanes if not lane.is_float64 for way in self._ways(lane)}
+        ways = {inside} if check else self._ways(lanes)
         return [
             prepared(
                 leg_kernels.leg, (lanes.largest(side)[1], len(lanes)),
@@ -96,43 +96,37 @@ class Launcher:
             for way in sorted(ways)
         ]  # fmt: skip
 
-    def _ways(self, lane: Lane) -> set[bool]:
-        """Return the values of INSIDE for which a lane needs a launch: whether potentials are inside the product.
+    def _ways(self, lanes: LaneSet) -> set[bool]:
+        """Return the values of INSIDE for which lanes need a launch: whether potentials are inside the product.
 
-        They always are in AUGMENTED lanes. In others they are while scores come from high parts alone, if points have
-        free coordinates for them.
+        They always are in AUGMENTED lanes. In other float32 lanes they are while scores come from high parts alone, if
+        points have free coordinates for them.
         """
-        always = lane.arithmetic is Arithmetic.AUGMENTED
-        return {always, always or (self.representation.places > 0 and not math.isnan(lane.high_part_error))}
+        always = lanes.column("arithmetic") == Arithmetic.AUGMENTED.value
+        at_first = always | (self.representation.places > 0) & ~np.isnan(lanes.column("high_part_error"))
+        return {bool(way) for ways in (always, at_first) for way in ways[~in_float64(lanes)]}
 
     def float64_legs(
         self, lanes: LaneSet, side: int, role: Any, potentials: Any = None, vectors: Any = None, errors: Any = None,
         *, lockstep: bool = False, fused: bool = False,
     ) -> list[Launch]:  # fmt: skip
         """Return launches of a leg in float64: one for hard lanes, one for soft ones, and one for each large lane."""
-        launches, large, more = [], self._in_blocks(lanes), {"lockstep": lockstep, "fused": fused}
-        if large:
+        launches, large, more = [], lanes.column("in_blocks"), {"lockstep": lockstep, "fused": fused}
+        if large.any():
             vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
             given = [
                 own if given is None else given
                 for given, own in zip((potentials, vectors, errors), (vectors64, vectors32, vectors64), strict=True)
             ]
             launches = [
-                self._blocks.leg(self._table.select([lane]), side, role, *given, tile=BM64, block=BLOCK, **more)
-                for lane in lanes.lanes
-                if lane in large and lane.is_float64
+                self._blocks.leg(self._table.select([place]), side, role, *given, tile=BM64, block=BLOCK, **more)
+                for place in lanes.places[large & in_float64(lanes)]
             ]
-            lanes = self._table.select([lane for lane in lanes.lanes if lane not in large])
-        if lanes.lanes:
-            parts = self._table.by_softness(lanes)
+            lanes = lanes.part(~large)
+        if len(lanes):
+            parts = lanes.by_softness()
             launches += [self.float64_leg(part, side, role, potentials, vectors, errors, **more) for part in parts]
         return launches
-
-    def _in_blocks(self, lanes: LaneSet) -> set[Lane]:
-        """Return the lanes whose float64 legs compute products in blocks of rows."""
-        if not has_blocks((lanes.largest(0)[0], lanes.largest(1)[0]), math.inf):
-            return set()
-        return {lane for lane in lanes.lanes if uses_blocks(lane)}
 
     def float64_leg(
         self, lanes: LaneSet, side: int, role: Any, potentials: Any = None, vectors: Any = None, errors: Any = None,
@@ -161,18 +155,16 @@ class Launcher:
     def sample(self, lanes: LaneSet, side: int, potentials: Any) -> Any:
         """Run legs of sampled rows in float64 and return their log ratios, (2, lanes, SAMPLES)."""
         samples = torch.empty((2, len(lanes), SAMPLES), dtype=torch.float64, device=self.device)
-        large = self._in_blocks(lanes)
-        if not large:
+        large = lanes.column("in_blocks")
+        if not large.any():
             self.run(self.float64_leg(lanes, side, c.SAMPLED, potentials, samples=samples))
             return samples
-        rest = [place for place, lane in enumerate(lanes.lanes) if lane not in large]
-        if rest:
-            others = self._table.select([lanes.lanes[place] for place in rest])
-            samples[:, rest] = self.sample(others, side, potentials)
-        for place, lane in enumerate(lanes.lanes):
-            if lane in large:
-                for which in (0, 1) if side == c.BOTH.value else (side,):
-                    self._blocks.sample(lane, which, potentials, samples[which, place])
+        if not large.all():
+            rest = torch.from_numpy(np.flatnonzero(~large)).to(self.device)
+            samples[:, rest] = self.sample(lanes.part(~large), side, potentials)
+        for number in np.flatnonzero(large).tolist():
+            for which in (0, 1) if side == c.BOTH.value else (side,):
+                self._blocks.sample(int(lanes.places[number]), which, potentials, samples[which, number])
         return samples
 
     def split(
@@ -225,7 +217,7 @@ class Launcher:
 
     def apply(self, lanes: LaneSet, *, first: bool) -> list[Launch]:
         """The update of f by the measured leg, from the previous states to the current ones."""
-        return [self._apply(part, first=first) for part in self._table.by_softness(lanes)]
+        return [self._apply(part, first=first) for part in lanes.by_softness()]
 
     def _apply(self, lanes: LaneSet, *, first: bool) -> Launch:
         grid = lanes.grid(0, ROWS)

@@ -8,7 +8,6 @@ Each step is a few launches for all lanes that are loaded together, whatever the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,6 @@ from drainsinkhorn.backends.triton.launching import launch, upload
 from drainsinkhorn.backends.triton.precision import has_blocks
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import STORED
-from drainsinkhorn.backends.triton.transfer import concatenate
 from drainsinkhorn.numerics.starts import FULL_DIM
 
 CHUNK = start_kernels.CHUNK.value
@@ -84,18 +82,28 @@ class Clouds:
 
 
 def gather_clouds(
-    xs: Sequence[Any], ys: Sequence[Any], fields: Any, sizes: Any, dim: int, device: Any, *, directions: bool = False
+    x_side: tuple[Any, Any], y_side: tuple[Any, Any], fields: Any, sizes: Any, dim: int, *, directions: bool = False
 ) -> Clouds:
-    """Return the clouds of lanes; those of `directions` scaled to length one, in float64."""
-    (x, x_places), (y, y_places) = (concatenate(side, device, compact=directions) for side in (xs, ys))
+    """Return the clouds of lanes; those of `directions` scaled to length one, in float64.
+
+    Args:
+        x_side: A vector of coordinates of the rows of all lanes, and the offset of each lane's.
+        y_side: The same of the columns.
+        fields: Rows of the lane table, on the device.
+        sizes: Points of rows and columns, (lanes, 2), on the host.
+        dim: Number of coordinates.
+        directions: Scale points to length one.
+    """
+    (x, x_places), (y, y_places) = x_side, y_side
     if directions:
         x, y = (unit_rows(values.view(1, -1, dim)).view(-1) for values in (x, y))
     lanes, shared = len(sizes), x.data_ptr() == y.data_ptr() and x.dtype == y.dtype
     if not shared and x.dtype == y.dtype and x.numel() + y.numel() <= COPIED_NUMBERS:
-        y_places = [place + x.numel() for place in y_places]
+        y_places = np.asarray(y_places) + x.numel()
         x, shared = torch.cat([x, y]), True
     parts = [(x, 0, 2 * lanes)] if shared else [(x, 0, lanes), (y, lanes, lanes)]
-    return Clouds(parts, upload([*x_places, *y_places], torch.int64, device), fields, sizes, dim)
+    places = upload(np.concatenate([x_places, y_places]), torch.int64, fields.device)
+    return Clouds(parts, places, fields, sizes, dim)
 
 
 def unit_rows(x: Any) -> Any:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from drainsinkhorn.backends.triton.buffers import ALIGN, Buffers, aligned
 from drainsinkhorn.backends.triton.kernels import columns as c
+from drainsinkhorn.backends.triton.lanes import distinct
 from drainsinkhorn.backends.triton.launching import upload
 from drainsinkhorn.backends.triton.layout import (
     MOST_LANES,
@@ -32,8 +34,9 @@ from drainsinkhorn.backends.triton.layout import (
 from drainsinkhorn.backends.triton.precision import augmented_room, high_part_errors, matrix_size
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import PRODUCT, STORED
-from drainsinkhorn.backends.triton.transfer import concatenate
+from drainsinkhorn.backends.triton.transfer import concatenate, concatenate_rows
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import InstanceStack, each, strengths
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.weights import uniform
 
@@ -49,55 +52,47 @@ class LoadedGroup:
         pieces: Their piece of every buffer: offset and size.
         fields: Their rows of the lane table.
         device_extents: What `layout.extents` returned, on the device.
-        sizes: Rows and columns of each lane.
         lanes: Number of them that are still in the pack.
-        has_room: Lanes that have room for potentials inside the product.
-        high_part_errors: Estimated errors of residuals from float16 high parts alone; NaN for lanes that do not use
-            these alone.
+        has_room: Lanes that have room for potentials inside the product, (lanes,).
+        high_part_errors: Estimated errors of residuals from float16 high parts alone, (lanes,); NaN for lanes that do
+            not use these alone.
     """
 
     pieces: dict[str, tuple[int, int]]
     fields: Any
     device_extents: Any
-    sizes: list[tuple[int, int]]
     lanes: int
-    has_room: list[bool] = field(init=False)
-    high_part_errors: list[float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.has_room, self.high_part_errors = [False] * self.lanes, [math.nan] * self.lanes
+    has_room: Any = False
+    high_part_errors: Any = math.nan
 
     @cached_property
     def extents(self) -> Any:
         """What `layout.extents` returned, (5, lanes), on the host; the first access waits for the device."""
         return self.device_extents.cpu().numpy()
 
-    @cached_property
-    def band(self) -> list[float]:
-        """Rounding bounds of residuals that are measured in float64, by lane."""
-        return self.extents[0].tolist()
-
-    @cached_property
-    def offsets(self) -> list[list[int]]:
-        """Offsets of the potentials of rows and columns of each lane."""
-        return self.fields[:, c.POTENTIAL.value : c.POTENTIAL.value + 2].tolist()
+    @property
+    def bands(self) -> Any:
+        """Rounding bounds of residuals that are measured in float64, (lanes,)."""
+        return self.extents[0]
 
 
-def loaded_together(lanes: Sequence[Any]) -> list[list[Any]]:
-    """Return lanes by groups that `load_group` can load, in the order of their first lanes.
+def loaded_together(instances: Sequence[Instance[Any]]) -> list[list[int]]:
+    """Return places of problems by groups that `load_group` can load, in the order of their first problems.
 
-    Lanes of a group agree in coordinates, cost, kind of start and of marginals. Large ones also have one shape, so that
-    lanes that hold much memory give it back earlier.
+    Problems of a group agree in coordinates, cost, kind of start and of marginals. Large ones also have one shape, so
+    that lanes that hold much memory give it back earlier.
     """
-    groups: dict[Any, list[Any]] = defaultdict(list)
-    for lane in lanes:
-        instance = lane.inner
-        # Kinds of costs are compared by identity: equal ones may be loaded apart.
-        dim = 0 if instance.matrix is not None else instance.x.shape[1]
-        start = instance.init if type(instance.init) is str else "given"
-        shape = instance.shape
-        shape = None if shape[0] * shape[1] <= SMALL_PAIRS else shape
-        groups[shape, dim, id(instance.cost.kind), start, lane.is_soft].append(lane)
+    groups: dict[Any, list[int]] = defaultdict(list)
+    if isinstance(instances, InstanceStack):
+        groups[0] = list(range(len(instances)))
+    else:
+        for place, instance in enumerate(instances):
+            # Kinds of costs are compared by identity: equal ones may be loaded apart.
+            dim = 0 if instance.matrix is not None else instance.x.shape[1]
+            start = instance.init if type(instance.init) is str else "given"
+            shape, is_hard = instance.shape, instance.marginals.are_hard
+            shape = None if shape[0] * shape[1] <= SMALL_PAIRS else shape
+            groups[shape, dim, id(instance.cost.kind), start, is_hard].append(place)
     return [group[k : k + MOST_LANES] for group in groups.values() for k in range(0, len(group), MOST_LANES)]
 
 
@@ -129,48 +124,46 @@ def _columns(form: Representation, n: int, m: int, dim: int, is_soft: bool) -> d
 
 def load_group(instances: Sequence[Instance[Any]], form: Representation, buffers: Buffers, device: Any) -> LoadedGroup:
     """Take memory for lanes of one kind, fill it, and return where everything is."""
-    lanes, shapes = len(instances), [instance.shape for instance in instances]
-    dim = 0 if form.dense else int(instances[0].x.shape[1])
-    fields, pieces = _take_memory(shapes, form, dim, buffers, is_soft=not instances[0].marginals.are_hard)
+    lanes, first, sizes = len(instances), instances[0], np.array(each(instances, operator.attrgetter("shape")))
+    dim = first.dim
+    fields, pieces = _take_memory(sizes, form, dim, buffers, is_soft=not first.marginals.are_hard)
     table, first_cost = upload(fields, torch.int64, device), int(fields[0, c.POINTS64.value])
-    loading = _Loading(instances, form, buffers, device, table, np.array(shapes), dim, first_cost)
+    loading = _Loading(instances, form, buffers, device, table, sizes, dim, first_cost)
     loading.fill_masses()
-    if not instances[0].marginals.are_hard:
+    if not first.marginals.are_hard:
         loading.fill_prices(fields[:, c.PRICES.value])
     largest = loading.fill_costs() if form.dense else loading.fill_points()
     found = extents(largest, dim, loading.fields, buffers["vectors64"], rooted=form.rooted or form.dense)
-    if not form.dense and instances[0].cost.kind.distances.directions:
+    if not form.dense and first.cost.kind.distances.directions:
         # The rounding error of unit vectors does not decrease with their distance.
         found[0] += _direction_rounding(instances, dim, largest)
         buffers["vectors64"][loading.fields[:, c.FLOAT64_BAND.value]] = found[0]
-    group = LoadedGroup(pieces, fields, found, shapes, lanes)
+    group = LoadedGroup(pieces, fields, found, lanes)
     if form.places or form.high_parts:
         norm, other_norm, start, other_start = group.extents[1:]
         norms, starts = (norm, other_norm), (start, other_start)
-        room = augmented_room(form, norms, starts)
-        fields[:, c.AUGMENTED.value], group.has_room = room, room.tolist()
+        fields[:, c.AUGMENTED.value] = group.has_room = augmented_room(form, norms, starts)
         # A given start may be near the end, from where errors of high parts would lead away.
-        if not isinstance(instances[0].init, Potentials):
-            group.high_part_errors = high_part_errors(form, loading.sizes, dim, norms, starts).tolist()
+        if not isinstance(first.init, Potentials):
+            group.high_part_errors = high_part_errors(form, sizes, dim, norms, starts)
     return group
 
 
 def _take_memory(
-    shapes: list[tuple[int, int]], form: Representation, dim: int, buffers: Buffers, *, is_soft: bool
+    sizes: Any, form: Representation, dim: int, buffers: Buffers, *, is_soft: bool
 ) -> tuple[Any, dict[str, tuple[int, int]]]:
-    """Take memory for lanes of these shapes; return their rows of the lane table, and their piece of every buffer.
+    """Take memory for lanes of these sizes; return their rows of the lane table, and their piece of every buffer.
 
     In a buffer, a vector of all lanes comes before the next vector of all lanes.
     """
-    places = {shape: place for place, shape in enumerate(dict.fromkeys(shapes))}
-    which = np.array([places[shape] for shape in shapes])
-    first = np.zeros((len(places), c.FIELDS.value), dtype=np.int64)
-    for (n, m), place in places.items():
+    shapes, which = distinct(sizes)
+    first = np.zeros((len(shapes), c.FIELDS.value), dtype=np.int64)
+    for place, (n, m) in enumerate(shapes):
         first[place, c.SIZE.value : c.SIZE.value + 2] = n, m
         first[place, c.SHARES.value : c.SHARES.value + 2] = form.shares((n, m))
     first[:, c.DIM.value] = dim
     fields, pieces = first[which], dict[str, tuple[int, int]]()
-    columns = [_columns(form, *shape, dim, is_soft) for shape in places]
+    columns = [_columns(form, *shape, dim, is_soft) for shape in shapes]
     for buffer, vectors in columns[0].items():
         counts = np.array([[size for _, _, size in own[buffer]] for own in columns])[which].T
         counts = -(-counts // ALIGN) * ALIGN
@@ -188,12 +181,17 @@ def _direction_rounding(instances: Sequence[Instance[Any]], dim: int, largest: A
     changes by at most `4 e s (s r) + 4 e^2 s^2`; `largest` bounds s r. If a distance of one is s^2 bits, a scaled cost
     `s^2 r` changes by at most `2 e s^2`.
     """
-    factors = [p.cost.scale * p.cost.kind.distances.factor / (p.eps * math.log(2)) for p in instances]
-    scale = torch.sqrt(upload(factors, torch.float64, largest.device))
+    scale = torch.sqrt(upload(_factors(instances), torch.float64, largest.device))
     error = (dim + 3) * 2.0**-53 * scale
     if instances[0].cost.kind.distances.root:
         return 4 * math.log(2) * error * scale
     return 2 * math.log(2) * (4 * error * largest + 4 * error * error)
+
+
+def _factors(instances: Sequence[Instance[Any]]) -> Any:
+    """Return the factor of each problem from squared distances, or distances, to costs in bits."""
+    scales = np.array(each(instances, lambda instance: instance.cost.scale))
+    return scales / (np.array(strengths(instances)) * math.log(2)) * instances[0].cost.kind.distances.factor
 
 
 @dataclass(frozen=True)
@@ -222,11 +220,16 @@ class _Loading:
 
     def fill_masses(self) -> None:
         """Write weights; uniform weights are one number, which needs no copy."""
-        lanes, weights = len(self.instances), [*(p.a for p in self.instances), *(p.b for p in self.instances)]
-        equal = {size: float(uniform(size)[0]) for size in set(self.sizes.reshape(-1).tolist())}
         # None for weights that are one number; those of several problems are stored once.
-        stored = [None if self.instances[entry % lanes].uniform else own for entry, own in enumerate(weights)]
-        factors = [equal[len(own)] if one is None else 1.0 for own, one in zip(weights, stored, strict=True)]
+        a, b = (
+            each(
+                self.instances, lambda instance, side=side: None if instance.uniform else (instance.a, instance.b)[side]
+            )
+            for side in (0, 1)
+        )
+        stored, sizes = [*a, *b], self.sizes.T.reshape(-1).tolist()
+        equal = {size: float(uniform(size)[0]) for size in set(sizes)}
+        factors = [equal[size] if own is None else 1.0 for size, own in zip(sizes, stored, strict=True)]
         distinct = {id(own): own for own in stored if own is not None}
         numbers, offsets = concatenate([*distinct.values()], self.device) if distinct else (self._upload([1.0]), [])
         place_of = dict(zip(distinct, offsets, strict=True))
@@ -258,9 +261,10 @@ class _Loading:
         """
         instances, form = self.instances, self.form
         distances, init = instances[0].cost.kind.distances, instances[0].init
-        sides = [p.x for p in instances], [p.y for p in instances]
-        clouds = gather_clouds(*sides, self.fields, self.sizes, self.dim, self.device, directions=distances.directions)
-        factor = np.array([p.cost.scale / (p.eps * math.log(2)) for p in instances]) * distances.factor
+        directions, factor = distances.directions, _factors(instances)
+        clouds = gather_clouds(
+            *self._concatenate_clouds(compact=directions), self.fields, self.sizes, self.dim, directions=directions
+        )
         # Rows of one array, each of which begins at a multiple of 16 bytes.
         both = np.zeros((2, aligned(len(instances))))
         both[:, : len(instances)] = factor, factor if form.rooted else np.sqrt(factor)
@@ -274,6 +278,16 @@ class _Loading:
         if scaled is not None:
             cache_products(clouds, scaled, self.buffers, rooted=form.rooted)
         return diagonals
+
+    def _concatenate_clouds(self, *, compact: bool) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """Return the points of both sides as vectors, with the offset of each lane's; see `concatenate`."""
+        some = self.instances
+        if isinstance(some, InstanceStack):
+            x, y = (concatenate_rows(points, some.rows, self.device, compact=compact) for points in (some.x, some.y))
+        else:
+            sides = [p.x for p in some], [p.y for p in some]
+            x, y = (concatenate(side, self.device, compact=compact) for side in sides)
+        return x, y
 
     def _fill_starts(self) -> bool:
         """Write given starts; return whether there are any."""
@@ -292,7 +306,7 @@ class _Loading:
 
     def _bits(self) -> list[float]:
         """Return the factors from costs and potentials of each lane to bits."""
-        return [1 / (p.eps * math.log(2)) for p in self.instances]
+        return [1 / (eps * math.log(2)) for eps in strengths(self.instances)]
 
     def _upload(self, numbers: Any) -> Any:
         return upload(numbers, torch.float64, self.device)

@@ -13,26 +13,33 @@ import numpy as np
 import torch
 
 from drainsinkhorn.backends.certificate import certificates
-from drainsinkhorn.backends.support import Couple
+from drainsinkhorn.backends.support import Couple, restrict_all
 from drainsinkhorn.backends.triton.buffers import Buffers
 from drainsinkhorn.backends.triton.cycles import POLL, Cycles
 from drainsinkhorn.backends.triton.emission import emit_lanes
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels.columns import Findings, Report
-from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
+from drainsinkhorn.backends.triton.lanes import DTYPES, LaneSet, LaneTable, Places, distinct
 from drainsinkhorn.backends.triton.launcher import SAMPLES, Launcher
 from drainsinkhorn.backends.triton.launching import Download, Launch, on, upload
-from drainsinkhorn.backends.triton.loading import LoadedGroup, load_group, loaded_together
-from drainsinkhorn.backends.triton.precision import Arithmetic, PrecisionPolicy
+from drainsinkhorn.backends.triton.loading import load_group, loaded_together
+from drainsinkhorn.backends.triton.precision import Arithmetic, PrecisionPolicy, in_float64
+from drainsinkhorn.backends.triton.records import describe
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.resident import ResidentCycles, ResidentLauncher
 from drainsinkhorn.core.protocol import Emission, Progress, Spent
+from drainsinkhorn.model.errors import ContractError
 from drainsinkhorn.model.instance import Instance
+from drainsinkhorn.model.instances import join, take
 from drainsinkhorn.model.result import Residuals
 from drainsinkhorn.numerics.memory import memory_errors
 
-DTYPE_CODES: dict[str | None, int] = {"float16": c.FLOAT16.value, "bfloat16": c.BFLOAT16.value}
-"""Codes of the 16-bit dtypes in kernels."""
+FORMS = ("distances", "matrix")
+"""Forms of costs for which there are kernels."""
+DTYPE_CODES = np.array(
+    [{"float16": c.FLOAT16.value, "bfloat16": c.BFLOAT16.value}.get(name, 0) for name in DTYPES] + [0]
+)
+"""Codes of the 16-bit dtypes in kernels, by their places in DTYPES; the last is that of other dtypes."""
 
 
 class _Screen(NamedTuple):
@@ -75,13 +82,16 @@ class TritonPack:
         self._resident: ResidentLauncher | None = None
         if representation.one_program:
             self._resident = ResidentLauncher(representation, self._table, self._buffers, momentum=policy.momentum)
-        self._lanes: list[Lane] = []
-        self._cycles = self._cycles_of(LaneSet([], None))
+        # Problems of the lanes, by number, and which of their points have weight.
+        self._instances: Sequence[Instance[Any]] = []
+        self._supports: list[Any] = []
+        self._lanes = self._table.select([])
+        self._serials = self._lanes.column("serial")
+        self._cycles = self._cycles_of(self._lanes)
         self._slots = self._legs = 0
         self._screen: _Screen | None = None
-        # States as they will be emitted, and the lanes whose states have not changed since they were rounded.
+        # States as they will be emitted, of lanes that are marked as rounded.
         self._emitted: Any = None
-        self._rounded: set[Lane] = set()
         self.repack([], instances)
 
     @property
@@ -97,18 +107,18 @@ class TritonPack:
     @memory_errors()
     def advance(self, cycles: int, stops: Sequence[float], *, lockstep: bool = False) -> Progress:
         """Launch all cycles without waiting for any: lanes that have passed their stop are held on the device."""
-        self._table.set_stops(self._lanes, stops)
+        table, places = self._table, self._lanes.places
+        table.set_stops(places, stops)
         # If no lane may be held, none ends a call for the others, and legs need not test that.
         lockstep = lockstep and max(stops) > -math.inf
-        self._table.release(may_halt=lockstep)
-        self._rounded = set()
+        table.release(may_halt=lockstep)
+        table.host["rounded"] = False
         with on(self._device):
             progress = self._cycles.run(cycles, stops, lockstep=lockstep)
-        ran = [depth - lane.depth for lane, depth in zip(self._lanes, progress.depths, strict=True)]
-        for lane, depth in zip(self._lanes, progress.depths, strict=True):
-            lane.depth = depth
-        frozen = sum(lane.frozen for lane in self._lanes)
-        executed = sum(ran) + frozen * max(ran, default=0)
+        depths = np.array(progress.depths, dtype=np.int64)
+        ran, frozen = depths - self._lanes.column("depth"), int(self._lanes.column("frozen").sum())
+        table.host["depth"][places] = depths
+        executed = int(ran.sum()) + frozen * int(ran.max(initial=0))
         self._slots += executed
         self._legs += 2 * executed
         return progress
@@ -121,17 +131,14 @@ class TritonPack:
         self._legs += len(lanes)
         key = (tuple(lanes), self._table.parity)
         if self._screen is None or self._screen.key != key:
-            self._screen = self._prepare_screen(key, self._table.select([self._lanes[i] for i in lanes]))
+            self._screen = self._prepare_screen(key, self._select(lanes))
         screen = self._screen
         screen.scratch.copy_(self._buffers["vectors32"])
         self._launcher.run(*screen.launches)
         numbers, checked = screen.download.again(screen.numbers).read(), c.FINDINGS.value * len(lanes)
-        found = Findings(*numbers[:checked].reshape(-1, c.FINDINGS.value).T.tolist())
-        report = Report(*numbers[checked:].reshape(-1, c.REPORT.value).T.tolist())
-        return [
-            math.nan if math.isnan(stale) else row + band
-            for row, stale, band in zip(found.row, report.stale, report.band, strict=True)
-        ]
+        found = Findings(*numbers[:checked].reshape(-1, c.FINDINGS.value).T)
+        report = Report(*numbers[checked:].reshape(-1, c.REPORT.value).T)
+        return np.where(np.isnan(report.stale), math.nan, found.row + report.band).tolist()
 
     @memory_errors()
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
@@ -145,68 +152,75 @@ class TritonPack:
         if exact:
             # Rounding the states records which of them are not finite.
             emitted = self.emit(lanes)
-            return certificates(emitted, [self._lanes[i].broken for i in lanes])
+            return certificates(emitted, self._select(lanes).column("broken").tolist())
         # The screen gives its memory to verify, so that both together need no more than one.
         self._screen = None
-        chosen, launcher = self._table.select([self._lanes[i] for i in lanes]), self._launcher
+        chosen, launcher = self._select(lanes), self._launcher
         potentials, found = self._round_states(chosen)
         # The longest launch comes first: it runs while the others are prepared.
         samples = launcher.sample(chosen, c.BOTH.value, potentials)
         scratch, errors = torch.empty_like(self._buffers["vectors32"]), torch.empty_like(potentials)
         launcher.run(launcher.split(chosen, potentials, scratch))
-        for part in self._by_precision(chosen):
+        for part in chosen.split(in_float64(chosen)):
             for side in (0, 1):
-                if part.lanes[0].is_float64:
+                if in_float64(part).any():
                     launcher.run(*launcher.float64_legs(part, side, c.CHECKED, potentials, scratch, errors))
                 else:
                     launcher.run(*launcher.legs(part, side, c.CHECKED, scratch, errors, potentials))
         launcher.run(launcher.check(chosen, errors, scratch, samples, found))
-        columns = self._record(chosen.lanes, found)
-        row, col, band = columns.row, columns.col, self._policy.bands(chosen.lanes, columns)
-        for place, is_broken in enumerate(columns.broken):
-            if is_broken:
-                row[place] = col[place] = band[place] = math.nan
-        return Residuals(row, col, band)
+        columns = self._record(chosen, found)
+        residuals = np.stack([columns.row, columns.col, self._policy.bands(chosen, columns)])
+        residuals[:, columns.broken > 0] = math.nan
+        return Residuals(*residuals.tolist())
 
     @memory_errors()
     def emit(self, lanes: Sequence[int]) -> Emission:
         """Return copies of the states as they were verified."""
-        chosen = [self._lanes[i] for i in lanes]
-        if not self._rounded.issuperset(chosen):
+        chosen, numbers = self._select(lanes), np.asarray(lanes, dtype=np.int64)
+        if not np.array_equal(chosen.column("serial"), self._serials[numbers]):
+            raise ContractError("backend 'triton': a row of the lane table does not hold the state of its lane")
+        if not chosen.column("rounded").all():
             # This decides the dtype of each lane.
-            self._record(chosen, self._round_states(self._table.select(chosen))[1])
-        return emit_lanes(chosen, self._emitted, self._couple)
+            self._record(chosen, self._round_states(chosen)[1])
+        supports = [self._supports[number] for number in lanes]
+        return emit_lanes(take(self._instances, lanes), supports, chosen, self._emitted, self._couple)
 
     @memory_errors()
     def freeze(self, lanes: Sequence[int]) -> None:
         """Never change these lanes again."""
-        for i in lanes:
-            self._lanes[i].frozen = True
-        self._table.state[self._table.select([self._lanes[i] for i in lanes]).rows, c.FROZEN.value] = 1.0
+        chosen = self._select(lanes)
+        self._table.host["frozen"][chosen.places] = True
+        self._table.state[chosen.rows, c.FROZEN.value] = 1.0
 
     @memory_errors()
     def repack(self, keep: Sequence[int], admit: Sequence[Instance[Any]] = ()) -> None:
         """Keep these lanes, in this order, and append the admitted; kept lanes are not moved on the device."""
-        kept, least_weights = [self._lanes[i] for i in keep], dict[int, float]()
-        admitted = [Lane(instance, least_weights) for instance in admit]
-        left, marks = set(self._lanes) - set(kept), self._buffers.mark()
-        self._table.forget_rows()
+        table, marks, rows = self._table, self._buffers.mark(), self._table.mark()
+        numbers = np.asarray(keep, dtype=np.int64)
+        kept = self._lanes.places[numbers]
+        left = np.setdiff1d(self._lanes.places, kept)
+        supports, admitted = [self._supports[number] for number in keep], np.zeros(0, dtype=np.int64)
+        table.forget_rows()
         try:
-            self._open(admitted)
-            self._set_lanes(kept + admitted)
+            if len(admit):
+                inner, more = restrict_all(admit, FORMS)
+                supports += more
+                admitted = self._open(admit, inner)
+            self._set_lanes(np.concatenate([kept, admitted]))
         except (MemoryError, RuntimeError):
             self._buffers.restore(marks)
-            self._table.remove(admitted)
+            table.restore(rows)
             # Buffers may have been replaced, so launches are prepared anew.
             self._cycles.forget_launches()
             self._screen = None
             raise
-        self._table.remove(list(left))
-        for lane in left:
-            lane.group.lanes -= 1
-            if lane.group.lanes == 0:
-                self._buffers.give(lane.group.pieces)
-        self._legs += len(admitted)
+        instances = take(self._instances, keep) if len(keep) else []
+        self._instances = join(instances, admit) if len(keep) else admit
+        self._supports, self._serials = supports, self._lanes.column("serial")
+        for group in table.leave(left):
+            self._buffers.give(group.pieces)
+        table.remove(left)
+        self._legs += len(admit)
 
     def compile(self) -> None:
         """Run every kernel that `advance`, `verify` and `screen` launch, so that all are compiled."""
@@ -219,12 +233,16 @@ class TritonPack:
 
     def run_leg(self, side: int) -> None:
         """Measure one side of all lanes in float32, and apply it if it is that of columns, for measurements of time."""
-        lanes = self._table.select(self._lanes)
-        self._launcher.run(*self._launcher.legs(lanes, side, c.APPLIED if side else c.MEASURED))
+        self._launcher.run(*self._launcher.legs(self._lanes, side, c.APPLIED if side else c.MEASURED))
 
-    def _set_lanes(self, lanes: list[Lane]) -> None:
-        """Make these the lanes of the pack. A MemoryError leaves the pack unchanged."""
-        cycles = self._cycles_of(self._table.select(lanes))
+    def _select(self, lanes: Sequence[int]) -> LaneSet:
+        """Return the lanes with these numbers."""
+        return self._table.select(self._lanes.places[np.asarray(lanes, dtype=np.int64)])
+
+    def _set_lanes(self, places: Places) -> None:
+        """Make the lanes of these rows those of the pack. A MemoryError leaves the pack unchanged."""
+        lanes = self._table.select(places)
+        cycles = self._cycles_of(lanes)
         self._table.fit_limits()
         self._lanes, self._cycles, self._screen = lanes, cycles, None
 
@@ -233,65 +251,73 @@ class TritonPack:
             return Cycles(self._launcher, self._table, lanes)
         return ResidentCycles(self._launcher, self._resident, self._table, lanes)
 
-    def _open(self, lanes: list[Lane]) -> None:
-        """Put new lanes at depth zero and measure their first f-leg."""
-        if not lanes:
-            return
-        groups: list[tuple[list[Lane], LoadedGroup]] = []
-        representation = self._launcher.representation
-        for alike in loaded_together(lanes):
-            group = load_group([lane.inner for lane in alike], representation, self._buffers, self._device)
-            programs = {size: representation.programs(size) for size in set(group.sizes)}
-            for row, (lane, size, has_room) in enumerate(zip(alike, group.sizes, group.has_room, strict=True)):
-                lane.group, lane.row, lane.size, lane.programs = group, row, size, programs[size]
-                lane.arithmetic = self._policy.first_arithmetic(lane.least_weight, has_room)
-            groups.append((alike, group))
-        opened = [lane for alike, _ in groups for lane in alike]
-        self._table.add(opened, np.concatenate([group.fields for _, group in groups]), self._first_numbers(opened))
-        self._measure_first(lanes)
+    def _open(self, instances: Sequence[Instance[Any]], inner: Sequence[Instance[Any]]) -> Places:
+        """Put new lanes at depth zero, measure their first f-leg, and return their rows.
 
-    def _first_numbers(self, lanes: Sequence[Lane]) -> Any:
+        Args:
+            instances: Their problems.
+            inner: The same without points of zero weight.
+        """
+        representation, policy = self._launcher.representation, self._policy
+        records, order, fields = describe(instances, inner), loaded_together(inner), list[Any]()
+        sizes, which = distinct(records["size"])
+        records["programs"] = np.array([representation.programs(size) for size in sizes])[which]
+        for numbers in order:
+            group = load_group(take(inner, numbers), representation, self._buffers, self._device)
+            some = records[numbers]
+            some["group"], some["number"] = self._table.add_group(group), np.arange(len(numbers))
+            some["offsets"] = group.fields[:, c.POTENTIAL.value : c.POTENTIAL.value + 2]
+            some["high_part_error"] = group.high_part_errors
+            some["arithmetic"] = policy.first_arithmetic(some["least_weight"], group.has_room)
+            records[numbers] = some
+            fields.append(group.fields)
+        numbers = np.concatenate(order)
+        records = records[numbers]
+        added = self._table.add(records, np.concatenate(fields), self._first_numbers(records))
+        places = np.empty(len(numbers), dtype=np.int64)
+        places[numbers] = added
+        self._measure_first(places)
+        return places
+
+    def _first_numbers(self, records: Any) -> Any:
         """States of lanes at depth zero, (lanes, NUMBERS)."""
-        numbers = np.zeros((len(lanes), c.NUMBERS.value))
+        numbers = np.zeros((len(records), c.NUMBERS.value))
         numbers[:, c.BEST.value] = math.inf
-        switches = [self._policy.switch_residual(lane.instance.tol, lane.high_part_error) for lane in lanes]
-        numbers[:, c.SWITCH.value] = switches
-        numbers[:, c.UNIT.value] = [lane.unit for lane in lanes]
-        numbers[:, c.BUDGET.value] = [lane.budget for lane in lanes]
-        numbers[:, c.CALLER_DTYPE.value] = [DTYPE_CODES.get(lane.own, 0) for lane in lanes]
+        numbers[:, c.SWITCH.value] = self._policy.switch_residual(records["tol"], records["high_part_error"])
+        numbers[:, c.UNIT.value], numbers[:, c.BUDGET.value] = records["unit"], records["budget"]
+        numbers[:, c.CALLER_DTYPE.value] = DTYPE_CODES[records["own"]]
         return numbers
 
-    def _measure_first(self, lanes: list[Lane]) -> None:
+    def _measure_first(self, places: Places) -> None:
         """Measure the first f-leg of new lanes, in the fastest arithmetic that is accurate enough for each."""
         launcher, table = self._launcher, self._table
         vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
         table.release()
-        soft = [lane for lane in lanes if lane.is_soft]
-        if soft:
+        host = table.host
+        soft = places[host["is_soft"][places]]
+        if len(soft):
             launcher.run(launcher.open_soft(table.select(soft)))
         for arithmetic in (Arithmetic.AUGMENTED, Arithmetic.FLOAT32):
-            tried = [lane for lane in lanes if lane.arithmetic is arithmetic]
-            if not tried:
+            tried = places[host["arithmetic"][places] == arithmetic.value]
+            if not len(tried):
                 continue
-            chosen, places = table.select(tried), launcher.representation.places
+            chosen, coordinates = table.select(tried), launcher.representation.places
             is_augmented = arithmetic is Arithmetic.AUGMENTED
-            if places and not is_augmented:
+            if coordinates and not is_augmented:
                 table.fields[chosen.rows, c.AUGMENTED.value] = 0
             if self._resident is None:
-                launcher.run(launcher.split(chosen, vectors64, vectors32, places=places, state=True))
+                launcher.run(launcher.split(chosen, vectors64, vectors32, places=coordinates, state=True))
                 launcher.run(*launcher.legs(chosen, 0, c.MEASURED))
             else:
                 launcher.run(*self._resident.measure(chosen, vectors64, vectors32, vectors64))
             errors = self._first_errors(chosen, inside=is_augmented)
-            enough = self._policy.accurate_enough(errors, [lane.instance.tol for lane in tried])
-            for lane, is_enough in zip(tried, enough.tolist(), strict=True):
-                lane.arithmetic = arithmetic if is_enough else arithmetic.next
-        in_float64 = [lane for lane in lanes if lane.is_float64]
-        if in_float64:
+            enough = self._policy.accurate_enough(errors, host["tol"][tried])
+            host["arithmetic"][tried[~enough]] = arithmetic.next.value
+        in_float64 = places[host["arithmetic"][places] == Arithmetic.FLOAT64.value]
+        if len(in_float64):
             chosen = table.select(in_float64)
             table.fields[chosen.rows, c.FLOAT64.value] = 1
-            bands = upload([lane.band for lane in in_float64], torch.float64, self._device)
-            table.state[chosen.rows, c.BAND.value] = bands
+            table.state[chosen.rows, c.BAND.value] = upload(chosen.bands(), torch.float64, self._device)
             if self._resident is None:
                 launcher.run(launcher.split(chosen, vectors64, vectors32))
                 launcher.run(*launcher.float64_legs(chosen, 0, c.MEASURED))
@@ -325,21 +351,19 @@ class TritonPack:
         potentials = vectors64.clone() if lanes.any_soft else torch.empty_like(vectors64)
         self._emitted = torch.empty_like(vectors64)
         self._launcher.run(self._launcher.round_states(lanes, potentials, self._emitted, found))
-        self._rounded = set(lanes.lanes)
+        host = self._table.host
+        host["rounded"] = False
+        host["rounded"][lanes.places] = True
         return potentials, found
 
-    def _record(self, lanes: Sequence[Lane], found: Any) -> Findings:
+    def _record(self, lanes: LaneSet, found: Any) -> Findings:
         """Read back the `Findings` of lanes; record in what dtype they are emitted and whether states are finite."""
-        columns = Findings(*found.cpu().numpy().T.tolist())
-        for lane, emitted, broken in zip(lanes, columns.emitted, columns.broken, strict=True):
-            lane.dtype = {c.EMITS_SINGLE.value: "float32", c.EMITS_HALF.value: lane.own}.get(int(emitted), "float64")
-            lane.broken = broken > 0
+        columns, host = Findings(*found.cpu().numpy().T), self._table.host
+        single, double = DTYPES.index("float32"), DTYPES.index("float64")
+        kinds = [columns.emitted == c.EMITS_SINGLE.value, columns.emitted == c.EMITS_HALF.value]
+        host["dtype"][lanes.places] = np.select(kinds, [single, lanes.column("own")], double)
+        host["broken"][lanes.places] = columns.broken > 0
         return columns
-
-    def _by_precision(self, lanes: LaneSet) -> list[LaneSet]:
-        """Parts of a set in float32 and in float64; the set itself if one of them is empty."""
-        parts = [[lane for lane in lanes.lanes if lane.is_float64 is flag] for flag in (False, True)]
-        return [self._table.select(part) for part in parts] if all(parts) else [lanes]
 
     def _prepare_screen(self, key: tuple[Any, ...], lanes: LaneSet) -> _Screen:
         launcher, count, findings = self._launcher, len(lanes), c.FINDINGS.value * len(lanes)
@@ -361,8 +385,7 @@ class TritonPack:
         launcher, vectors64 = self._launcher, self._buffers["vectors64"]
         launches = [launcher.split(lanes, vectors64, scratch)] if launcher.representation.packed else []
         launches += launcher.legs(lanes, 0, c.CHECKED, scratch, errors)
-        in_float64 = [lane for lane in lanes.lanes if lane.is_float64]
-        if in_float64:
-            part = self._table.select(in_float64)
+        if in_float64(lanes).any():
+            part = lanes.part(in_float64(lanes))
             launches += launcher.float64_legs(part, 0, c.CHECKED, vectors=scratch, errors=errors)
         return launches

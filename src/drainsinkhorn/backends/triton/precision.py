@@ -16,6 +16,7 @@ import torch
 
 from drainsinkhorn.backends.triton.buffers import aligned
 from drainsinkhorn.backends.triton.kernels import columns as c
+from drainsinkhorn.backends.triton.lanes import Flags, LaneSet
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import DIRECT, LARGEST, PRODUCT, ROOT, STORED, tile
 from drainsinkhorn.model.instance import Instance
@@ -115,11 +116,15 @@ class PrecisionPolicy:
         cycles = ", one program for all cycles" if representation.one_program else ""
         return f"{precision}, {'cached' if representation.kind == STORED else 'streaming'}{cycles}"
 
-    def first_arithmetic(self, least_weight: float, has_room: bool) -> Arithmetic:
-        """Return the fastest arithmetic that a lane may have, from its least weight and the room for its potentials."""
-        if self.float64 or least_weight < LIGHTEST:
-            return Arithmetic.FLOAT64
-        return Arithmetic.AUGMENTED if has_room else Arithmetic.FLOAT32
+    def first_arithmetic(self, least_weights: Any, has_room: Any) -> Any:
+        """Return the fastest arithmetic that each lane may have, as a number.
+
+        Args:
+            least_weights: The smallest weight of each lane.
+            has_room: Whether each lane has room for its potentials inside the product.
+        """
+        in_float32 = np.where(has_room, Arithmetic.AUGMENTED.value, Arithmetic.FLOAT32.value)
+        return np.where(self.float64 | (least_weights < LIGHTEST), Arithmetic.FLOAT64.value, in_float32)
 
     def accurate_enough(self, errors: Any, tolerances: Any) -> Any:
         """Return for which lanes float32 is accurate enough, from mean relative errors of sampled rows.
@@ -129,29 +134,29 @@ class PrecisionPolicy:
         """
         return c.SAFETY.value * np.maximum(errors, c.FLOAT32_ERROR.value) <= np.asarray(tolerances) / 2
 
-    def switch_residual(self, tol: float, high_part_error: float) -> float:
-        """Return the residual at which a lane switches from float16 high parts to all products; 0 if it has none."""
+    def switch_residual(self, tolerances: Any, high_part_errors: Any) -> Any:
+        """Return the residual at which each lane switches from float16 high parts to all products; 0 if it has none."""
         times = SWITCH_MOMENTUM if self.momentum else SWITCH_PLAIN
-        return 0.0 if math.isnan(high_part_error) else times * max(tol, high_part_error)
+        return np.where(np.isnan(high_part_errors), 0.0, times * np.maximum(tolerances, high_part_errors))
 
-    def bands(self, lanes: Any, found: c.Findings) -> list[float]:
+    @np.errstate(all="ignore")
+    def bands(self, lanes: LaneSet, found: c.Findings) -> Any:
         """Return the rounding bounds of verified residuals."""
-        largest, bands = (
-            zip(found.row_error, found.col_error, found.largest, found.unsampled, found.row, found.col, strict=True),
-            list[float](),
-        )
-        for lane, (row_error, col_error, potentials, unsampled, *residuals) in zip(lanes, largest, strict=True):
-            band = lane.band + POTENTIAL_ROUNDING * potentials
-            if not lane.is_float64:
-                # A maximum that is NaN if one of the errors is.
-                error = row_error if row_error >= col_error or math.isnan(row_error) else col_error
-                error = error if error > c.FLOAT32_ERROR.value or math.isnan(error) else c.FLOAT32_ERROR.value
-                band += c.SAFETY.value * error + UNSAMPLED * math.log(2) * unsampled
-            if lane.is_soft:
-                kappa = max(side.kappa for side in lane.instance.marginals)
-                band = soft_bound(band, soft_exponents(kappa, potentials * lane.unit), max(residuals))
-            bands.append(band)
+        bands = lanes.bands() + POTENTIAL_ROUNDING * found.largest
+        # Maxima that are NaN if one of the errors is.
+        errors = np.maximum(np.maximum(found.row_error, found.col_error), c.FLOAT32_ERROR.value)
+        sampled = c.SAFETY.value * errors + UNSAMPLED * math.log(2) * found.unsampled
+        bands = np.where(in_float64(lanes), bands, bands + sampled)
+        if lanes.any_soft:
+            exponents = map(soft_exponents, lanes.column("kappa"), found.largest * lanes.column("unit"))
+            soft = soft_bound(bands, np.array([*exponents]), np.maximum(found.row, found.col))
+            bands = np.where(lanes.column("is_soft"), soft, bands)
         return bands
+
+
+def in_float64(lanes: LaneSet) -> Flags:
+    """Return which lanes have legs in float64."""
+    return lanes.column("arithmetic") == Arithmetic.FLOAT64.value
 
 
 def count_places(dp: int) -> int:

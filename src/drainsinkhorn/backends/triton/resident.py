@@ -15,17 +15,18 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from drainsinkhorn.backends.triton.buffers import Buffers
-from drainsinkhorn.backends.triton.cycles import POLL, has_ended, to_progress
+from drainsinkhorn.backends.triton.cycles import POLL, has_ended, to_progress, to_report
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels import resident as kernels
 from drainsinkhorn.backends.triton.kernels.columns import Report
-from drainsinkhorn.backends.triton.lanes import LaneSet, LaneTable
+from drainsinkhorn.backends.triton.lanes import LaneSet, LaneTable, distinct
 from drainsinkhorn.backends.triton.launcher import Launcher
 from drainsinkhorn.backends.triton.launching import Download, Launch, prepared, stream_of
-from drainsinkhorn.backends.triton.precision import Arithmetic
+from drainsinkhorn.backends.triton.precision import in_float64
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import options
 from drainsinkhorn.core.protocol import Progress
@@ -106,15 +107,12 @@ class ResidentLauncher:
 
     def by_class(self, lanes: LaneSet) -> list[tuple[SizeClass, LaneSet]]:
         """Return hard and soft lanes by size class; float64 comes first, then large lanes, since they run longest."""
-        float64 = Arithmetic.FLOAT64
-        alike: dict[tuple[tuple[int, int], bool, bool], list[Any]] = defaultdict(list)
-        for lane in lanes.lanes:
-            alike[lane.size, lane.arithmetic is float64, lane.is_soft].append(lane)
-        classes: dict[tuple[SizeClass, bool], list[Any]] = {}
-        for (size, is_float64, is_soft), part in alike.items():
-            classes.setdefault((size_class(size, float64=is_float64), is_soft), []).extend(part)
+        kinds, which = distinct(np.column_stack([lanes.column("size"), in_float64(lanes), lanes.column("is_soft")]))
+        classes: dict[tuple[SizeClass, bool], list[int]] = defaultdict(list)
+        for kind, (n, m, is_float64, is_soft) in enumerate(kinds):
+            classes[size_class((n, m), float64=bool(is_float64)), bool(is_soft)].append(kind)
         ordered = sorted(classes.items(), reverse=True)
-        return [(chosen, lanes if len(classes) == 1 else self._table.select(part)) for (chosen, _), part in ordered]
+        return [(chosen, lanes.part(np.isin(which, some))) for (chosen, _), some in ordered]
 
     def measure(self, lanes: LaneSet, potentials: Any, vectors: Any, errors: Any) -> list[Launch]:
         """Measure the rows at `potentials`: log ratios go to `vectors`, row residuals to `errors`."""
@@ -150,7 +148,7 @@ class ResidentCycles:
         self._download: Download | None = None
         self._classes = resident.by_class(lanes)
         # The work of a lane depends on its class and, in float64, on its coordinates.
-        work = [_work(chosen, max(lane.inner.dim for lane in part.lanes) if chosen.float64 else 0)
+        work = [_work(chosen, int(part.column("dim").max()) if chosen.float64 else 0)
                 for chosen, part in self._classes]  # fmt: skip
         together = sum(one * len(part) for one, (_, part) in zip(work, self._classes, strict=True))
         alone = max(work, default=0)
@@ -159,9 +157,9 @@ class ResidentCycles:
 
     def run(self, cycles: int, stops: Sequence[float], *, lockstep: bool) -> Progress:
         """Launch cycles until all have run or all lanes are held, and return the progress of all lanes."""
-        frozen = [lane.frozen for lane in self._lanes.lanes]
+        frozen = self._lanes.column("frozen")
         may_be_held, done = max(stops) > -math.inf, 0
-        while done < cycles and not all(frozen):
+        while done < cycles and not frozen.all():
             span = 1 if lockstep else min(self.span, cycles - done)
             self._launch(span, first=done == 0, lockstep=lockstep)
             done += span
@@ -194,4 +192,4 @@ class ResidentCycles:
             launch(stream)
         download = self._download
         self._download = Download(self._report) if download is None else download.again(self._report)
-        return Report(*self._download.read().T.tolist())
+        return to_report(self._download)

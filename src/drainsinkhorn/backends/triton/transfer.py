@@ -54,6 +54,25 @@ def concatenate(values: Sequence[Any], device: Any, *, compact: bool = False) ->
     return flat, np.cumsum([0, *sizes[:-1]]).tolist()
 
 
+def concatenate_rows(
+    points: Any, rows: Sequence[int], device: Any, *, compact: bool = False
+) -> tuple[Any, Sequence[int] | Any]:
+    """Return a vector on the device that holds some clouds of a stack (W, n, d), and the offset of each.
+
+    A cloud (n, d) belongs to all rows. A tensor on the device is not copied, unless the vector has to be `compact`.
+    """
+    if points.ndim == 2:
+        return concatenate([points] * len(rows), device)
+    is_whole, size = rows == range(len(points)), points.shape[1] * points.shape[2]
+    if library(points) == "torch" and (is_whole or not compact):
+        shared = _in_one_storage([points], device)
+        if shared is not None and (not compact or shared[0].numel() == points.numel()):
+            return shared[0], shared[1][0] + np.asarray(rows, dtype=np.int64) * size
+    if not is_whole:
+        points = points[rows.start : rows.stop] if isinstance(rows, range) and rows.step == 1 else points[list(rows)]
+    return _as_float(on_device(points, device).contiguous()).reshape(-1), np.arange(len(rows)) * size
+
+
 def _in_one_storage(tensors: Sequence[Any], device: Any) -> tuple[Any, list[int]] | None:
     """Return the memory that contiguous tensors share as a vector, and their offsets in it; None if they do not."""
     first = tensors[0].detach()

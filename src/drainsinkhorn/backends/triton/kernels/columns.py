@@ -6,7 +6,7 @@ reads, but not by attributes of modules: through `columns.SIZE` a kernel of an e
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton.language as tl
 
@@ -126,16 +126,16 @@ SOFT_NUMBERS = Constant(7)
 
 
 class Report(NamedTuple):
-    """Columns that `report` writes for each lane; on the host, one list for each column."""
+    """Columns that `report` writes for each lane; on the host, one vector for each column."""
 
-    depth: list[float]
-    stale: list[float]
-    held: list[float]
-    band: list[float]
+    depth: Any
+    stale: Any
+    held: Any
+    band: Any
 
 
 class Findings(NamedTuple):
-    """Columns that `round_states` and `check` write for each lane; on the host, one list for each column.
+    """Columns that `round_states` and `check` write for each lane; on the host, one vector for each column.
 
     Attributes:
         row: Row residual.
@@ -149,14 +149,14 @@ class Findings(NamedTuple):
             (`numerics.rounding.unsampled_size`).
     """
 
-    row: list[float]
-    col: list[float]
-    row_error: list[float]
-    col_error: list[float]
-    emitted: list[float]
-    broken: list[float]
-    largest: list[float]
-    unsampled: list[float]
+    row: Any
+    col: Any
+    row_error: Any
+    col_error: Any
+    emitted: Any
+    broken: Any
+    largest: Any
+    unsampled: Any
 
 
 REPORT = Constant(len(Report._fields))
