@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drainsinkhorn.core.audit import Audit, Geometric
+from drainsinkhorn.core.audit import Audit, Geometric, Limits, judge
 from drainsinkhorn.core.events import Advanced, Opened, Retired
 from drainsinkhorn.core.ledger import Ledger, survival
 from drainsinkhorn.core.options import MODES, Mode, Options
@@ -18,7 +18,7 @@ from drainsinkhorn.core.protocol import Spent
 from drainsinkhorn.model.errors import OptionsError
 from drainsinkhorn.model.outcomes import Outcome, Outcomes
 from drainsinkhorn.model.problem import Problem
-from drainsinkhorn.model.result import Residual
+from drainsinkhorn.model.result import Residual, Residuals
 from drainsinkhorn.model.status import Status
 
 
@@ -217,3 +217,16 @@ def test_outcomes_are_rows_and_columns() -> None:
     assert len(again) == 5
     again.append(rows[0])
     assert again[5] == rows[0]
+
+
+@pytest.mark.parametrize(("stale", "statuses"), [(0.25, [Status.CONVERGED]), (0.3, [])])
+def test_without_a_screen_a_lane_passes_where_its_lowered_hold_would_hold_it(
+    stale: float, statuses: list[Status]
+) -> None:
+    """Otherwise it would leave earlier where audits are more frequent."""
+    limits = Limits(stale=[stale], stops=[0.4], holds=[0.25], final={})
+    audit = Audit(screen="none")
+    _, _, found, _ = judge(
+        limits, [0], audit, lambda _: [stale], lambda lanes, exact: Residuals([0.35], [0.1], [0.0]), quorum=0
+    )
+    assert found == statuses

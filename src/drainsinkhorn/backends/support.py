@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from drainsinkhorn.model.couplings import Couplings
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.instances import each
+from drainsinkhorn.model.instances import representatives
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.arrays import to_numpy
 from drainsinkhorn.numerics.costs import cost_matrix, with_matrix
@@ -148,9 +147,10 @@ def restrict_all(
     instances: Sequence[Instance[Any]], forms: Collection[str]
 ) -> tuple[Sequence[Instance[Any]], list[Support | None]]:
     """Problems on their supports, with costs in one of these forms; and each Support, None if no point was left out."""
-    kinds = {id(cost): cost.kind for cost in each(instances, operator.attrgetter("cost"))}
+    chosen = representatives(instances)
+    kinds = {id(instance.cost): instance.cost.kind for instance in chosen}
     has_forms = all(any(form in forms for form in kind.forms if form != "matrix") for kind in kinds.values())
-    if has_forms and all(each(instances, operator.attrgetter("positive"))):
+    if has_forms and all(instance.positive for instance in chosen):
         return instances, [None] * len(instances)
     pairs = [(instance, None) if instance.positive else restrict(instance) for instance in instances]
     return [with_matrix(inner, forms) for inner, _ in pairs], [support for _, support in pairs]

@@ -222,8 +222,10 @@ def judge(
 
 def _statuses(limits: Limits, audit: Audit, lanes: Sequence[int], worst: Sequence[float]) -> Sequence[Status | None]:
     """How verified lanes end; None: a lane continues, and its hold is lowered."""
-    stops = pick(limits.stops, lanes)
-    if all(map(operator.le, worst, stops)) and not any(map(operator.gt, pick(limits.stale, lanes), stops)):
+    stops, holds = pick(limits.stops, lanes), pick(limits.holds, lanes)
+    # Holds are at most stops; -inf is none.
+    bounds = stops if min(holds, default=0.0) == -math.inf else holds
+    if all(map(operator.le, worst, stops)) and not any(map(operator.gt, pick(limits.stale, lanes), bounds)):
         return [Status.CONVERGED] * len(lanes)
     statuses = [_status(limits, audit, lane, value) for lane, value in zip(lanes, worst, strict=True)]
     for lane, value, status in zip(lanes, worst, statuses, strict=True):
@@ -287,8 +289,9 @@ def _certify_undecided(limits: Limits, lanes: Sequence[int], residuals: Residual
 def _status(limits: Limits, audit: Audit, lane: int, worst: float) -> Status | None:
     """How a verified lane ends; None: it continues."""
     # Under first passage a lane that was not held has not passed its screen, whatever a verify without screen says.
+    hold = limits.stops[lane] if limits.holds[lane] == -math.inf else limits.holds[lane]
     if worst <= limits.stops[lane] and (
-        not audit.first_passage or lane in limits.final or not limits.stale[lane] > limits.stops[lane]
+        not audit.first_passage or lane in limits.final or not limits.stale[lane] > hold
     ):
         return Status.CONVERGED
     if math.isnan(worst):

@@ -32,11 +32,12 @@ from drainsinkhorn.backends.triton.layout import (
     scatter,
 )
 from drainsinkhorn.backends.triton.precision import augmented_room, high_part_errors, matrix_size
+from drainsinkhorn.backends.triton.records import column
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import PRODUCT, STORED
 from drainsinkhorn.backends.triton.transfer import concatenate, concatenate_rows
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.instances import InstanceStack, each, strengths
+from drainsinkhorn.model.instances import InstanceStack, each, representatives, strengths
 from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.numerics.weights import uniform
 
@@ -124,7 +125,7 @@ def _columns(form: Representation, n: int, m: int, dim: int, is_soft: bool) -> d
 
 def load_group(instances: Sequence[Instance[Any]], form: Representation, buffers: Buffers, device: Any) -> LoadedGroup:
     """Take memory for lanes of one kind, fill it, and return where everything is."""
-    lanes, first, sizes = len(instances), instances[0], np.array(each(instances, operator.attrgetter("shape")))
+    lanes, first, sizes = len(instances), instances[0], column(instances, operator.attrgetter("shape"))
     dim = first.dim
     fields, pieces = _take_memory(sizes, form, dim, buffers, is_soft=not first.marginals.are_hard)
     table, first_cost = upload(fields, torch.int64, device), int(fields[0, c.POINTS64.value])
@@ -190,7 +191,7 @@ def _direction_rounding(instances: Sequence[Instance[Any]], dim: int, largest: A
 
 def _factors(instances: Sequence[Instance[Any]]) -> Any:
     """Return the factor of each problem from squared distances, or distances, to costs in bits."""
-    scales = np.array(each(instances, lambda instance: instance.cost.scale))
+    scales = column(instances, lambda instance: instance.cost.scale)
     return scales / (np.array(strengths(instances)) * math.log(2)) * instances[0].cost.kind.distances.factor
 
 
@@ -220,6 +221,12 @@ class _Loading:
 
     def fill_masses(self) -> None:
         """Write weights; uniform weights are one number, which needs no copy."""
+        sizes = self.sizes.T.reshape(-1)
+        kinds, which = np.unique(sizes, return_inverse=True)
+        equal = np.array([float(uniform(size)[0]) for size in kinds.tolist()])[which]
+        if all(instance.uniform for instance in representatives(self.instances)):
+            self._scatter((self._upload([1.0]), np.full(len(sizes), -1)), equal, c.MASS.value)
+            return
         # None for weights that are one number; those of several problems are stored once.
         a, b = (
             each(
@@ -227,12 +234,11 @@ class _Loading:
             )
             for side in (0, 1)
         )
-        stored, sizes = [*a, *b], self.sizes.T.reshape(-1).tolist()
-        equal = {size: float(uniform(size)[0]) for size in set(sizes)}
-        factors = [equal[size] if own is None else 1.0 for size, own in zip(sizes, stored, strict=True)]
-        distinct = {id(own): own for own in stored if own is not None}
-        numbers, offsets = concatenate([*distinct.values()], self.device) if distinct else (self._upload([1.0]), [])
-        place_of = dict(zip(distinct, offsets, strict=True))
+        stored = [*a, *b]
+        factors = [weight if own is None else 1.0 for weight, own in zip(equal.tolist(), stored, strict=True)]
+        known = {id(own): own for own in stored if own is not None}
+        numbers, offsets = concatenate([*known.values()], self.device)
+        place_of = dict(zip(known, offsets, strict=True))
         places = [-1 if own is None else place_of[id(own)] for own in stored]
         self._scatter((numbers, places), factors, c.MASS.value)
 
@@ -299,7 +305,7 @@ class _Loading:
         self._scatter((numbers, places[:lanes]), bits, c.BEFORE.value)
         return True
 
-    def _scatter(self, values: tuple[Any, list[int]], factors: list[float], column: int) -> None:
+    def _scatter(self, values: tuple[Any, Any], factors: Any, column: int) -> None:
         """Write numbers of points, times factors, to a column of float64 vectors."""
         most = int(self.sizes.max())
         scatter(values, self._upload(factors), self.fields, self.buffers["vectors64"], most, column)

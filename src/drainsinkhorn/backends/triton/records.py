@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from drainsinkhorn.backends.emission import CHOICES, budget, least_damping
 from drainsinkhorn.backends.triton.lanes import DTYPES, LANE
 from drainsinkhorn.backends.triton.precision import has_blocks
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.instances import each, strengths
+from drainsinkhorn.model.instances import InstanceStack, strengths
 from drainsinkhorn.model.marginal import BALANCED
 from drainsinkhorn.numerics.arrays import float_name
 
@@ -31,26 +31,31 @@ def describe(instances: Sequence[Instance[Any]], inner: Sequence[Instance[Any]])
         inner: The same without points of zero weight, as they will be on the device.
     """
     records = np.zeros(len(instances), dtype=LANE)
-    eps, tols = np.array(strengths(instances)), np.array(each(instances, operator.attrgetter("tol")))
-    own = np.array(each(instances, lambda instance: _place(float_name(instance.like))))
-    soft = np.array(
-        each(instances, lambda instance: instance.marginals is not BALANCED and not instance.marginals.are_hard)
-    )
-    dampings, kappas = np.ones(len(instances)), np.zeros(len(instances))
+    eps, tols = np.array(strengths(instances)), column(instances, operator.attrgetter("tol"))
+    own = column(instances, lambda instance: _place(float_name(instance.like)))
+    soft = column(instances, lambda instance: instance.marginals is not BALANCED and not instance.marginals.are_hard)
+    dampings = np.ones(len(instances))
     for place in np.flatnonzero(soft).tolist():
         dampings[place] = least_damping(instances[place])
-        kappas[place] = max(side.kappa for side in instances[place].marginals)
-    records["size"] = each(inner, operator.attrgetter("shape"))
-    records["dim"] = each(inner, operator.attrgetter("dim"))
-    records["in_blocks"] = each(inner, uses_blocks)
-    records["own"], records["is_soft"], records["kappa"] = own, soft, kappas
-    records["tol"], records["unit"] = tols, eps * math.log(2)
+        records["kappa"][place] = max(side.kappa for side in instances[place].marginals)
+    records["size"] = column(inner, operator.attrgetter("shape"))
+    records["dim"] = column(inner, operator.attrgetter("dim"))
+    records["in_blocks"] = column(inner, uses_blocks)
+    records["own"], records["is_soft"], records["tol"], records["unit"] = own, soft, tols, eps * math.log(2)
     rounds = np.array([name in CHOICES for name in DTYPES] + [False])
     records["budget"] = np.where(rounds[own], budget(eps, tols, dampings), -1.0)
     known = dict[int, float]()
-    records["least_weight"] = each(inner, lambda instance: _least_weight(instance, known))
+    records["least_weight"] = column(inner, lambda instance: _least_weight(instance, known))
     records["band"] = records["high_part_error"] = math.nan
     return records
+
+
+def column(instances: Sequence[Instance[Any]], value: Callable[[Instance[Any]], Any]) -> Any:
+    """Return a value of each problem as an array; it depends on neither its points nor its eps."""
+    if isinstance(instances, InstanceStack):
+        shared = np.asarray(value(instances.shared))
+        return np.broadcast_to(shared, (len(instances), *shared.shape))
+    return np.array([value(instance) for instance in instances])
 
 
 def _place(name: str | None) -> int:
