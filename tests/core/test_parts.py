@@ -227,6 +227,12 @@ def test_without_a_screen_a_lane_passes_where_its_lowered_hold_would_hold_it(
     limits = Limits(stale=[stale], stops=[0.4], holds=[0.25], final={})
     audit = Audit(screen="none")
     _, _, found, _ = judge(
-        limits, [0], audit, lambda _: [stale], lambda lanes, exact: Residuals([0.35], [0.1], [0.0]), quorum=0
+        limits,
+        [0],
+        audit,
+        lambda _: [stale],
+        lambda lanes, exact: Residuals([0.35], [0.1], [0.0]),
+        exact=True,
+        quorum=0,
     )
     assert found == statuses
