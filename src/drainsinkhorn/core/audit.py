@@ -203,11 +203,13 @@ def judge(
     if len(candidates) < quorum:
         candidates = []
     residuals = _verify(candidates, audit, verify, exact)
-    if not exact:
+    worst = residuals.worst()
+    if not exact and not all(map(operator.le, worst, pick(limits.stops, candidates))):
         residuals = _certify_undecided(limits, candidates, residuals, verify)
-    statuses = _statuses(limits, audit, candidates, residuals.worst())
+        worst = residuals.worst()
+    statuses = _statuses(limits, audit, candidates, worst)
     shadowed = _verify(shadow_lanes, audit, verify, exact).worst()
-    ready = sum(value <= limits.stops[lane] for lane, value in zip(shadow_lanes, shadowed, strict=True))
+    ready = sum(map(operator.le, shadowed, pick(limits.stops, shadow_lanes)))
     passed, rejected = statuses.count(Status.CONVERGED), statuses.count(None)
     counts = Counts(len(due), len(candidates), passed, rejected, len(shadow_lanes), ready)
     if len(candidates) - rejected < quorum:
@@ -268,9 +270,7 @@ def _certify_undecided(limits: Limits, lanes: Sequence[int], residuals: Residual
     other lane, if the measured residual is within the stop and the estimate exceeds ESCALATE times the stop. Both rules
     depend on the state alone.
     """
-    stops, undecided = pick(limits.stops, lanes), list[int]()
-    if all(map(operator.le, residuals.worst(), stops)):
-        return residuals
+    undecided = list[int]()
     for place, (lane, row, col, band) in enumerate(zip(lanes, *residuals, strict=True)):
         measured, stop = max(row, col), limits.stops[lane]
         if stop < measured + band:

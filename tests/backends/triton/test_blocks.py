@@ -299,4 +299,4 @@ def test_float64_sums_over_plans_of_large_lanes(side: str, far: bool, monkeypatc
         assert all(torch.equal(*pair) for pair in zip(kept, (c for one in given for c in (one.x, one.y)), strict=True))
     for ours, theirs in zip(*outcomes, strict=True):
         for mine, truth in zip(ours, theirs, strict=True):
-            assert torch.allclose(*map(torch.as_tensor, (mine, truth)), rtol=1e-9, atol=1e-10)
+            assert torch.allclose(*map(torch.as_tensor, (mine, truth)), rtol=1e-9, atol=1e-10, equal_nan=True)

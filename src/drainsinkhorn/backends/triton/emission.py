@@ -18,18 +18,25 @@ from drainsinkhorn.backends.triton.lanes import DTYPES, LaneSet
 from drainsinkhorn.backends.triton.launching import upload
 from drainsinkhorn.core.protocol import Emission
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.instances import each
+from drainsinkhorn.model.instances import each, representatives
 from drainsinkhorn.numerics.arrays import library
+
+HOST = ("numpy", "host")
+"""Library and device of lanes whose potentials go through NumPy in float64."""
 
 
 def emit_lanes(
-    instances: Sequence[Instance[Any]], supports: Sequence[Any], lanes: LaneSet, rounded: Any, couple: Couple | None
+    instances: Sequence[Instance[Any]],
+    supports: Sequence[Any] | None,
+    lanes: LaneSet,
+    rounded: Any,
+    couple: Couple | None,
 ) -> Emission:
     """Return copies of the states of lanes for their callers.
 
     Args:
         instances: Their problems.
-        supports: Which of their points have weight; None: all.
+        supports: Which of their points have weight, None for lanes of which all have; None if all have in all lanes.
         lanes: The lanes.
         rounded: Potentials as they are emitted, in units of the cost, at the offsets of the lanes.
         couple: Makes plans of finished problems, from which potentials of points without weight are computed; None:
@@ -37,17 +44,19 @@ def emit_lanes(
     """
     sizes, offsets, names = lanes.column("size"), lanes.column("offsets"), lanes.column("dtype")
     widened = (names != lanes.column("own")).tolist()
+    owners = {_owner(instance) for instance in representatives(instances)} if supports is None else {HOST}
+    if len(owners) == 1 and HOST not in owners and (names == names[0]).all() and (sizes == sizes[0]).all():
+        # One size and one dtype: a block for all lanes.
+        ((kind, device),), name = owners, int(names[0])
+        f, g = (_copies(rounded, sizes, offsets, side, _dtype(kind, name), device) for side in (0, 1))
+        return Emission(f.reshape(len(sizes), -1), g.reshape(len(sizes), -1), widened, instances)
     alike: dict[Any, list[int]] = defaultdict(list)
+    supports = [None] * len(sizes) if supports is None else supports
     for number, (owner, name) in enumerate(zip(each(instances, _owner), names.tolist(), strict=True)):
-        alike[("host", "") if supports[number] is not None else owner, name].append(number)
-    if len(alike) == 1:
-        (((kind, device), name),) = alike
-        if kind != "host" and (sizes == sizes[0]).all():
-            f, g = (_copies(rounded, sizes, offsets, side, _dtype(kind, name), device) for side in (0, 1))
-            return Emission(f.reshape(len(sizes), -1), g.reshape(len(sizes), -1), widened, instances)
+        alike[HOST if supports[number] is not None else owner, name].append(number)
     f, g = list[Any]([None]) * len(sizes), list[Any]([None]) * len(sizes)
     for ((kind, device), name), numbers in alike.items():
-        if kind != "host":
+        if (kind, device) != HOST:
             both = (
                 _split(
                     _copies(rounded, sizes[numbers], offsets[numbers], side, _dtype(kind, name), device),
@@ -70,9 +79,9 @@ def emit_lanes(
 
 
 def _owner(instance: Instance[Any]) -> tuple[str, Any]:
-    """Return the library and the device of a caller's arrays; "host" if potentials go through NumPy."""
+    """Return the library and the device of a caller's arrays, None for NumPy; HOST if JAX has them."""
     kind = library(instance.like)
-    return ("host", "") if kind == "jax" else (kind, instance.like.device if kind == "torch" else None)
+    return HOST if kind == "jax" else (kind, instance.like.device if kind == "torch" else None)
 
 
 def _dtype(kind: str, name: int) -> Any:

@@ -22,12 +22,14 @@ from drainsinkhorn.backends.triton.representation import Representation
 
 ROWS, BLOCK, SAMPLES = 256, 256, 32
 """Rows of a program of `apply` or `split_potentials`, partial sums added at once, and rows compared with float64."""
-ROUND_ROWS, ROUND_WARPS = 2048, 8
-"""Rows that the one program of a lane rounds at once, and its warps."""
+ROUND_ROWS, ROUND_WARPS, SMALL_ROUND_ROWS, SMALL_ROUND_WARPS = 2048, 8, 128, 2
+"""Rows that the one program of a lane rounds at once, and its warps; and those of lanes whose cycles it runs, too."""
 BM64, BN64, WARPS64 = 16, 64, 4
 """Rows, columns and warps of a tile of a leg in float64."""
 SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS = 1, 512, 8
 """The same for sampled rows: they are few, so each has a program of its own."""
+SMALL_SAMPLES = 8, 64, 4
+"""The same for lanes of which one program runs all cycles."""
 
 
 class Launcher:
@@ -138,7 +140,7 @@ class Launcher:
         if samples is None:
             bm, bn, warps, grid = BM64, BN64, WARPS64, lanes.grid(side, BM64)
         else:
-            bm, bn, warps = SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS
+            bm, bn, warps = SMALL_SAMPLES if form.one_program else (SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS)
             most = min(SAMPLES, max(lanes.largest(which)[0] for which in (0, 1)))
             grid = (-(-most // bm), len(lanes), 2 if side == c.BOTH.value else 1)
         return prepared(
@@ -193,11 +195,13 @@ class Launcher:
 
     def round_states(self, lanes: LaneSet, potentials: Any, emitted: Any, found: Any) -> Launch:
         """States as they will be emitted, in bits and in units of the cost."""
+        is_small = self.representation.one_program
+        rows, warps = (SMALL_ROUND_ROWS, SMALL_ROUND_WARPS) if is_small else (ROUND_ROWS, ROUND_WARPS)
         return prepared(
             verify.round_states, (len(lanes),),
             self._table.fields, lanes.rows, self._table.state, self._buffers["vectors64"], potentials, emitted, found,
-            SAMPLES, ROWS=ROUND_ROWS, SOFT=lanes.any_soft, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK,
-            COUNT=SAMPLES, num_warps=ROUND_WARPS,
+            SAMPLES, ROWS=rows, SOFT=lanes.any_soft, BM=self.representation.bm, BM64=BM64, BLOCK=BLOCK,
+            COUNT=SAMPLES, num_warps=warps,
         )  # fmt: skip
 
     def findings(self, lanes: LaneSet) -> Any:

@@ -82,9 +82,9 @@ class TritonPack:
         self._resident: ResidentLauncher | None = None
         if representation.one_program:
             self._resident = ResidentLauncher(representation, self._table, self._buffers, momentum=policy.momentum)
-        # Problems of the lanes, by number, and which of their points have weight.
+        # Problems of the lanes, by number, and which of their points have weight; None: all points of all lanes.
         self._instances: Sequence[Instance[Any]] = []
-        self._supports: list[Any] = []
+        self._supports: list[Any] | None = None
         self._lanes = self._table.select([])
         self._serials = self._lanes.column("serial")
         self._cycles = self._cycles_of(self._lanes)
@@ -182,7 +182,7 @@ class TritonPack:
         if not chosen.column("rounded").all():
             # This decides the dtype of each lane.
             self._record(chosen, self._round_states(chosen)[1])
-        supports = [self._supports[number] for number in lanes]
+        supports = None if self._supports is None else [self._supports[number] for number in lanes]
         return emit_lanes(take(self._instances, lanes), supports, chosen, self._emitted, self._couple)
 
     @memory_errors()
@@ -199,7 +199,8 @@ class TritonPack:
         numbers = np.asarray(keep, dtype=np.int64)
         kept = self._lanes.places[numbers]
         left = np.setdiff1d(self._lanes.places, kept)
-        supports, admitted = [self._supports[number] for number in keep], np.zeros(0, dtype=np.int64)
+        supports = [None] * len(keep) if self._supports is None else [self._supports[number] for number in keep]
+        admitted = np.zeros(0, dtype=np.int64)
         table.forget_rows()
         try:
             if len(admit):
@@ -216,7 +217,8 @@ class TritonPack:
             raise
         instances = take(self._instances, keep) if len(keep) else []
         self._instances = join(instances, admit) if len(keep) else admit
-        self._supports, self._serials = supports, self._lanes.column("serial")
+        self._supports = supports if any(support is not None for support in supports) else None
+        self._serials = self._lanes.column("serial")
         for group in table.leave(left):
             self._buffers.give(group.pieces)
         table.remove(left)
@@ -259,23 +261,22 @@ class TritonPack:
             inner: The same without points of zero weight.
         """
         representation, policy = self._launcher.representation, self._policy
-        records, order, fields = describe(instances, inner), loaded_together(inner), list[Any]()
+        records, order, groups = describe(instances, inner), loaded_together(inner), list[tuple[Any, Any]]()
         sizes, which = distinct(records["size"])
         records["programs"] = np.array([representation.programs(size) for size in sizes])[which]
         for numbers in order:
             group = load_group(take(inner, numbers), representation, self._buffers, self._device)
-            some = records[numbers]
+            # A view if these are all lanes, which then have their order already.
+            some = records if len(order) == 1 else records[numbers]
             some["group"], some["number"] = self._table.add_group(group), np.arange(len(numbers))
             some["offsets"] = group.fields[:, c.POTENTIAL.value : c.POTENTIAL.value + 2]
             some["high_part_error"] = group.high_part_errors
             some["arithmetic"] = policy.first_arithmetic(some["least_weight"], group.has_room)
-            records[numbers] = some
-            fields.append(group.fields)
-        numbers = np.concatenate(order)
-        records = records[numbers]
-        added = self._table.add(records, np.concatenate(fields), self._first_numbers(records))
-        places = np.empty(len(numbers), dtype=np.int64)
-        places[numbers] = added
+            groups.append((some, group.fields))
+        loaded, fields = groups[0] if len(order) == 1 else map(np.concatenate, zip(*groups, strict=True))
+        places = self._table.add(loaded, fields, self._first_numbers(loaded))
+        if len(order) > 1:
+            places = places[np.argsort(np.concatenate(order))]
         self._measure_first(places)
         return places
 
