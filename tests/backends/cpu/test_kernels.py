@@ -258,6 +258,12 @@ def _(e: Example) -> None:
     e.agree(e.g, g)
 
 
+def test_logarithms_of_quotients() -> None:
+    for apart in (0.0, 1e-15, -1e-9, 1e-4, 0.019, -0.0199, 0.0201, 0.3, 5.0, -20.0):
+        found = soft_kernels.log_quotient(3e-90 * np.exp(apart), 3e-90)
+        assert found == pytest.approx(apart, rel=1e-12, abs=5e-16)
+
+
 PRICES = [(2.0, 3.0), (np.inf, 1.5), (0.9, np.inf)]
 
 
@@ -335,7 +341,7 @@ def _(e: Example) -> None:
     before = e.f - 0.1 * np.cos(np.arange(N))
     for kappa, lam in ((0.0, 1.0), (0.3, 0.6), (2.0, 0.01)):
         logs = e.rows() - kappa * e.f + 0.05 * np.sin(np.arange(N))
-        missed, mass, along, asked, squares = soft_kernels.row_sums(e.a, logs, e.f, before, kappa, lam)
+        missed, mass, along, asked, squares = soft_kernels.row_sums(e.a, logs, e.f, before, kappa, lam, np.empty(2 * N))
         truth, leg = soft_residual(e.a, logs, e.f, kappa), log_deviations(logs, e.f, kappa)
         assert (missed / mass, np.log(mass)) == pytest.approx(truth, rel=1e-9, abs=1e-12)
         assert along == pytest.approx(alignment(e.a, leg, e.f, before), rel=1e-9, abs=1e-13)

@@ -65,24 +65,28 @@ def in_range(mass):
 
 
 @reordered
-def row_sums(a, logs, f, before, kappa, damping):
+def row_sums(a, logs, f, before, kappa, damping, work):
     """Return the sums of a measured f-leg from one pass over the rows.
 
     They are numerator and mass of `numerics.soft.soft_residual`, `numerics.update.alignment`, A of
     `numerics.soft.translation`, and the sum of squares of `kappa lam L`. No factor is taken out, so masses may leave
-    the range of float64. A contains `exp(kappa lam L)` as a series.
+    the range of float64. A contains `exp(kappa lam L)` as a series. `work` is scratch, (2 n,).
     """
+    ratios, targets = work[: a.size], work[a.size :]
+    for i in range(a.size):
+        ratios[i] = exp(logs[i])
+    for i in range(a.size):
+        targets[i] = exp(-kappa * f[i])
     missed = mass = along = asked = squares = 0.0
     for i in range(a.size):
         deviation = logs[i] + kappa * f[i]
-        ratio, target = exp(logs[i]), exp(-kappa * f[i])
         moved = kappa * damping * deviation
-        missed += a[i] * abs(ratio - target)
-        mass += a[i] * ratio
+        missed += a[i] * abs(ratios[i] - targets[i])
+        mass += a[i] * ratios[i]
         along -= a[i] * deviation * (f[i] - before[i])
         series = 0.5 + moved * (1.0 / 6.0 + moved * (1.0 / 24.0 + moved * (1.0 / 120.0)))
         series = 1.0 + moved * (1.0 + moved * series)
-        asked += a[i] * target * series
+        asked += a[i] * targets[i] * series
         squares += moved * moved
     return missed, mass, along, asked, squares
 
@@ -102,19 +106,18 @@ def soft_errors(lane):
     a, logs = double(lane.a64, rows), double(lane.logs, rows)
     f, before = double(lane.f, rows), double(lane.before, rows)
     kappa, damping = lane.kappa, lane.damping
-    missed, mass, along, asked, squares = row_sums(a, logs, f, before, kappa, damping)
+    work = double(lane.row_work, 2 * rows)
+    missed, mass, along, asked, squares = row_sums(a, logs, f, before, kappa, damping, work)
     lane.translation = 0.0
     # Written so that NaN is out of range.
     if in_range(mass) and missed < LARGE_MASS:
         if not lane.cooldown < np.inf:
             return missed / mass, along
         if lane.depth > 0 and squares < NEAR and in_range(asked):
-            # One logarithm of the quotient: rows that are hard have their weights' mass, as have columns.
-            own, other = asked if kappa > 0 else 1.0, mass if lane.col_kappa > 0 else 1.0
-            hard = (0.0 if kappa > 0 else lane.log_row_mass) - (0.0 if lane.col_kappa > 0 else lane.log_col_mass)
-            lane.translation = translate(log(own / other) + hard, 0.0, kappa, damping, lane.col_kappa)
+            own = asked if kappa > 0 else exp(lane.log_row_mass)
+            other = mass if lane.col_kappa > 0 else exp(lane.log_col_mass)
+            lane.translation = translate(log_quotient(own, other), 0.0, kappa, damping, lane.col_kappa)
             return missed / mass, along
-    work = double(lane.row_work, 2 * rows)
     error, log_mass = relative_residual(a, logs, f, kappa, work)
     if lane.cooldown < np.inf:
         own, other = lane.log_row_mass, lane.log_col_mass
@@ -130,6 +133,16 @@ def soft_errors(lane):
                 other = log_sum(double(lane.b64, cols), -lane.col_kappa * double(lane.g, cols))
         lane.translation = translate(own, other, kappa, damping, lane.col_kappa)
     return error, along
+
+
+@ordered
+def log_quotient(own, other):
+    """`log (own / other)` of two masses; of near ones by the series of `2 artanh((own - other) / (own + other))`."""
+    apart = (own - other) / (own + other)
+    square = apart * apart
+    if square < 1e-4:
+        return 2.0 * apart * (1.0 + square * (1.0 / 3.0 + square * 0.2))
+    return log(own / other)
 
 
 @ordered
@@ -173,17 +186,15 @@ def scale_columns(c, b, g, base, v, w, damping, shift, drift, work):
     """
     far = 0
     for j in range(g.size):
-        work[j] = log(np.float64(c[j]))
-    for j in range(g.size):
-        g[j] = damping * (base[j] - work[j] - shift)
-        work[j] = g[j] - base[j]
+        after = damping * (base[j] - log(np.float64(c[j])) - shift)
+        g[j] = after
+        work[j] = after - base[j]
     for j in range(g.size):
         # Written so that NaN is far.
         far += not work[j] <= drift
-    for j in range(g.size):
-        v[j] = exp(work[j])
-    for j in range(g.size):
-        w[j] = b[j] * v[j]
+        scaling = exp(work[j])
+        v[j] = scaling
+        w[j] = b[j] * scaling
     return far == 0
 
 
