@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
+from drainsinkhorn.backends import load
 from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import judge
 from tests.conftest import needs
 from tests.run.test_soft import cloud, various
@@ -79,3 +81,19 @@ def test_dot_products_have_the_plans_of_the_reference(backend: str) -> None:
         assert not judge(own.problem, own.potentials, 1e-5).refutes(1e-5)
         plan = to_numpy(other.plan())
         np.testing.assert_allclose(to_numpy(own.plan()), plan, atol=1e-3 * plan.max())
+
+
+def test_bands_hold_where_eps_is_far_larger_than_rho(backend: str) -> None:
+    """Then potentials are far smaller than `eps log a`, and what rounds the latter changes what potentials ask for."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(n, 3)).astype(np.float32) for n in (7, 12))
+    b = rng.uniform(1e-3, 1, size=12)
+    for exponent in range(1, 10):
+        problem = ds.Problem(x=x, y=y, b=b / b.sum(), eps=10.0**exponent, rho=(3.0, 0.1))
+        # Potentials are emitted in float32, to which others are rounded.
+        pack = load(backend).pack([validate(problem, 1e-2)])
+        pack.advance(20, [-np.inf])
+        (residual,), potentials = pack.verify([0]).rows(), pack.emit([0]).potentials(0)
+        truth = judge(problem, potentials, residual.worst)
+        assert abs(truth.row - residual.row) <= residual.band + truth.error
+        assert abs(truth.col - residual.col) <= residual.band + truth.error

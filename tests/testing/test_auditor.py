@@ -116,6 +116,17 @@ def test_the_arithmetics_agree_on_soft_marginals(seed: int) -> None:
     assert checked >= 10
 
 
+def test_a_soft_plan_may_have_a_mass_out_of_the_range_of_float64() -> None:
+    # Both marginals ask for exp(12000) times their weights, and one entry of the plan has that mass.
+    eps, rho = 1e-3, 1e-3
+    asked = ds.Problem(cost=np.array([[-36.0]]), a=np.ones(1), b=np.ones(1), eps=eps, rho=rho)
+    potentials = ds.Potentials(np.array([-12.0]), np.array([-12.0]))
+    judgement = judge(asked, potentials, 1e-6)
+    assert judgement.arithmetic == "decimal"
+    assert judgement.worst <= 1e-10
+    assert judge(asked, ds.Potentials(potentials.f + 1e-5, potentials.g), 1e-6).refutes(1e-6)
+
+
 def test_a_soft_residual_is_relative_to_the_mass() -> None:
     rng = np.random.default_rng(5)
     cost, a, b = rng.uniform(size=(4, 5)), rng.uniform(size=4), 3 * rng.uniform(size=5)

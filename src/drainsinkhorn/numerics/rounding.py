@@ -254,6 +254,20 @@ class PlanSums:
     targets: float | None = None
 
 
+def target_rounding(kappa: float, points: int, weighted: float, mass: float) -> float:
+    """Bound on the rounding errors of `a_i exp(-kappa f_i)`, summed over a side; 0 where the marginal is hard.
+
+    It is `u (4 sum_i kappa |f_i| t_i + (n + 8) sum_i t_i)` with `t_i = a_i exp(-kappa f_i)`.
+
+    Args:
+        kappa: The marginal's kappa.
+        points: Number of points n of the side.
+        weighted: `sum_i kappa |f_i| t_i`.
+        mass: `sum_i t_i`.
+    """
+    return 0.0 if kappa == 0.0 else UNIT * (4 * weighted + (points + 8) * mass)
+
+
 def certified_residual(sums: PlanSums) -> Residual:
     """Return both residuals and a rigorous bound on their rounding error; the bound may be infinite (see below).
 

@@ -344,8 +344,9 @@ def in_decimal(claim: PlanClaim) -> Judgement:
         for i, (row, weight) in enumerate(zip(f, a, strict=True)):
             for j, (col, other) in enumerate(zip(g, b, strict=True)):
                 score = (row + col - cost(i, j)) / eps
-                if score > 5000:
-                    # Weights are above 1e-648, so this entry is beyond every tolerance.
+                if score > (5000 if claim.is_balanced else 1e15):
+                    # Weights are above 1e-648, so this entry is beyond every tolerance. Soft marginals may ask for
+                    # large masses, but not for entries that float64 potentials do not resolve.
                     return Judgement(math.inf, math.inf, 0.0, "decimal")
                 if score > -5000 or not claim.is_balanced:
                     entry = weight * other * score.exp()

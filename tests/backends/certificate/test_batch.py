@@ -74,7 +74,15 @@ FORMS: dict[str, Any] = {
 
 
 def lane(
-    rng: np.random.Generator, cost: Any, n: int, m: int, d: int, *, absent: int = 0, dtype: str = "float64"
+    rng: np.random.Generator,
+    cost: Any,
+    n: int,
+    m: int,
+    d: int,
+    *,
+    absent: int = 0,
+    dtype: str = "float64",
+    rho: Any = None,
 ) -> tuple[ds.Instance[Any], ds.Potentials[Any]]:
     """A problem, `absent` points of either side of which have no weight, and potentials of about the size of eps."""
     a, b = rng.random(n), rng.random(m)
@@ -82,7 +90,7 @@ def lane(
         weights[rng.permutation(len(weights))[:absent]] = 0.0
     points = {"x": (3 + rng.normal(size=(n, d))).astype(dtype), "y": (3 + rng.normal(size=(m, d))).astype(dtype)}
     arrays = {"cost": rng.normal(size=(n, m)).astype(dtype)} if cost is None else {**points, "cost": cost}
-    problem = validate(ds.Problem(a=a / a.sum(), b=b / b.sum(), eps=0.5 + rng.random(), **arrays), 1e-6)
+    problem = validate(ds.Problem(a=a / a.sum(), b=b / b.sum(), eps=0.5 + rng.random(), rho=rho, **arrays), 1e-6)
     potentials = [rng.normal(size=size) for size in (n, m)]
     if has_products(problem):
         # Those of the squared distances are of the size of eps.

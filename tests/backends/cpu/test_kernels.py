@@ -258,6 +258,12 @@ def _(e: Example) -> None:
     e.agree(e.g, g)
 
 
+def test_logarithms_of_quotients() -> None:
+    for apart in (0.0, 1e-15, -1e-9, 1e-4, 0.019, -0.0199, 0.0201, 0.3, 5.0, -20.0):
+        found = soft_kernels.log_quotient(3e-90 * np.exp(apart), 3e-90)
+        assert found == pytest.approx(apart, rel=1e-12, abs=5e-16)
+
+
 PRICES = [(2.0, 3.0), (np.inf, 1.5), (0.9, np.inf)]
 
 
@@ -324,6 +330,48 @@ def _(e: Example) -> None:
         other = truth.log_mass if kappa_other else np.log(soft.b.sum())
         shift = translation(own, other, kappa, lam, kappa_other, 1.0)
         assert soft.lane["translation"] == pytest.approx(shift, rel=1e-7, abs=1e-12)
+        # Masses out of the range of float64.
+        logs += 800.0
+        truth = soft_residual(soft.a, logs, soft.f, kappa)
+        assert soft_kernels.soft_errors(soft.lane)[0] == pytest.approx(truth.residual, rel=1e-9)
+
+
+@compares("row_sums")
+def _(e: Example) -> None:
+    before = e.f - 0.1 * np.cos(np.arange(N))
+    for kappa, lam in ((0.0, 1.0), (0.3, 0.6), (2.0, 0.01)):
+        logs = e.rows() - kappa * e.f + 0.05 * np.sin(np.arange(N))
+        missed, mass, along, asked, squares = soft_kernels.row_sums(e.a, logs, e.f, before, kappa, lam, np.empty(2 * N))
+        truth, leg = soft_residual(e.a, logs, e.f, kappa), log_deviations(logs, e.f, kappa)
+        assert (missed / mass, np.log(mass)) == pytest.approx(truth, rel=1e-9, abs=1e-12)
+        assert along == pytest.approx(alignment(e.a, leg, e.f, before), rel=1e-9, abs=1e-13)
+        assert squares == pytest.approx(((kappa * lam * leg) ** 2).sum(), rel=1e-9, abs=1e-16)
+        if squares < soft_kernels.NEAR:
+            assert np.log(asked) == pytest.approx(
+                log_total(e.a, -kappa * update(e.f, leg, 1.0, lam=lam)[0]), abs=1e-7 * squares + 1e-13
+            )
+
+
+@compares("column_sums")
+def _(e: Example) -> None:
+    for kappa in (0.0, 0.3):
+        moved, logs, base = e.g - 0.2, e.cols(g=e.g - 0.2), e.g + np.sin(np.arange(M))
+        sums = np.exp(logs + base - moved - 0.1)
+        missed, mass = soft_kernels.column_sums(e.b, sums, e.g, base, 0.2, 0.1, kappa)
+        assert (missed / mass, np.log(mass)) == pytest.approx(soft_residual(e.b, logs, moved, kappa), rel=1e-9)
+
+
+@compares("scale_columns")
+def _(e: Example) -> None:
+    logs, base, lam, kappa = e.cols(), e.g + np.sin(np.arange(M)), 0.8, 0.25
+    # The update with lam = 1 / (1 + kappa) depends on g through p alone.
+    sums, g = np.exp(base - (e.g - logs) - 0.1), e.g.copy()
+    v, w, work = np.empty(M), np.empty(M), np.empty(M)
+    assert soft_kernels.scale_columns(sums, e.b, g, base, v, w, lam, 0.1, 25.0, work)
+    truth = update(e.g, log_deviations(logs, e.g, kappa), 1.0, lam=lam)[0]
+    assert np.allclose(g, truth, rtol=0, atol=1e-12)
+    assert np.allclose((v, w), (np.exp(truth - base), e.b * np.exp(truth - base)), rtol=1e-12)
+    assert not soft_kernels.scale_columns(sums, e.b, g, base - 400, v, w, lam, 0.1, 25.0, work)
 
 
 @compares("apply_columns")

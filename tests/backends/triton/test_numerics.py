@@ -38,7 +38,7 @@ COMPARED = {
     "starts": {"between", "start", "worthwhile"},
     "transforms": {"conditionals", "plan_costs"},
     "arrays": {"round_to"},
-    "soft": {"soft_residual", "translation"},
+    "soft": {"log_deviations", "soft_residual", "translation"},
 }
 """Functions that kernels name. tests/numerics compares `Momentum.stride`, other files here bounds and
 rounding, and test_soft.py soft lanes with the reference."""
@@ -67,7 +67,7 @@ def test_named_functions_exist_and_are_compared() -> None:
 def run_rule(potentials, ratios, before, out, step, beta, PLAIN: tl.constexpr, ROWS: tl.constexpr):
     rows = tl.arange(0, ROWS)
     f, logs = tl.load(potentials + rows), tl.load(ratios + rows)
-    f, x = kernels.update_rule(f, logs, tl.load(before + rows), step, beta, 0.0, 1.0, PLAIN, False)
+    f, x = kernels.update_rule(f, logs, tl.load(before + rows), step, beta, 1.0, PLAIN, False)
     tl.store(out + rows, f)
     tl.store(out + ROWS + rows, x)
 

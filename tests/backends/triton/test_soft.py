@@ -13,6 +13,9 @@ import drainsinkhorn as ds
 from drainsinkhorn.backends.triton import TritonBackend, cycles
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.numerics.arrays import to_numpy
+from drainsinkhorn.numerics.costs import cost_matrix
+from drainsinkhorn.numerics.soft import log_deviations
+from drainsinkhorn.numerics.update import log_ratios
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing.auditor import judge
 from tests.device import CUDA
@@ -20,7 +23,7 @@ from tests.device import CUDA
 # The interpreter computes in NumPy, which warns of overflow where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-INF = math.inf
+INF, LN2 = math.inf, math.log(2)
 BACKENDS = {
     "usual": TritonBackend(),
     "float64": TritonBackend(precision="float64"),
@@ -150,3 +153,42 @@ def test_plans_have_the_costs_and_marginals_of_the_host(kind: str) -> None:
             assert to_numpy(ours) == pytest.approx(to_numpy(theirs), abs=2e-5)
         for ours, theirs in zip(device.barycentric_map(side), host.barycentric_map(side), strict=True):
             assert to_numpy(ours) == pytest.approx(to_numpy(theirs), abs=1e-4)
+
+
+@pytest.mark.parametrize("rho", [1.0, (3.0, 0.4), (INF, 1.0), 50.0])
+@pytest.mark.parametrize("backend", ["float64", "resident float64"])
+def test_lanes_in_float64_pass_small_tolerances_in_as_many_cycles_as_the_reference(backend: str, rho: Any) -> None:
+    """A leg is rounded to float32 between two kernels: what is rounded is zero at the optimum."""
+    problem = cloud(1, n=24, m=30, rho=rho, tol=1e-10)
+    truth, ours = (ds.solve([problem], backend=b, max_depth=100)[0] for b in ("reference", BACKENDS[backend]))
+    assert truth.converged
+    assert ours.converged, ours.message
+    assert not ours.rescued
+    assert abs(ours.depth - truth.depth) <= 1
+    assert not judge(replace(ours.problem, eps=ours.eps), ours.potentials, 1e-10).refutes(1e-10)
+
+
+@pytest.mark.parametrize("backend", ["usual", "float64", "resident", "resident float64"])
+def test_the_measured_leg_is_what_the_update_rule_applies(backend: str) -> None:
+    """`log r + kappa f` of soft lanes, log ratios of hard ones; checks and screens leave it as it is."""
+    problems = [cloud(1), cloud(2, rho=(INF, 1.0)), cloud(3, rho=None, b=None)]
+    pack = replace(BACKENDS[backend], acceleration="momentum").pack([validate(p, 1e-3) for p in problems])
+    for _ in range(3):
+        for place, lane in enumerate(pack._lanes):
+            instance, offsets = lane.instance, pack._table.fields[lane.place]
+            f, g, leg = (
+                pack._buffers[name][int(offsets[column]) :][: lane.size[side]].cpu().double().numpy() * LN2
+                for name, column, side in (
+                    ("vectors64", c.POTENTIAL.value, 0),
+                    ("vectors64", c.POTENTIAL.value + 1, 1),
+                    ("vectors32", c.LOG_RATIOS.value, 0),
+                )
+            )
+            ratios = log_ratios(f, g, np.log(np.asarray(instance.b)), cost_matrix(instance)[0] / instance.eps, 1.0)
+            truth = log_deviations(ratios, f, instance.eps * instance.marginals.row.kappa)
+            accuracy = 2.0**-24 * np.abs(truth).max() + 1e-13 if lane.is_float64 else 1e-5
+            assert np.abs(leg - truth).max() <= accuracy, place
+        before = pack._buffers["vectors32"].clone()
+        pack.screen([0, 1, 2])
+        assert bool((pack._buffers["vectors32"] == before).all())
+        pack.advance(2, [-INF] * 3)

@@ -7,9 +7,10 @@ Everything is computed in float64 from the caller's own arrays, by code that no 
 one sweep over the plan gives both sides: `row = sum_i |sum_j P_ij - a_i|`, `col = sum_j |sum_i P_ij - b_j|`.
 `numerics.rounding.certified_residual` derives the bound from sums over the plan.
 
-Arrays on the host, and problems with a soft marginal wherever their arrays lie, are certified one lane at a time by
-`backends.certificate.host`. Of arrays on a CUDA device all lanes of a call are certified together by
-`backends.certificate.batch`.
+Where a marginal is soft, a_i is `a_i exp(-kappa f_i)`, and residuals are relative to the mass of the plan.
+
+Arrays on the host are certified one lane at a time (`backends.certificate.host`), arrays on a CUDA device all lanes of
+a call together (`backends.certificate.batch`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def certify(instance: Instance[Any], potentials: Potentials[Any], sweep: Sweep |
         potentials: Potentials as they are emitted, over all points.
         sweep: A compiled sweep for arrays on the CPU; by default NumPy sweeps.
     """
-    if _on_device(instance):
+    if on_cuda(instance.like):
         return certify_batches([(instance, potentials)])[0]
     return certify_on_host(instance, potentials, sweep)
 
@@ -52,7 +53,7 @@ def certificates(emission: Emission, broken: Sequence[bool], sweep: Sweep | None
     for lane, (instance, is_broken) in enumerate(zip(emission.instances, broken, strict=True)):
         if is_broken:
             continue
-        if _on_device(instance):
+        if on_cuda(instance.like):
             together.append(lane)
         else:
             residuals[lane] = certify_on_host(instance, emission.potentials(lane), sweep)
@@ -60,8 +61,3 @@ def certificates(emission: Emission, broken: Sequence[bool], sweep: Sweep | None
     for lane, residual in zip(together, certify_batches(batch), strict=True):
         residuals[lane] = residual
     return Residuals.from_rows(residuals)
-
-
-def _on_device(instance: Instance[Any]) -> bool:
-    """True if a problem is certified on its CUDA device, where only hard marginals are compared with their weights."""
-    return on_cuda(instance.like) and instance.marginals.are_hard

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ from drainsinkhorn.model.problem import Potentials
 from drainsinkhorn.model.result import Residual
 from drainsinkhorn.numerics.arrays import library, to_numpy
 from drainsinkhorn.numerics.costs import SMALLEST, UNIT, DotProduct
-from drainsinkhorn.numerics.rounding import CostBound, PlanSums, bound_costs, certified_residual
+from drainsinkhorn.numerics.rounding import CostBound, PlanSums, bound_costs, certified_residual, target_rounding
 
 Lane = tuple[Instance[Any], Potentials[Any]]
 """A validated problem and its potentials over all points."""
@@ -54,6 +55,7 @@ class Shape(NamedTuple):
         cols: Number of target points, m.
         dim: Coordinates of a point; 0 for a matrix.
         dtypes: Dtypes of points or costs, and of potentials.
+        soft: Whether a marginal is soft.
     """
 
     device: Any
@@ -62,6 +64,7 @@ class Shape(NamedTuple):
     cols: int
     dim: int
     dtypes: tuple[Any, Any]
+    soft: bool
 
     @property
     def by_products(self) -> bool:
@@ -106,8 +109,11 @@ def certify_batches(lanes: Sequence[Lane]) -> list[Residual]:
 
 
 def _read_back(torch: Any, parts: list[Any]) -> list[list[float]]:
-    """Read the sums of all batches of a device, which waits for it once."""
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).tolist()
+    """Read the sums of all batches of a device, which waits for it once; return those of every lane."""
+    if len(parts) == 1:
+        return parts[0].tolist()
+    numbers = iter(torch.cat([part.flatten() for part in parts]).tolist())
+    return [list(islice(numbers, part.shape[1])) for part in parts for _ in range(len(part))]
 
 
 def _shape(instance: Instance[Any], potentials: Potentials[Any]) -> Shape:
@@ -117,13 +123,15 @@ def _shape(instance: Instance[Any], potentials: Potentials[Any]) -> Shape:
     own = kind if isinstance(kind, DotProduct) else "own"
     form = "matrix" if instance.is_dense else kind.distances or own
     return Shape(
-        like.device, form, n, m, 0 if form == "matrix" else like.shape[1], (like.dtype, potentials.f.dtype)
+        like.device, form, n, m, 0 if form == "matrix" else like.shape[1], (like.dtype, potentials.f.dtype),
+        not instance.marginals.are_hard,
     )  # fmt: skip
 
 
 def _residual(
-    shape: Shape, instance: Instance[Any], points: int, mass: float, _: float, transport: float, mean_a: float,
-    mean_b: float, row: float, col: float, most_a: float, most_b: float, extent: float, unit: float,
+    shape: Shape, instance: Instance[Any], points: tuple[int, int], mass: float, _: float, transport: float,
+    mean_a: float, mean_b: float, row: float, col: float, most_a: float, most_b: float, extent: float, unit: float,
+    *targets: float,
 ) -> Residual:  # fmt: skip
     """Return the residual of a lane from what `_Batch.sums` says of it."""
     dense, form = not isinstance(shape.form, Distances), shape.form
@@ -134,10 +142,11 @@ def _residual(
     else:
         relative = 0.0 if instance.is_dense else float(instance.cost.kind.rounding(shape.dim, 1.0))
         bound = CostBound(1.0, relative, 0.0, extent)
+    kappas = (marginal.kappa for marginal in instance.marginals)
     return certified_residual(
         PlanSums(
             instance.eps,
-            points,
+            sum(points),
             row,
             col,
             mass,
@@ -146,6 +155,7 @@ def _residual(
             transport=bound.factor * transport,
             costs=bound,
             dense=dense,
+            targets=max(map(target_rounding, kappas, points, targets[:2], targets[2:])) if shape.soft else None,
         )
     )
 
@@ -155,11 +165,12 @@ class _Batch:
 
     Attributes:
         lanes: Problems with their potentials.
-        counts: Points with weight of each lane, both sides together.
+        counts: Points with weight of each lane, (rows, columns).
         index: Lane, side and place of points after padding, which broadcast to (lanes, 2, width); None if all points
             of all lanes carry weight.
         vectors: (3, lanes, 2, width), see WEIGHTS, LOGS and ERRORS.
         eps: (lanes, 1, 1).
+        kappas: (lanes, 2, 1), of the marginals.
         factor: (lanes, 1, 1), what entries of a block of costs are multiplied with in an exponent.
         unit: (lanes, 1, 1), what coordinates are divided by.
         rows: (lanes, 1, 1), rows with weight.
@@ -173,7 +184,7 @@ class _Batch:
         if not all(side.all() for side in weights):
             weights, places = map(list, zip(*map(_support, weights), strict=True))
         rows, cols = (np.count_nonzero(side, axis=1) for side in weights)
-        self.counts: list[int] = (rows + cols).tolist()
+        self.counts: list[tuple[int, int]] = list(zip(rows.tolist(), cols.tolist(), strict=True))
         self._upload(weights, rows)
         self.index = self._upload_places(places) if places else None
 
@@ -181,11 +192,9 @@ class _Batch:
         """Copy weights, what follows from them, and numbers of lanes to the device, all at once."""
         count, width = len(self.lanes), self.shape.width
         length = 6 * count * width
-        packed = np.zeros(length + 4 * count + max(width, self.shape.dim))
-        vectors, numbers = (
-            packed[:length].reshape(3, count, 2, width),
-            packed[length : length + 4 * count].reshape(4, count),
-        )
+        end = length + 6 * count
+        packed = np.zeros(end + max(width, self.shape.dim))
+        vectors, numbers = packed[:length].reshape(3, count, 2, width), packed[length:end].reshape(6, count)
         for side, values in enumerate(weights):
             vectors[WEIGHTS, :, side, : values.shape[1]] = values
         with np.errstate(divide="ignore", over="ignore", under="ignore"):
@@ -195,10 +204,12 @@ class _Batch:
             numbers[0] = [instance.eps for instance, _ in self.lanes]
             numbers[1] = [_factor(instance) for instance, _ in self.lanes] / numbers[0]
         numbers[2], numbers[3] = 1.0, rows
+        numbers[4:] = np.transpose([[side.kappa for side in instance.marginals] for instance, _ in self.lanes])
         there = to_device(packed, self.shape.device)
         self.vectors = there[:length].view(3, count, 2, width)
         self.eps, self.factor, self.unit, self.rows = there[length : length + 4 * count].view(4, count, 1, 1).unbind()
-        self.origin = there[length + 4 * count :]
+        self.kappas = there[length + 4 * count : end].view(2, count, 1).transpose(0, 1)
+        self.origin = there[end:]
 
     def _upload_places(self, places: list[Any]) -> Any:
         torch, device = sys.modules["torch"], self.shape.device
@@ -210,18 +221,27 @@ class _Batch:
         return lane[:, None, None], side[None, :, None], to_device(padded, device)
 
     def sums(self) -> Any:
-        """Return (lanes, 11) numbers on the device, in the order of the arguments of `_residual`."""
+        """Return (lanes, 11) numbers on the device, 15 of soft lanes, in the order of the arguments of `_residual`."""
         torch, count = sys.modules["torch"], len(self.lanes)
         potentials = self.join_sides([p.f for _, p in self.lanes], [p.g for _, p in self.lanes])
         weights, logs, errors = self.vectors
+        wanted = self._targets(potentials) if self.shape.soft else weights
         errors.addcdiv_(potentials.abs(), self.eps, value=4 * UNIT)
         exponents = torch.addcdiv(logs, potentials, self.eps)
         costs = block_costs(self)
         # Marginals and, by rows, the transport cost; then errors times marginals, and errors of marginals.
         plan = sweep_plans(self, costs, exponents)
-        values = torch.cat([plan, plan[:, :2] * errors, plan[:, :2] - weights], 1)
-        parts = (sums(values, self.origin), errors.amax(2), costs.extent, self.unit)
+        values = torch.cat([plan, plan[:, :2] * errors, plan[:, :2] - wanted], 1)
+        parts = [sums(values, self.origin), errors.amax(2), costs.extent, self.unit]
+        if self.shape.soft:
+            parts.append(sums(torch.cat([wanted * (self.kappas * potentials), wanted], 1), self.origin))
         return torch.cat([part.reshape(count, -1) for part in parts], 1)
+
+    def _targets(self, potentials: Any) -> Any:
+        """Return `a_i exp(-kappa f_i)`, the masses that potentials ask for, zero for padding."""
+        weights = self.vectors[WEIGHTS]
+        masses = weights * (self.kappas * potentials).neg_().exp_()
+        return sys.modules["torch"].where(weights > 0, masses, 0.0)
 
     def join_sides(self, rows: Sequence[Any], cols: Sequence[Any]) -> Any:
         """Return arrays of both sides as one of shape (lanes, 2, width, ...) in float64, padded."""

@@ -26,6 +26,7 @@ from drainsinkhorn.numerics.rounding import (
     certified_residual,
     dot_error,
     product_error,
+    target_rounding,
 )
 
 
@@ -106,8 +107,7 @@ def _targets(weights: Any, potentials: Any, kappa: float) -> tuple[Any, float]:
         return weights, 0.0
     exponents = kappa * potentials
     masses = weights * np.exp(-exponents)
-    count = len(weights) + 8
-    return masses, UNIT * (4 * float((abs(exponents) * masses).sum()) + count * float(masses.sum()))
+    return masses, target_rounding(kappa, len(weights), float((abs(exponents) * masses).sum()), float(masses.sum()))
 
 
 def _support(weights: Any) -> Any:

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from drainsinkhorn.backends.cpu.primitives import double, exp, largest_of, log, maximum, ordered
+from drainsinkhorn.backends.cpu.primitives import double, exp, largest_of, log, maximum, ordered, reordered
 from drainsinkhorn.numerics.costs import UNIT
 from drainsinkhorn.numerics.soft import FARTHEST
 
 ROUNDING = 2 * UNIT
 """Unit of the rounding error of `exp(-kappa f)`, with a factor of two for safety."""
+SMALL_MASS, LARGE_MASS = 1e-200, 1e200
+"""Masses between which sums are taken without a common factor: terms that underflow are below their rounding."""
+NEAR = 2.0**-5
+"""Sum of squares of `kappa lam L` below which `exp(kappa lam L)` is its series up to the fifth power."""
 
 
 @ordered
@@ -55,6 +59,39 @@ def relative_residual(weights, logs, potentials, kappa, work):
 
 
 @ordered
+def in_range(mass):
+    """True if a mass is neither so small nor so large that sums lose terms."""
+    return mass > SMALL_MASS and mass < LARGE_MASS
+
+
+@reordered
+def row_sums(a, logs, f, before, kappa, damping, work):
+    """Return the sums of a measured f-leg from one pass over the rows.
+
+    They are numerator and mass of `numerics.soft.soft_residual`, `numerics.update.alignment`, A of
+    `numerics.soft.translation`, and the sum of squares of `kappa lam L`. No factor is taken out, so masses may leave
+    the range of float64. A contains `exp(kappa lam L)` as a series. `work` is scratch, (2 n,).
+    """
+    ratios, targets = work[: a.size], work[a.size :]
+    for i in range(a.size):
+        ratios[i] = exp(logs[i])
+    for i in range(a.size):
+        targets[i] = exp(-kappa * f[i])
+    missed = mass = along = asked = squares = 0.0
+    for i in range(a.size):
+        deviation = logs[i] + kappa * f[i]
+        moved = kappa * damping * deviation
+        missed += a[i] * abs(ratios[i] - targets[i])
+        mass += a[i] * ratios[i]
+        along -= a[i] * deviation * (f[i] - before[i])
+        series = 0.5 + moved * (1.0 / 6.0 + moved * (1.0 / 24.0 + moved * (1.0 / 120.0)))
+        series = 1.0 + moved * (1.0 + moved * series)
+        asked += a[i] * targets[i] * series
+        squares += moved * moved
+    return missed, mass, along, asked, squares
+
+
+@ordered
 def target_rounding(lane, f, g):
     """The rounding error of `exp(-kappa f)` in a residual: `numerics.soft.soft_exponents`, as in `soft_bound`."""
     row = 2 * lane.kappa * largest_of(f) + 4 if lane.kappa > 0 else 0.0
@@ -68,12 +105,20 @@ def soft_errors(lane):
     rows, cols = lane.rows, lane.cols
     a, logs = double(lane.a64, rows), double(lane.logs, rows)
     f, before = double(lane.f, rows), double(lane.before, rows)
-    kappa, damping, along = lane.kappa, lane.damping, 0.0
+    kappa, damping = lane.kappa, lane.damping
     work = double(lane.row_work, 2 * rows)
-    error, log_mass = relative_residual(a, logs, f, kappa, work)
-    for i in range(rows):
-        along -= a[i] * (logs[i] + kappa * f[i]) * (f[i] - before[i])
+    missed, mass, along, asked, squares = row_sums(a, logs, f, before, kappa, damping, work)
     lane.translation = 0.0
+    # Written so that NaN is out of range.
+    if in_range(mass) and missed < LARGE_MASS:
+        if not lane.cooldown < np.inf:
+            return missed / mass, along
+        if lane.depth > 0 and squares < NEAR and in_range(asked):
+            own = asked if kappa > 0 else exp(lane.log_row_mass)
+            other = mass if lane.col_kappa > 0 else exp(lane.log_col_mass)
+            lane.translation = translate(log_quotient(own, other), 0.0, kappa, damping, lane.col_kappa)
+            return missed / mass, along
+    error, log_mass = relative_residual(a, logs, f, kappa, work)
     if lane.cooldown < np.inf:
         own, other = lane.log_row_mass, lane.log_col_mass
         if kappa > 0:
@@ -91,6 +136,16 @@ def soft_errors(lane):
 
 
 @ordered
+def log_quotient(own, other):
+    """`log (own / other)` of two masses; of near ones by the series of `2 artanh((own - other) / (own + other))`."""
+    apart = (own - other) / (own + other)
+    square = apart * apart
+    if square < 1e-4:
+        return 2.0 * apart * (1.0 + square * (1.0 / 3.0 + square * 0.2))
+    return log(own / other)
+
+
+@ordered
 def translate(own, other, kappa, damping, col_kappa):
     """`numerics.soft.translation` in nats."""
     slope = kappa * damping + col_kappa
@@ -101,9 +156,75 @@ def translate(own, other, kappa, damping, col_kappa):
     return shift if abs(shift) <= FARTHEST else 0.0
 
 
+@reordered
+def column_sums(b, c, g, base, moved, shift, kappa):
+    """Return numerator and mass of `numerics.soft.soft_residual` of the columns, in one pass.
+
+    Args:
+        b: Weights, (m,).
+        c: Sums of the absorbed kernel, without the translation of f.
+        g: Potentials before the translation, (m,).
+        base: Potentials in the kernel, (m,).
+        moved: What the translation subtracts from g.
+        shift: What it adds to f.
+        kappa: That of the columns.
+    """
+    missed = mass = 0.0
+    for j in range(b.size):
+        here = g[j] - moved
+        ratio, target = np.float64(c[j]) * exp(here - base[j] + shift), exp(-kappa * here)
+        missed += b[j] * abs(ratio - target)
+        mass += b[j] * ratio
+    return missed, mass
+
+
+@ordered
+def scale_columns(c, b, g, base, v, w, damping, shift, drift, work):
+    """Apply the damped g-leg to g, `numerics.update.update`, and write v and w; True if v stays within the drift.
+
+    `work` is scratch, (m,). Loops of few arrays are vectorised.
+    """
+    far = 0
+    for j in range(g.size):
+        after = damping * (base[j] - log(np.float64(c[j])) - shift)
+        g[j] = after
+        work[j] = after - base[j]
+    for j in range(g.size):
+        # Written so that NaN is far.
+        far += not work[j] <= drift
+        scaling = exp(work[j])
+        v[j] = scaling
+        w[j] = b[j] * scaling
+    return far == 0
+
+
+@ordered
+def apply_near_columns(lane, c, b, v, w, drift):
+    """Apply the damped g-leg as `apply_columns`, from column sums in the range of scalings, and write v and w.
+
+    Returns False if a scaling is out of that range.
+    """
+    cols = lane.cols
+    g, base, shift = double(lane.g, cols), double(lane.base_g, cols), lane.damping * lane.translation
+    if lane.rows_exact > 0 and lane.cooldown < np.inf:
+        b64 = double(lane.b64, cols)
+        missed, mass = column_sums(b64, c, g, base, lane.translation, shift, lane.col_kappa)
+        # Written so that NaN is out of range.
+        if in_range(mass) and missed < LARGE_MASS:
+            lane.col_residual = missed / mass
+        else:
+            logs, moved = np.empty(cols), g - lane.translation
+            for j in range(cols):
+                logs[j] = log(np.float64(c[j])) + (moved[j] - base[j] + shift)
+            lane.col_residual = relative_residual(b64, logs, moved, lane.col_kappa, np.empty(2 * cols))[0]
+    return scale_columns(c, b, g, base, v, w, lane.col_damping, shift, drift, double(lane.col_work, cols))
+
+
 @ordered
 def apply_columns(lane, plain):
     """Apply the damped g-leg to g, `numerics.update.update`, and set the column residual where momentum needs it.
+
+    It is for column sums out of the range of scalings; see `apply_near_columns`.
 
     Args:
         lane: The lane; its g is that before the translation.
@@ -111,7 +232,6 @@ def apply_columns(lane, plain):
     """
     cols = lane.cols
     g, shift, damping = double(lane.g, cols), lane.translation, lane.col_damping
-    lane.decided = 0.0
     if lane.rows_exact > 0 and lane.cooldown < np.inf:
         # The first part is `plain`.
         work = double(lane.col_work, 3 * cols)

@@ -269,29 +269,27 @@ def begin_soft(lane, one):
     if is_fresh:
         base[:] = g
     soft.apply_rows(lane)
-    near = legs.in_range(c, LOW, HIGH)
-    if near or legs.in_range(c, legs.DEEP_LOW, legs.DEEP_HIGH):
+    lane.decided = 0.0
+    if legs.in_range(c, LOW, HIGH):
+        if not soft.apply_near_columns(lane, c, b, v, w, DRIFT):
+            lane.state = FRESH
+            return ABSORB
+        expect(lane)
+        lane.state = ABSORBED
+        return SWEEP
+    if legs.in_range(c, legs.DEEP_LOW, legs.DEEP_HIGH):
         shift = lane.damping * lane.translation
         for j in range(cols):
             plain[j] = base[j] - log(np.float64(c[j])) - shift
     else:
         legs.log_columns(lane, lane.form, np.log(double(lane.a64, rows)) + f, plain)
     soft.apply_columns(lane, plain)
-    if not near and not (all_finite(g) and all_finite(f)):
+    if not (all_finite(g) and all_finite(f)):
         lane.state = NOT_FINITE
         lane.stale = np.nan
         return DONE
-    for j in range(cols):
-        near &= g[j] - base[j] <= DRIFT
-    if not near:
-        lane.state = FRESH
-        return ABSORB
-    expect(lane)
-    lane.state = ABSORBED
-    for j in range(cols):
-        v[j] = exp(g[j] - base[j])
-        w[j] = b[j] * v[j]
-    return SWEEP
+    lane.state = FRESH
+    return ABSORB
 
 
 @ordered

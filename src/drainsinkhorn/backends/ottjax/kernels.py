@@ -202,12 +202,14 @@ def _soft_side(lane: Lane, own: Any, log_ratios: Any, axis: int) -> tuple[Any, A
     """
     place, weights = (0, "a") if axis == 1 else (1, "b")
     mass, kappa = lane[weights], lane["kappas"][place]
-    ours = jnp.where(mass > 0, own - lane["exact_eps"] * jnp.log(mass), 0)
+    logs = jnp.where(mass > 0, lane["exact_eps"] * jnp.log(mass), 0)
+    ours = jnp.where(mass > 0, own - logs, 0)
     top = jnp.where(mass > 0, log_ratios, -jnp.inf).max()
     terms = deviation_terms(jnp, mass, log_ratios, ours, kappa, top)
     missed, plan = (jnp.where(mass > 0, each, 0).sum() for each in terms)
-    # A hard side has no such error, but 4 u is too little to tell it apart.
-    exponents = soft_exponents(1.0, kappa * jnp.abs(ours).max())
+    # A hard side has no such error, but 4 u is too little to tell it apart. `eps log a` is rounded in OTT's potentials
+    # and in ours.
+    exponents = soft_exponents(1.0, kappa * (jnp.abs(ours) + 2 * jnp.abs(logs)).max())
     return missed / plan, top + jnp.log(plan / mass.sum()), exponents
 
 

@@ -68,7 +68,8 @@ class Launcher:
             lanes: The lanes.
             side: 0 for rows, 1 for columns.
             role: MEASURED, APPLIED or CHECKED.
-            vectors: Potentials as legs read them, and where log ratios are written; None: those of the state.
+            vectors: Potentials as legs read them, and where the measured leg (of a check, log ratios) is written; None:
+                those of the state.
             errors: Where parts of residuals are written; None: where those of the state are.
             potentials: A copy of the buffer of float64 vectors with other potentials, which residuals of soft lanes
                 need; None: those of the state.
@@ -181,7 +182,7 @@ class Launcher:
             vectors: Where the parts are written.
             places: Coordinates of a chunk to whose places they are written as well; 0: they are not.
             state: Split as legs of the state read them; otherwise as checks do.
-            after: Log ratios of a plain f-leg that is applied first, and where the potentials after it are written.
+            after: Measured legs, of which a plain one is applied first, and where the potentials after it are written.
         """
         norms = self.representation.norms if state or not self.representation.packed else c.NONE.value
         legs, out = (vectors, potentials) if after is None else after

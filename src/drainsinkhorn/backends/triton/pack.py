@@ -339,7 +339,7 @@ class TritonPack:
             # Places of columns alone are read, and their potentials have not changed.
             launcher.run(*launcher.legs(lanes, 0, c.CHECKED, scratch, errors, inside=inside))
         else:
-            launcher.run(*self._resident.measure(lanes, potentials, scratch, errors))
+            launcher.run(*self._resident.measure(lanes, potentials, scratch, errors, checks=True))
         found = launcher.findings(lanes)
         launcher.run(launcher.check(lanes, errors, scratch, samples, found, opens=True))
         return found.cpu()[:, c.FOUND_ERROR.value].numpy()
@@ -373,7 +373,7 @@ class TritonPack:
         if self._resident is None:
             launches = self._checked_rows(lanes, scratch, errors)
         else:
-            launches = self._resident.measure(lanes, vectors64, scratch, errors)
+            launches = self._resident.measure(lanes, vectors64, scratch, errors, checks=True)
         numbers = torch.empty(findings + c.REPORT.value * count, dtype=torch.float64, device=self._device)
         # No row is sampled, and errors of zero samples are zero.
         samples = torch.zeros((2, count, SAMPLES), dtype=torch.float64, device=self._device)

@@ -114,15 +114,17 @@ class ResidentLauncher:
         ordered = sorted(classes.items(), reverse=True)
         return [(chosen, lanes.part(np.isin(which, some))) for (chosen, _), some in ordered]
 
-    def measure(self, lanes: LaneSet, potentials: Any, vectors: Any, errors: Any) -> list[Launch]:
-        """Measure the rows at `potentials`: log ratios go to `vectors`, row residuals to `errors`."""
+    def measure(
+        self, lanes: LaneSet, potentials: Any, vectors: Any, errors: Any, *, checks: bool = False
+    ) -> list[Launch]:
+        """Measure the rows at `potentials`: legs (log ratios if it checks) go to `vectors`, residuals to `errors`."""
         buffers = self._buffers
         return [
             prepared(
                 kernels.measure_rows, (len(part),),
                 self._table.fields, part.rows, buffers["points32"], buffers["points64"], buffers["vectors64"],
                 potentials, vectors, errors, FLOAT64=chosen.float64, **self._kind, SOFT=part.any_soft,
-                **chosen.constants,
+                CHECKS=checks, **chosen.constants,
             )
             for chosen, part in self.by_class(lanes)
         ]  # fmt: skip

@@ -46,7 +46,7 @@ NORM = Constant(16)
 MASS = Constant(18)
 """Pair, in vectors64. Weights of the marginals."""
 LOG_RATIOS = Constant(20)
-"""Pair, in vectors32. Log2 of marginal ratios that the last leg measured."""
+"""Pair, in vectors32. The measured leg in bits: log2 of marginal ratios, of soft lanes `log2 r + kappa f`."""
 ERRORS = Constant(22)
 """Pair, in vectors64. Parts of the residual, one for each tile of rows."""
 BEFORE = Constant(24)

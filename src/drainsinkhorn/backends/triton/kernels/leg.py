@@ -84,6 +84,7 @@ from drainsinkhorn.backends.triton.kernels.update import (
     is_augmented,
     is_held,
     leg_prices,
+    log_deviations,
     stale_residual,
     store_potential,
     switch_residual,
@@ -154,13 +155,14 @@ def finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted,
                  inside, own, logs, mass, frozen, SIDE: tl.constexpr, ROLE: tl.constexpr, PLACES: tl.constexpr,
                  NORMS: tl.constexpr, LOCKSTEP: tl.constexpr, FUSED: tl.constexpr, MOMENTUM: tl.constexpr,
                  SOFT: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write what a tile has measured: its part of the residual, and log ratios or the potentials after the leg.
+    """Write what a tile has measured: its part of the residual, and the leg or the potentials after it.
 
     Implements `numerics.residual.residual` and `numerics.update.alignment` for the rows of the tile; of SOFT lanes
-    `numerics.soft.soft_residual` and the sum over rows of `translation`. The last tile of a lane in LOCKSTEP halts the
+    `numerics.soft.soft_residual` and the sum over rows of `translation`. A leg that is CHECKED writes log ratios. The last tile of a lane in LOCKSTEP halts the
     pack if the lane has passed its stop; with FUSED it holds the lane or applies the leg, as `apply` would.
     """
     kappa, lam = leg_prices(vectors64, fields, SIDE, SOFT)
+    deviation = log_deviations(logs, own, kappa, SOFT)
     if SOFT:
         ratios, weights = logs.to(tl.float64), mass.to(tl.float64)
         error = log_missed(ratios, own, weights, kappa, inside)
@@ -172,20 +174,22 @@ def finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted,
         if SOFT:
             tl.store(errors + tl.load(fields + LOG_MASSES + SIDE) + tile, log_mass)
         if ROLE == APPLIED:
-            value, _ = update_rule(own, logs.to(tl.float64), own, 1.0, 0.0, kappa, lam, True, SOFT)
+            value, _ = update_rule(own, deviation.to(tl.float64), own, 1.0, 0.0, lam, True, SOFT)
             # A potential that is not finite is not entered; the error above is not finite either.
             value = tl.where(tl.abs(value) < float("inf"), value, own)
             tl.store(vectors64 + tl.load(fields + POTENTIAL + SIDE) + rows, value, mask=inside)
             augmented = is_augmented(fields, switch_residual(fields, numbers))
             store_potential(points16, vectors32, vectors64, fields, augmented, rows, inside, value, SIDE, PLACES, NORMS)
         else:
-            tl.store(vectors32 + tl.load(fields + LOG_RATIOS + SIDE) + rows, logs.to(tl.float32), mask=inside)
+            # A check compares ratios themselves.
+            kept = logs if ROLE == CHECKED else deviation
+            tl.store(vectors32 + tl.load(fields + LOG_RATIOS + SIDE) + rows, kept.to(tl.float32), mask=inside)
         if ROLE == MEASURED:
             before = tl.load(vectors64 + tl.load(fields + BEFORE) + rows, mask=inside, other=0.0)
             if SOFT:
                 asked = log_asked(ratios, own, weights, kappa, lam, inside)
                 tl.store(vectors64 + tl.load(fields + ASKED) + tile, asked)
-                along = weights * (ratios + kappa * own) * (own - before)
+                along = weights * deviation * (own - before)
                 alignment = -tl.sum(tl.where(inside, along, 0.0), axis=0)
             else:
                 alignment = -tl.sum(tl.where(inside, mass * logs * (own - before).to(logs.dtype), 0.0), axis=0)

@@ -5,7 +5,7 @@ formulas, decisions and guards. A program reads the state of its lane, runs cycl
 has no more, and writes the state back; then the scheduler of the GPU gives its place to the next lane.
 
 What one cycle hands to the next has the precision that memory has between two launches: potentials, their last update
-and the three sums of a decision are float64, log ratios are float32. So k launches of one cycle and one launch of k
+and the three sums of a decision are float64, the measured leg is float32. So k launches of one cycle and one launch of k
 cycles give the same bits.
 
 Cached scores of a lane of up to `N x M` points stay in registers if they are one tile; otherwise every leg reads them
@@ -68,6 +68,7 @@ from drainsinkhorn.backends.triton.kernels.update import (
     deviations,
     is_held,
     leg_prices,
+    log_deviations,
     rest_of,
     round_to_grid,
     store_potential,
@@ -203,8 +204,8 @@ def _no_sums(SOFT: tl.constexpr):
 @triton.jit
 def _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields, other, other_weight, near, size,
                     other_size, written, FLOAT64: tl.constexpr, DENSE: tl.constexpr, ROOTED: tl.constexpr,
-                    SOFT: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Measure the rows CHUNK at a time, write their log ratios, and return what `_measure_rows` does of sums."""
+                    SOFT: tl.constexpr, CHECKS: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Measure the rows CHUNK at a time, write their leg (if it CHECKS, log ratios), and return what `_measure_rows` does of sums."""
     cols = tl.arange(0, M)
     error = tl.zeros((CHUNK,), dtype=tl.float64)
     missed, log_mass, asked = _no_sums(SOFT)
@@ -227,6 +228,8 @@ def _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields
             missed = log_add(missed, log_missed(ratios, own, mass, kappa, inside))
             log_mass = log_add(log_mass, log_sum(mass, ratios, inside))
             asked = log_add(asked, log_asked(ratios, own, mass, kappa, lam, inside))
+            if CHECKS == 0:
+                logs = log_deviations(logs, own, kappa, SOFT)
         else:
             error += deviations(logs, mass.to(logs.dtype), inside).to(tl.float64)
         tl.store(vectors32 + tl.load(fields + LOG_RATIOS) + rows, logs.to(tl.float32), mask=rows < written)
@@ -239,12 +242,13 @@ def _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields
 @triton.jit
 def _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, fields, rows, inside, near, size,
                   other_size, value, norm, mass, other_value, other_norm, other_mass, written, FLOAT64: tl.constexpr,
-                  DENSE: tl.constexpr, ROOTED: tl.constexpr, WHOLE: tl.constexpr, SOFT: tl.constexpr, M: tl.constexpr,
-                  CHUNK: tl.constexpr):  # fmt: skip
-    """Measure the rows: return log ratios in float32, zero in padding, and the row residual, followed by two numbers.
+                  DENSE: tl.constexpr, ROOTED: tl.constexpr, WHOLE: tl.constexpr, SOFT: tl.constexpr, CHECKS: tl.constexpr,
+                  M: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Measure the rows: return their leg in float32, zero in padding, and the row residual, followed by two numbers.
 
     Of SOFT lanes the last three numbers are those of `log_missed`, the log2 of the mass of the plan, and `log_asked`.
-    Unless scores are WHOLE, what legs read of the rows is in memory (`_publish_rows`), and log ratios are written.
+    Unless scores are WHOLE, what legs read of the rows is in memory (`_publish_rows`), and the leg is written. With CHECKS log
+    ratios take the place of the leg.
     """
     if FLOAT64:
         other, weight = tl.where(near, other_value, -float("inf")), other_mass
@@ -260,12 +264,14 @@ def _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, 
             error = log_missed(ratios, value, mass, kappa, inside)
             log_mass = log_sum(mass, ratios, inside)
             asked = log_asked(ratios, value, mass, kappa, lam, inside)
+            if CHECKS == 0:
+                logs = tl.where(inside, log_deviations(logs, value, kappa, SOFT), 0.0).to(tl.float32)
         else:
             error = tl.sum(deviations(logs, mass.to(tl.float32), inside).to(tl.float64), axis=0)
     else:
         error, log_mass, asked = _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields, other, weight, near, size,
-                                other_size, written, FLOAT64, DENSE, ROOTED, SOFT, M, CHUNK)  # fmt: skip
-        # Log ratios were written by other threads of the program than will read them.
+                                other_size, written, FLOAT64, DENSE, ROOTED, SOFT, CHECKS, M, CHUNK)  # fmt: skip
+        # The leg was written by other threads of the program than will read them.
         tl.debug_barrier()
         logs = tl.load(vectors32 + tl.load(fields + LOG_RATIOS) + rows, mask=inside, other=0.0)
     return logs, error, log_mass, asked
@@ -319,11 +325,11 @@ def _load_lane(table, lane, potentials, vectors64, N: tl.constexpr, M: tl.conste
 
 @triton.jit
 def measure_rows(table, lanes, points32, points64, vectors64, potentials, vectors32, errors, FLOAT64: tl.constexpr,
-                 DENSE: tl.constexpr, ROOTED: tl.constexpr, SOFT: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
-                 CHUNK: tl.constexpr):  # fmt: skip
+                 DENSE: tl.constexpr, ROOTED: tl.constexpr, SOFT: tl.constexpr, CHECKS: tl.constexpr,
+                 N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Measure the rows of every lane at `potentials` (at the offsets POTENTIAL), as `resident` does.
 
-    Log ratios are written to `vectors32`, row residuals to `errors`.
+    The leg, or with CHECKS log ratios, is written to `vectors32`, row residuals to `errors`.
     """
     lane = tl.load(lanes + tl.program_id(0))
     fields, rows, cols = table + lane * FIELDS, tl.arange(0, N), tl.arange(0, M)
@@ -339,7 +345,7 @@ def measure_rows(table, lanes, points32, points64, vectors64, potentials, vector
         _publish_rows(potentials, vectors64, vectors32, fields, rows, inside, f, FLOAT64, SOFT)
     logs, error, log_mass, asked = _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, fields, rows, inside,
                                 near, size, other_size, f, norm, mass, g, other_norm, other_mass, size, FLOAT64,
-                                DENSE, ROOTED, whole, SOFT, M, CHUNK)  # fmt: skip
+                                DENSE, ROOTED, whole, SOFT, CHECKS, M, CHUNK)  # fmt: skip
     if whole:
         tl.store(vectors32 + tl.load(fields + LOG_RATIOS) + rows, logs, mask=inside)
     _store_residual(errors, fields, 0, size, error, log_mass, SOFT)
@@ -376,7 +382,7 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
         tl.load(vectors64 + tl.load(fields + ERRORS + 1)),
     )
     alignment = tl.load(vectors64 + tl.load(fields + ALIGNMENT))
-    kappa, lam = leg_prices(vectors64, fields, 0, SOFT)
+    _, lam = leg_prices(vectors64, fields, 0, SOFT)
     other_kappa, other_lam = leg_prices(vectors64, fields, 1, SOFT)
     if SOFT:
         # Both residuals are in memory as logarithms.
@@ -404,7 +410,7 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
             age, best, cooldown, backoff, rows_exact, step, beta = choose_stride(
                 started, age, best, cooldown, backoff, rows_exact, error, other_error, alignment
             )
-        value, x = update_rule(f, logs.to(tl.float64), before, step, beta, kappa, lam, False, SOFT)
+        value, x = update_rule(f, logs.to(tl.float64), before, step, beta, lam, False, SOFT)
         if SOFT & MOMENTUM:
             shift = soft_shift(vectors64, fields, asked, log_mass, started)
             value, x, g = value + lam * shift, x + lam * shift, g - shift
@@ -438,19 +444,17 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
         else:
             off = deviations(other_logs, other_mass.to(other_logs.dtype), near)
             other_error = tl.sum(off.to(tl.float64), axis=0)
-        other_value, _ = update_rule(
-            g, other_logs.to(tl.float64), g, 1.0, 0.0, other_kappa, other_lam, True, SOFT
-        )  # fmt: skip
+        other_leg = log_deviations(other_logs, g, other_kappa, SOFT).to(tl.float64)
+        other_value, _ = update_rule(g, other_leg, g, 1.0, 0.0, other_lam, True, SOFT)
         g = tl.where(tl.abs(other_value) < float("inf"), other_value, g)
         logs, error, new_log_mass, new_asked = _measure_rows(
             scores, points32, points64, vectors64, vectors64, vectors32, fields, rows, inside, near, size, other_size, f,
-            norm, mass, g, other_norm, other_mass, written, FLOAT64, DENSE, ROOTED, whole, SOFT, M, CHUNK,
+            norm, mass, g, other_norm, other_mass, written, FLOAT64, DENSE, ROOTED, whole, SOFT, False, M, CHUNK,
         )  # fmt: skip
         leg = logs.to(tl.float64)
         if SOFT:
             missed, log_mass, asked = error, new_log_mass, new_asked
             error = relative_residual(missed, log_mass)
-            leg += kappa * f
         alignment = -tl.sum(tl.where(inside, mass * leg * (f - before), 0.0), axis=0)
         depth += 1.0
         started = started | (done == done)

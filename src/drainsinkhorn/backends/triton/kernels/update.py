@@ -137,19 +137,18 @@ def stale_residual(fields, numbers, vectors64, SOFT: tl.constexpr, BM: tl.conste
 
 
 @triton.jit
-def update_rule(potentials, log_ratios, before, step, beta, kappa, lam, PLAIN: tl.constexpr, SOFT: tl.constexpr):
+def update_rule(potentials, deviations, before, step, beta, lam, PLAIN: tl.constexpr, SOFT: tl.constexpr):
     """Implements `numerics.update.update` in bits: x = f - step lam L, f <- x + beta (x - before).
 
-    Returns the new f, and x. PLAIN is step 1 and beta 0. L is the log ratios; with SOFT `log r + kappa f`, else lam is
-    1.
+    Returns the new f, and x. PLAIN is step 1 and beta 0. The deviations are L (`log_deviations`); without SOFT lam is 1.
     """
     if SOFT:
-        log_ratios = lam * (log_ratios + kappa * potentials)
+        deviations = lam * deviations
     if PLAIN:
-        x = potentials - log_ratios
+        x = potentials - deviations
         return x, x
     else:
-        x = potentials - step * log_ratios
+        x = potentials - step * deviations
         return x + beta * (x - before), x
 
 
@@ -160,6 +159,19 @@ def leg_prices(vectors64, fields, side, SOFT: tl.constexpr):
         return price(vectors64, fields, KAPPA + side), price(vectors64, fields, DAMPING + side)
     else:
         return 0.0, 1.0
+
+
+@triton.jit
+def log_deviations(logs, potentials, kappa, SOFT: tl.constexpr):
+    """Implements `numerics.soft.log_deviations` in bits, from log2 of ratios: `L = log r + kappa f` with SOFT.
+
+    At the optimum the log ratios of soft lanes are `-kappa f`, and L is zero. So float32 holds L to a small part of the
+    residual, as it holds the log ratios of hard lanes.
+    """
+    if SOFT:
+        return logs.to(tl.float64) + kappa * potentials
+    else:
+        return logs
 
 
 @triton.jit
@@ -310,13 +322,13 @@ def apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, b
     Lanes that are SOFT are also translated by `shift`: their columns at the same places are stored as well.
     """
     inside = rows < size
-    # Programs of the same launch may have written the ratios: the L1 cache does not see that.
-    ratios = vectors32 + tl.load(fields + LOG_RATIOS) + rows
-    log_ratios = tl.load(ratios, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
+    # Programs of the same launch may have written the leg: the L1 cache does not see that.
+    legs = vectors32 + tl.load(fields + LOG_RATIOS) + rows
+    leg = tl.load(legs, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
     here = tl.load(vectors64 + tl.load(fields + POTENTIAL) + rows, mask=inside, other=0.0)
     before = tl.load(vectors64 + tl.load(fields + BEFORE) + rows, mask=inside, other=0.0)
-    kappa, lam = leg_prices(vectors64, fields, 0, SOFT)
-    value, x = update_rule(here, log_ratios, before, step, beta, kappa, lam, False, SOFT)
+    _, lam = leg_prices(vectors64, fields, 0, SOFT)
+    value, x = update_rule(here, leg, before, step, beta, lam, False, SOFT)
     if SOFT & MOMENTUM:
         value, x = value + lam * shift, x + lam * shift
     # A state that is not finite is not entered, and none after it.

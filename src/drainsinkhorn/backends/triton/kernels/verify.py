@@ -56,7 +56,7 @@ def split_potentials(table, lanes, state, potentials, points16, vectors32, vecto
                      PLACES: tl.constexpr, NORMS: tl.constexpr, AFTER: tl.constexpr, SOFT: tl.constexpr):  # fmt: skip
     """Store what legs read of `potentials` (in bits, at the offsets POTENTIAL) of both sides.
 
-    With AFTER the plain f-leg whose log ratios are in `legs` is applied first, and the result is also written to `out`.
+    With AFTER the plain f-leg that was measured into `legs` is applied first, and the result is also written to `out`.
     """
     lane = tl.load(lanes + tl.program_id(1))
     fields, side = table + lane * FIELDS, tl.program_id(2)
@@ -69,12 +69,12 @@ def split_potentials(table, lanes, state, potentials, points16, vectors32, vecto
     value = tl.load(potentials + tl.load(fields + POTENTIAL + side) + rows, mask=inside, other=0.0)
     if AFTER:
         if side == 0:
-            log_ratios = tl.load(legs + tl.load(fields + LOG_RATIOS) + rows, mask=inside, other=0.0).to(tl.float64)
-            plain, _ = update_rule(value, log_ratios, value, 1.0, 0.0, 0.0, 1.0, True, False)
+            leg = tl.load(legs + tl.load(fields + LOG_RATIOS) + rows, mask=inside, other=0.0).to(tl.float64)
+            plain, _ = update_rule(value, leg, value, 1.0, 0.0, 1.0, True, False)
             if SOFT:
                 if is_soft(fields):
-                    kappa, lam = leg_prices(vectors64, fields, 0, True)
-                    plain, _ = update_rule(value, log_ratios, value, 1.0, 0.0, kappa, lam, True, True)
+                    _, lam = leg_prices(vectors64, fields, 0, True)
+                    plain, _ = update_rule(value, leg, value, 1.0, 0.0, lam, True, True)
             value = plain
         tl.store(out + tl.load(fields + POTENTIAL + side) + rows, value, mask=inside)
     augmented = is_augmented(fields, switch_residual(fields, state + lane * NUMBERS))
