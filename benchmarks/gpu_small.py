@@ -127,7 +127,6 @@ def ours(points: int | None, in_registers: int = resident.IN_REGISTERS, **settin
         if in_registers != resident.IN_REGISTERS:
             resident.IN_REGISTERS = in_registers
             resident.size_class.cache_clear()
-            backend_module.compile_kernels.cache_clear()
         how = {"tol": TOL} if not work.problems else {}
         given = [list(work.problems)] if work.problems else [work.x, work.y]
         how |= {} if work.problems else {"eps": work.eps}

@@ -19,12 +19,14 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from triton.runtime import driver
 
 from drainsinkhorn.backends.triton import compile_worker, launching
 from drainsinkhorn.backends.triton.launching import pending
+from drainsinkhorn.backends.triton.precision import interpreted
 
 try:
     from triton import knobs
@@ -131,6 +133,11 @@ def compile_tasks(tasks: Sequence[Task], later: Sequence[Task] = ()) -> None:
 def finish() -> None:
     """Wait for everything that workers are compiling."""
     wait(list(pending.values()), launching.PATIENCE)
+
+
+def cache_folder() -> Path | None:
+    """Return Triton's cache on disk; None in Triton's interpreter, and for versions that do not say."""
+    return None if knobs is None or interpreted() else Path(knobs.cache.dir)
 
 
 @contextmanager
