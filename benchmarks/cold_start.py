@@ -95,7 +95,9 @@ def main() -> None:
     print(f"{'':24}{'first solve':>20}{'other coordinates':>20}{'second process':>20}{'its other':>20}")
     wrong = 0
     for label, source in (("old", asked.old), ("", str(SOURCE))):
-        for name, case in CASES[asked.device].items() if source is not None else ():
+        if source is None:
+            continue
+        for name, case in CASES[asked.device].items():
             with tempfile.TemporaryDirectory() as folder:
                 answers = [*solve(asked.device, case, source, folder), *solve(asked.device, case, source, folder)]
             cells = "".join(f"{one['seconds']:12.2f}{one['again']:8.3f}" for one in answers)

@@ -122,6 +122,8 @@ def read_only():
 for name in ("no process", "killed"):
     empty_cache()
     forget_compiled()
+    # Workers that are still waiting know the cache before.
+    compiling._workers = compiling._Workers()
     if name == "no process":
         sys.executable = "/nowhere/python"
     else:
@@ -138,6 +140,7 @@ else:
     empty_cache()
     os.chmod(knobs.cache.dir, stat.S_IREAD | stat.S_IEXEC)
 forget_compiled()
+compiling._workers = compiling._Workers()
 compiling.compile_tasks(tasks)
 report["read-only, pending"] = len(launching.pending)
 empty_cache()

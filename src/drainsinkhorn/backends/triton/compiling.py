@@ -10,6 +10,7 @@ started, or one fails, Triton compiles the kernel at its first launch, as always
 from __future__ import annotations
 
 import atexit
+import heapq
 import json
 import logging
 import os
@@ -37,6 +38,8 @@ _log = logging.getLogger("drainsinkhorn")
 
 MOST_WORKERS = 16
 """Processes that compile at once, at most: more than that have nothing to do."""
+IDLE = 10.0
+"""Seconds for which processes wait for more to compile: problems of another kind may follow."""
 QUIET = 2.0
 """Seconds of compilation after which it is logged."""
 
@@ -123,11 +126,11 @@ def _is_on_disk(kernel: Any, text: str, target: Any) -> bool:
 
 def compile_tasks(tasks: Sequence[Task], later: Sequence[Task] = ()) -> None:
     """Compile forms and wait for them; those of `later` are compiled after them, and nothing waits until a launch."""
-    heaviest = [sorted(some, key=lambda task: -task.weight) for some in (tasks, later)]
-    futures = _Workers().submit([*heaviest[0], *heaviest[1]])
+    futures = _workers.submit(tasks, urgency=1)
+    _workers.submit(later, urgency=0)
     if tasks:
         with _announced(len(tasks)):
-            wait(futures[: len(tasks)], launching.PATIENCE)
+            wait(futures, launching.PATIENCE)
 
 
 def finish() -> None:
@@ -153,27 +156,36 @@ def _announced(count: int) -> Iterator[None]:
 
 
 class _Workers:
-    """Processes that share a list of tasks. Each ends when the list is empty."""
+    """Processes that compile tasks, each served by a thread. They end when there was nothing to do for IDLE seconds."""
 
     def __init__(self) -> None:
-        self._tasks: list[Task] = []
-        self._lock, self._running = threading.Lock(), 0
+        self._tasks: list[tuple[int, int, int, Task]] = []
+        self._changed = threading.Condition()
+        self._running = self._idle = self._submitted = 0
 
-    def submit(self, tasks: Sequence[Task]) -> list[Future[bool]]:
-        """Start to compile tasks, in this order; each future says whether that succeeded."""
-        # A task that appears twice is compiled once.
-        self._tasks = [task for task in dict.fromkeys(tasks) if task.key not in pending]
-        self._tasks.reverse()
-        pending.update({task.key: Future() for task in self._tasks})
-        futures = [pending[task.key] for task in tasks]
-        self._running = min(len(self._tasks), _cores(), MOST_WORKERS)
-        for _ in range(self._running):
+    def submit(self, tasks: Sequence[Task], *, urgency: int) -> list[Future[bool]]:
+        """Start to compile tasks, those of lower urgency later; each future says whether that succeeded."""
+        with self._changed:
+            for task in tasks:
+                if task.key not in pending:
+                    pending[task.key] = Future()
+                    self._submitted += 1
+                    heapq.heappush(self._tasks, (-urgency, -task.weight, self._submitted, task))
+            futures = [pending[task.key] for task in tasks]
+            more = max(0, min(len(self._tasks) - self._idle, min(_cores(), MOST_WORKERS) - self._running))
+            self._running += more
+            self._changed.notify_all()
+        for _ in range(more):
             threading.Thread(target=self._work, name="drainsinkhorn-compiles", daemon=True).start()
         return futures
 
     def _next(self) -> Task | None:
-        with self._lock:
-            return self._tasks.pop() if self._tasks else None
+        """Wait for a task; None if there was none for some time."""
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: bool(self._tasks), IDLE)
+            self._idle -= 1
+            return heapq.heappop(self._tasks)[-1] if self._tasks else None
 
     def _work(self) -> None:
         """Start a process and give it tasks until there are none, or until it fails."""
@@ -192,14 +204,19 @@ class _Workers:
         except (OSError, ValueError) as error:
             _log.debug("a process that compiles kernels failed: %r", error)
         finally:
-            if process is not None:
-                _stop(process)
-            with self._lock:
+            with self._changed:
                 self._running -= 1
                 # The last one to leave settles what nobody compiles.
-                left, self._tasks = (self._tasks, []) if self._running == 0 else ([], self._tasks)
+                left = [entry[-1] for entry in self._tasks] if self._running == 0 else []
+                if left:
+                    self._tasks.clear()
             for one in [*([task] if task is not None else []), *left]:
                 _settle(one, succeeded=False)
+            if process is not None:
+                _stop(process)
+
+
+_workers = _Workers()
 
 
 def _settle(task: Task, *, succeeded: bool) -> None:
@@ -248,6 +265,8 @@ def _terminate() -> None:
 
 def _forget_in_child() -> None:
     """Forget what a parent is compiling: its threads are not in a forked child."""
+    global _workers
+    _workers = _Workers()
     pending.clear()
     _processes.clear()
 
