@@ -14,6 +14,7 @@ import pytest
 
 import drainsinkhorn as ds
 from drainsinkhorn.backends.triton import TritonBackend, compiling, launching, rehearsal
+from drainsinkhorn.run.validate import validate
 from tests.device import CUDA
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -206,6 +207,18 @@ def test_first_solve_launches_only_what_was_compiled_for_it(
     assert len(needed - launched) <= 1
     assert len(needed) <= MOST
     assert later - needed
+
+
+def test_solve_does_without_a_rehearsal_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no rehearsal")
+
+    monkeypatch.setattr(rehearsal, "_rehearsed", set())
+    monkeypatch.setattr(rehearsal, "_solve", fail)
+    monkeypatch.setattr(compiling, "collect_tasks", lambda rehearse: rehearse())
+    instance = validate(ds.Problem(x=np.zeros((3, 2)), y=np.ones((4, 2)), eps=1.0), 1e-3)
+    backend = TritonBackend()
+    rehearsal.compile_kernels([instance], backend.policy, backend._device())
 
 
 @pytest.fixture(scope="module")

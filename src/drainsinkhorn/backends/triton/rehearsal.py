@@ -40,7 +40,7 @@ LOOKED_AT = 64
 """Problems of a pack whose kind is looked at, beside their sizes and marginals: others are mostly alike."""
 
 _rehearsed: set[Hashable] = set()
-"""Kinds of problems whose kernels this process has compiled or has begun to compile."""
+"""Kinds of problems that were rehearsed in this process."""
 
 
 class _Float32Policy(PrecisionPolicy):
@@ -68,15 +68,18 @@ class _Zeros(TorchFunctionMode):
 def compile_kernels(instances: Sequence[Instance[Any]], policy: PrecisionPolicy, device: Any) -> None:
     """Compile the kernels of a pack of such problems, several at once; those that few lanes need, in the background."""
     form = policy.representation(instances[0])
-    kinds: dict[Hashable, Instance[Any]] = {}
+    kinds, seen = dict[Hashable, Instance[Any]](), set[Hashable]()
     for place, instance in enumerate(representatives(instances)):
-        # A stack has one kind; its points are those of each instance.
-        example = instances[0] if place == 0 else instance
-        if place < LOOKED_AT or form.one_program or not instance.marginals.are_hard:
+        differs = instance.shape if form.one_program else None, instance.marginals.are_hard
+        if place < LOOKED_AT or differs not in seen:
+            seen.add(differs)
+            # A stack has one kind; its points are those of each instance.
+            example = instances[0] if place == 0 else instance
             kinds.setdefault(_kind(example, form, policy), example)
     new = [key for key in kinds if (key, form, policy, device) not in _rehearsed]
     if not new:
         return
+    _rehearsed.update((key, form, policy, device) for key in new)
     try:
         with on(device), np.errstate(all="ignore"):
             needed = compiling.collect_tasks(lambda: [_solve(kinds[key], form, policy) for key in new])
@@ -85,7 +88,6 @@ def compile_kernels(instances: Sequence[Instance[Any]], policy: PrecisionPolicy,
         _log.debug("kernels are compiled one by one: %r", error)
         return
     compiling.compile_tasks(needed, others)
-    _rehearsed.update((key, form, policy, device) for key in new)
 
 
 def _kind(instance: Instance[Any], form: Representation, policy: PrecisionPolicy) -> Hashable:
