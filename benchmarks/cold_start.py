@@ -26,7 +26,7 @@ import numpy as np
 SOURCE = Path(__file__).parent.parent / "src"
 TOL = 1e-3
 CASES = {
-    "cpu": {"100 points": (100, 3, 10), "1000 points": (1000, 3, 10)},
+    "cpu": {"300 points": (300, 3, 10)},
     "cuda": {"100 points": (100, 3, 10), "2000 points": (2000, 3, 50)},
 }
 """Points of a problem, coordinates of the first solve, and of the second."""
