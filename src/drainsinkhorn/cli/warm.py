@@ -50,6 +50,8 @@ def warm(
         for case in cases:
             before, start = _count(folder), time.perf_counter()
             _use(case)
+            if picked.name == "triton":
+                _finish_compiling()
             seconds = time.perf_counter() - start
             compiled = None if folder is None else _count(folder) - before
             rows.append({"kernels": case.name, "seconds": seconds, "compiled": compiled})
@@ -109,8 +111,19 @@ def _use(case: Case) -> None:
         partners(some, [rows] * len(some), seed=0)
 
 
+def _finish_compiling() -> None:
+    """Wait for the kernels that the Triton backend compiles in the background."""
+    from drainsinkhorn.backends.triton.compiling import finish
+
+    finish()
+
+
 def _kernel_folder(backend: Any) -> Path | None:
-    """The folder of compiled kernels of the CPU backend; None for other backends, or if none can be written."""
+    """The folder of compiled kernels; None for backends that have none, or if none can be written."""
+    if backend.name == "triton":
+        from drainsinkhorn.backends.triton.compiling import cache_folder
+
+        return cache_folder()
     if backend.name != "cpu":
         return None
     # Numba has no types.
@@ -122,4 +135,4 @@ def _kernel_folder(backend: Any) -> Path | None:
 
 def _count(folder: Path | None) -> int:
     """Number of compiled kernels on disk."""
-    return 0 if folder is None else sum(1 for _ in folder.rglob("*.nbc"))
+    return 0 if folder is None else sum(path.suffix in (".nbc", ".cubin", ".hsaco") for path in folder.rglob("*"))

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.backends.triton import TritonBackend, compile_kernels, launcher, launching, layout, tiles
-from drainsinkhorn.backends.triton import pack as module
+from drainsinkhorn.backends.triton import TritonBackend, launcher, launching, layout, tiles
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.transfer import concatenate
 from drainsinkhorn.numerics.costs import COSTS
@@ -228,20 +227,3 @@ def test_a_lane_alone_fills_the_device_where_it_can(size: int, kind: int, dp: in
     assert found == shares
     waves = -(-size // tile["bm"]) * found / (tile["resident"] * tiles.MULTIPROCESSORS)
     assert waves / math.ceil(waves) >= tiles.FILLED or found == max(1, size // tile["bn"] // tile["least"])
-
-
-def test_what_is_compiled_beforehand_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny problems of `prepare` run every verb of a pack."""
-    ran: set[str] = set()
-    for name in ("advance", "verify", "screen"):
-        verb = getattr(module.TritonPack, name)
-
-        def noted(pack: Any, *args: Any, name: str = name, verb: Any = verb, **settings: Any) -> Any:
-            ran.add(name + "".join(sorted(settings)))
-            return verb(pack, *args, **settings)
-
-        monkeypatch.setattr(module.TritonPack, name, noted)
-    backend = TritonBackend(acceleration="momentum")
-    form = backend.policy.representation(validate(ds.Problem(x=np.ones((3, 2)), y=np.zeros((3, 2)), eps=1.0), 1e-3))
-    compile_kernels.__wrapped__(form, backend.policy, torch.device(DEVICE))
-    assert ran == {"advance", "advancelockstep", "verify", "verifyexact", "screen"}

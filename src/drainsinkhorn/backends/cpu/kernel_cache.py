@@ -3,10 +3,11 @@
 Numba recompiles a function only if its own file has changed. A kernel that calls kernels of other files would be loaded
 with old versions of those. So the name of a folder contains a digest of all sources.
 
-Processes share a folder by two locks of the operating system, which end with the process that holds them. A process
-that uses a folder holds IN_USE shared; a process that removes the folder must hold it exclusively. A process that
-compiles holds COMPILING; others wait for it, then load its kernels. Without locks (Windows, some network file systems)
-no folder is removed, and processes that start together each compile their own kernels.
+Processes share a folder by locks of the operating system, which end with the process that holds them. A process that
+uses a folder holds IN_USE shared; a process that removes the folder must hold it exclusively. A process that compiles
+holds COMPILING; others wait for it, then load its kernels. Its workers (`compile_worker`) hold SAVING while they save a
+kernel. Without locks (Windows, some network file systems) no folder is removed, and processes that start together each
+compile their own kernels.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
@@ -45,7 +46,7 @@ _log = logging.getLogger("drainsinkhorn")
 HERE = Path(__file__).parent
 PREFIX = "drainsinkhorn-"
 """Prefix of the names of our folders; the cache may hold folders of other packages."""
-IN_USE, COMPILING = "in-use.lock", "compiling.lock"
+IN_USE, COMPILING, SAVING = "in-use.lock", "compiling.lock", "saving.lock"
 """Files in each folder that processes lock."""
 STALE = 14 * 86400.0
 """Seconds without use after which a folder is removed, if no process is using it."""
@@ -85,17 +86,41 @@ def kernel_compiler(**options: Any) -> Callable[[Any], Any]:
 class _Cache(FunctionCache):
     """Numba's cache of one function; on a full or read-only disk the kernel is not saved, and no error is raised."""
 
+    is_read = True
+    """False in workers: what they compile must not depend on which kernels others have saved before."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Load a kernel from disk; None if there is none."""
+        return super().load_overload(sig, target_context) if self.is_read else None
+
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save a kernel, or note why it could not be saved."""
         try:
-            super().save_overload(sig, data)
+            # Numba numbers the kernels of a function, so that processes that saved two at once could exchange them.
+            with _saving(Path(self._impl.locator.get_cache_path()).parent / SAVING):
+                super().save_overload(sig, data)
         except OSError as error:
             _unsaved.append(str(error))
 
 
 @contextmanager
-def compiling(what: str) -> Iterator[None]:
+def _saving(path: Path) -> Iterator[None]:
+    """A context for one process at a time, where there are locks."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def compiling(what: str) -> Iterator[bool]:
     """A context in which kernels are called, and so compiled or loaded; of several processes one compiles, others wait.
+
+    Its value is true if this process has to compile kernels, false if it loads all of them from disk.
 
     Long compilation and waiting are logged. If kernels cannot be saved on disk, one KernelCacheWarning is issued.
 
@@ -111,7 +136,7 @@ def compiling(what: str) -> Iterator[None]:
         complete = note is not None and note.exists()
         if not complete:
             stack.enter_context(_announce_compilation(what, "process" if folder is None else "machine"))
-        yield
+        yield not complete
         if note is not None and not complete and not _unsaved:
             with suppress(OSError):
                 note.touch()
@@ -122,7 +147,7 @@ def compiling(what: str) -> Iterator[None]:
 @contextmanager
 def _announce_compilation(what: str, whom: str) -> Iterator[None]:
     """Log after two seconds that kernels are being compiled, and whether for this process or this machine."""
-    message = "compiling CPU kernels (%s), once for this %s, about 30 s"
+    message = "compiling CPU kernels (%s), once for this %s, about 20 s"
     said = threading.Timer(2.0, _log.warning, [message, what, whom])
     said.daemon = True
     said.start()
@@ -135,7 +160,7 @@ def _announce_compilation(what: str, whom: str) -> Iterator[None]:
 @cache
 def _warn_unsaved() -> None:
     warnings.warn(
-        f"compiled CPU kernels are not kept on disk, so every process compiles them anew, for about a minute: "
+        f"compiled CPU kernels are not kept on disk, so every process compiles them anew, for about half a minute: "
         f"{_unsaved[0]}; set NUMBA_CACHE_DIR to a folder that can be written",
         KernelCacheWarning,
         stacklevel=2,

@@ -15,6 +15,7 @@ import numpy as np
 from drainsinkhorn.backends.cpu import soft_kernels as soft
 from drainsinkhorn.backends.cpu.lane_table import ABSORBED, NOT_FINITE
 from drainsinkhorn.backends.cpu.primitives import (
+    copy,
     dot,
     double,
     exp,
@@ -228,15 +229,15 @@ def write_state(lane, one, f, g):
     """Write the potentials of the state, in nats."""
     rows, cols = lane.rows, lane.cols
     if lane.state != ABSORBED or lane.is_soft:
-        f[:] = double(lane.f, rows)
-        g[:] = double(lane.g, cols)
+        copy(f, double(lane.f, rows))
+        copy(g, double(lane.g, cols))
         return
     if lane.is_scaled:
         base_f, u = double(lane.base_f, rows), vector(lane.u, rows, one)
         for i in range(rows):
             f[i] = base_f[i] + np.log(np.float64(u[i]))
     else:
-        f[:] = double(lane.f, rows)
+        copy(f, double(lane.f, rows))
     base_g, v = double(lane.base_g, cols), vector(lane.v, cols, one)
     for j in range(cols):
         g[j] = base_g[j] + np.log(np.float64(v[j]))

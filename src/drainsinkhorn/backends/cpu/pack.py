@@ -15,6 +15,7 @@ from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.cpu import leg_kernels as legs
 from drainsinkhorn.backends.cpu import update_kernels as k
 from drainsinkhorn.backends.cpu.certificate_kernels import compiled_sweep
+from drainsinkhorn.backends.cpu.compile_worker import compile_apart
 from drainsinkhorn.backends.cpu.kernel_cache import compiling
 from drainsinkhorn.backends.cpu.lane_table import FRESH, NEEDS_KERNEL, NOT_FINITE, new_lanes, records, words
 from drainsinkhorn.backends.cpu.loading import Memory, groups, load_group
@@ -386,10 +387,14 @@ def _is_plain(instance: Instance[Any]) -> bool:
 def compile_kernels(kernels: str) -> None:
     """Run a set of kernels once on a tiny problem, so that they are compiled, or loaded from the kernel cache.
 
+    Kernels of cached lanes are compiled by two processes at once, and then loaded here.
+
     Args:
         kernels: "float32" or "float64" for cached lanes of that precision, or "streaming".
     """
-    with compiling(kernels):
+    with compiling(kernels) as is_cold:
+        if is_cold and kernels != "streaming":
+            compile_apart(kernels)
         points, weights = np.array([[0.0], [1.0]]), np.array([0.5, 0.5])
         instance = Instance(x=points, y=points, a=weights, b=weights, eps=1.0, tol=1.0, cost=Cost(COSTS["sqeuclidean"]))
         if kernels == "streaming":

@@ -66,6 +66,13 @@ def double(address, size):
     return carray(float64_at(address), (size,))
 
 
+@ordered
+def copy(target, source):
+    """Copy a vector. Numba compiles a loop much faster than an assignment to a slice, which checks shapes."""
+    for k in range(target.size):
+        target[k] = source[k]
+
+
 _MAGIC = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to an integer and leaves that integer in the low bits.
 _MAGIC_BITS = np.int64(np.float64(_MAGIC).view(np.int64))
 _LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 6.93147180369123816490e-01, 1.90821492927058770002e-10

@@ -16,7 +16,7 @@ from numba import carray
 from numpy.typing import NDArray
 
 from drainsinkhorn.backends.cpu.lane_table import DENSE32, DENSE64
-from drainsinkhorn.backends.cpu.primitives import dot, double, float32_at, ordered
+from drainsinkhorn.backends.cpu.primitives import copy, dot, double, float32_at, ordered
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, WIDE, padded_width, squares
 
 Array = NDArray[np.float64]
@@ -50,7 +50,7 @@ def load_scores(lane, form, first, last, out):
                 out[i - first, j] = row64[j] * factor
     elif lane.scores and form == lane.form:
         for i in range(first, last):
-            out[i - first, :cols] = double(lane.scores + 8 * i * cols, cols)
+            copy(out[i - first, :cols], double(lane.scores + 8 * i * cols, cols))
     else:
         squares(form, lane.x, lane.norms_x, lane.y, lane.norms_y, lane.dim, cols, factor, first, last, out)
 
@@ -64,7 +64,7 @@ def cache_scores(lane, first, last):
         end = min(last, start + BLOCK)
         squares(lane.form, lane.x, lane.norms_x, lane.y, lane.norms_y, lane.dim, cols, factor, start, end, block)
         for i in range(start, end):
-            double(lane.scores + 8 * i * cols, cols)[:] = block[i - start, :cols]
+            copy(double(lane.scores + 8 * i * cols, cols), block[i - start, :cols])
 
 
 @ordered
@@ -124,7 +124,8 @@ def extent_of(x, y, middle):
     """Write the middle of the common box of clouds (n, d) and (m, d); return a bound on all distances."""
     dim = x.shape[1]
     low, high, around, diagonal = np.empty(dim), np.empty(dim), np.empty(dim), 0.0
-    low[:], high[:] = x[0], x[0]
+    copy(low, x[0])
+    copy(high, x[0])
     _widen(x, low, high)
     _widen(y, low, high)
     for c in range(dim):

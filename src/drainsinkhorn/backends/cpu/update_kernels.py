@@ -36,6 +36,7 @@ from drainsinkhorn.backends.cpu.lane_table import ABSORBED, COLD, FRESH, NEEDS_K
 from drainsinkhorn.backends.cpu.leg_kernels import DRIFT, HIGH, LOW, POTENTIALS, groups_of
 from drainsinkhorn.backends.cpu.primitives import (
     all_finite,
+    copy,
     double,
     exp,
     inlined,
@@ -234,9 +235,9 @@ def log_leg(lane, one):
         return
     if not lane.is_scaled:
         lane.col_residual, lane.decided = legs.log_residual(b, state_g, g), 0.0
-        double(lane.before, rows)[:] = double(lane.next_x, rows)
-    double(lane.f, rows)[:] = f
-    state_g[:] = g
+        copy(double(lane.before, rows), double(lane.next_x, rows))
+    copy(double(lane.f, rows), f)
+    copy(state_g, g)
 
 
 @ordered
@@ -267,7 +268,7 @@ def begin_soft(lane, one):
     b, g, base = vector(lane.b, cols, one), double(lane.g, cols), double(lane.base_g, cols)
     plain, f = double(lane.col_work, 3 * cols)[:cols], double(lane.f, rows)
     if is_fresh:
-        base[:] = g
+        copy(base, g)
     soft.apply_rows(lane)
     lane.decided = 0.0
     if legs.in_range(c, LOW, HIGH):
@@ -307,7 +308,7 @@ def begin_cycle(lane, one):
         if not legs.in_range(c, LOW, HIGH):
             log_leg(lane, one)
             return DONE if lane.state == NOT_FINITE else ABSORB
-        double(lane.base_g, cols)[:] = double(lane.g, cols)
+        copy(double(lane.base_g, cols), double(lane.g, cols))
     if lane.is_scaled:
         u, r = vector(lane.u, rows, one), vector(lane.row_sums, rows, one)
         for i in range(rows):
@@ -316,8 +317,8 @@ def begin_cycle(lane, one):
         if lane.state != ABSORBED:
             v[:] = one
         lane.col_residual, lane.decided = legs.scaled_residual(b, c, v), 0.0
-        double(lane.f, rows)[:] = double(lane.next_f, rows)
-        double(lane.before, rows)[:] = double(lane.next_x, rows)
+        copy(double(lane.f, rows), double(lane.next_f, rows))
+        copy(double(lane.before, rows), double(lane.next_x, rows))
         expect(lane)
     lane.state = ABSORBED
     for j in range(cols):
@@ -348,8 +349,8 @@ def leave_kernel(lane, one):
     rows, cols = lane.rows, lane.cols
     f, g = np.empty(rows), np.empty(cols)
     legs.write_state(lane, one, f, g)
-    double(lane.f, rows)[:] = f
-    double(lane.g, cols)[:] = g
+    copy(double(lane.f, rows), f)
+    copy(double(lane.g, cols), g)
     lane.state = NEEDS_KERNEL if lane.is_shared else FRESH
     return ABSORB if lane.state == FRESH else DONE
 
@@ -542,7 +543,7 @@ def copy_base(table, places):
     rows = table[places[0]].rows
     base = double(table[places[0]].base_f, rows)
     for place in places[1:]:
-        double(table[place].base_f, rows)[:] = base
+        copy(double(table[place].base_f, rows), base)
 
 
 @ordered
@@ -551,14 +552,14 @@ def open_lanes(table, order, first, last, one):
     for place in range(first, last):
         lane = table[order[place]]
         rows, cols = lane.rows, lane.cols
-        vector(lane.w, cols, one)[:] = vector(lane.b, cols, one)
+        copy(vector(lane.w, cols, one), vector(lane.b, cols, one))
         # The host has a bound on the scores, which says whether they are finite.
         if not abs(lane.score_rounding) < np.inf:
             lane.state = NOT_FINITE
             lane.stale = np.nan
             continue
         if not lane.is_scaled:
-            double(lane.before, rows)[:] = double(lane.f, rows)
+            copy(double(lane.before, rows), double(lane.f, rows))
         if lane.scores and not lane.is_shared:
             cache_scores(lane, np.int64(0), rows)
         if lane.state == COLD:

@@ -4,11 +4,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -21,23 +18,20 @@ from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.pack import FORMS, TritonPack
 from drainsinkhorn.backends.triton.precision import (
     PrecisionPolicy,
-    count_places,
     has_blocks,
     interpreted,
     matrix_bytes,
 )
-from drainsinkhorn.backends.triton.representation import Representation
-from drainsinkhorn.backends.triton.resident import LARGEST_SIDE, size_class
-from drainsinkhorn.backends.triton.tiles import DIRECT, PRODUCT, STORED
+from drainsinkhorn.backends.triton.rehearsal import compile_kernels
+from drainsinkhorn.backends.triton.resident import LARGEST_SIDE
+from drainsinkhorn.backends.triton.tiles import STORED
 from drainsinkhorn.core.audit import EVERY
 from drainsinkhorn.core.protocol import Hints
-from drainsinkhorn.model.cost import Cost
 from drainsinkhorn.model.errors import BackendUnavailable, OptionsError
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.model.instances import each, representatives
-from drainsinkhorn.model.marginal import BALANCED, Marginal, Marginals
+from drainsinkhorn.model.instances import representatives
 from drainsinkhorn.model.problem import Potentials
-from drainsinkhorn.numerics.costs import COSTS, require_form
+from drainsinkhorn.numerics.costs import require_form
 from drainsinkhorn.numerics.memory import empty_torch_cache, memory_errors
 from drainsinkhorn.numerics.products import has_products
 
@@ -134,12 +128,7 @@ class TritonBackend:
     def prepare(self, instances: Sequence[Instance[Any]]) -> None:
         """Compile the kernels for such problems; Triton's interpreter compiles nothing."""
         if not interpreted():
-            form = self.policy.representation(instances[0])
-            shapes = set(each(instances, operator.attrgetter("shape"))) if form.one_program else ()
-            sizes = {size_class(shape, float64=False)[1:3] for shape in shapes} or {(40, 40)}
-            softness = set(each(instances, lambda instance: not instance.marginals.are_hard))
-            for size, is_soft in product(sorted(sizes), sorted(softness)):
-                compile_kernels(form, self.policy, self._device(), size, is_soft)
+            compile_kernels(instances, self.policy, self._device())
 
     @memory_errors()
     def pack(self, instances: Sequence[Instance[Any]]) -> TritonPack:
@@ -189,23 +178,3 @@ def _default_bytes(device: str) -> int:
     if interpreted() or chosen.type != "cuda" or (chosen.index or 0) >= torch.cuda.device_count():
         return FALLBACK_BYTES
     return 1 << (torch.cuda.get_device_properties(chosen).total_memory // 2).bit_length() - 1
-
-
-@lru_cache(maxsize=256)
-def compile_kernels(
-    form: Representation, policy: PrecisionPolicy, device: Any, size: tuple[int, int] = (40, 40), is_soft: bool = False
-) -> None:
-    """Run every kernel once on tiny problems of one size, with soft marginals or hard ones, so that it is compiled."""
-    import numpy as np
-
-    dim = 2
-    if form.kind in (PRODUCT, DIRECT):
-        dim = form.dp * form.chunks - (count_places(form.dp) if form.places == form.dp else 0)
-    a, b = (np.full(points, 1 / points) for points in size)
-    x, y = (np.random.default_rng(0).normal(size=(points, dim)) for points in size)
-    sides: Any = {"x": None, "y": None, "matrix": np.ones(size)} if form.dense else {"x": x, "y": y, "matrix": None}
-    cost = Cost(COSTS["euclidean" if form.rooted else "sqeuclidean"])
-    marginals = Marginals(Marginal(1.0), Marginal(1.0)) if is_soft else BALANCED
-    for tol in (1.0, 1e-12):
-        instance = Instance(**sides, a=a, b=b, eps=1.0, tol=tol, cost=cost, marginals=marginals)
-        TritonPack([instance], form, device, policy=policy).compile()

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -99,14 +99,6 @@ class Cycles:
                 is_soon = report and earlier and self._ends_soon(earlier, report, stops, frozen, lockstep)
                 next_poll += min(POLL_SOON, self._spacing) if is_soon else self._spacing
         return to_progress(to_report(self._poll(stream)))
-
-    def warm_up(self, advance: Callable[[], object]) -> None:
-        """Call `advance` with fused legs and without, so that the kernels of both are compiled."""
-        chosen = self.fused
-        for fused in (True, False):
-            self.fused = fused
-            advance()
-        self.fused = chosen
 
     def forget_launches(self) -> None:
         """Forget prepared launches, because buffers may have been replaced."""

@@ -10,8 +10,10 @@ bits. Triton itself launches kernels with other tensors, for example slices of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -43,9 +45,22 @@ MOST_INTEGER = 2**31 - 1
 _forms: dict[Hashable, _Form | None] = {}
 """By kernel, device, dtype and constants; None where Triton's interpreter runs."""
 
+Note = Callable[[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]], None]
+"""Receives kernel, grid, arguments and constants of a launch."""
+_note: ContextVar[Note | None] = ContextVar("note", default=None)
+"""Receives the launches of this thread in place of the device."""
+pending: dict[Hashable, Future[bool]] = {}
+"""Forms that other processes are compiling (`compiling`), by `form_key`."""
+PATIENCE = 300.0
+"""Seconds after which this process no longer waits for others and compiles a form itself."""
+
 
 def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> Launch:
     """Return a function that calls `kernel[grid](*args, **constants)`; constants of a kernel always have one order."""
+    note = _note.get()
+    if note is not None:
+        note(kernel, grid, args, constants)
+        return _launch_nothing
 
     def by_triton(_: int) -> None:
         kernel[grid](*args, **constants)
@@ -72,7 +87,29 @@ def prepared(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -
     return by_launcher
 
 
+def form_key(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> Hashable:
+    """Return what determines a compiled form on one kind of device."""
+    return (kernel.__name__, args[0].dtype, *constants.values())
+
+
+@contextmanager
+def noted_by(note: Note) -> Iterator[None]:
+    """A context in which launches of this thread are noted and not executed."""
+    token = _note.set(note)
+    try:
+        yield
+    finally:
+        _note.reset(token)
+
+
+def _launch_nothing(_: int) -> None:
+    """Launch nothing."""
+
+
 def _form(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> _Form:
+    future = pending.get(form_key(kernel, args, constants))
+    if future is not None:
+        wait([future], PATIENCE)
     with on(args[0].device):
         compiled = kernel.warmup(*args, grid=grid, **constants)
     last = [constants[name] for name in kernel.arg_names[len(args) :]]

@@ -15,7 +15,7 @@ import torch
 from drainsinkhorn.backends.certificate import certificates
 from drainsinkhorn.backends.support import Couple, restrict_all
 from drainsinkhorn.backends.triton.buffers import Buffers
-from drainsinkhorn.backends.triton.cycles import POLL, Cycles
+from drainsinkhorn.backends.triton.cycles import Cycles
 from drainsinkhorn.backends.triton.emission import emit_lanes
 from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.kernels.columns import Findings, Report
@@ -223,15 +223,6 @@ class TritonPack:
             self._buffers.give(group.pieces)
         table.remove(left)
         self._legs += len(admit)
-
-    def compile(self) -> None:
-        """Run every kernel that `advance`, `verify` and `screen` launch, so that all are compiled."""
-        self._cycles.warm_up(lambda: self.advance(POLL + 2, [-1.0] * self.width))
-        self.advance(1, [-1.0] * self.width, lockstep=True)
-        lanes = range(self.width)
-        self.verify(lanes)
-        self.verify(lanes, exact=True)
-        self.screen(lanes)
 
     def run_leg(self, side: int) -> None:
         """Measure one side of all lanes in float32, and apply it if it is that of columns, for measurements of time."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -170,10 +170,6 @@ class ResidentCycles:
                 if has_ended(report, frozen, lockstep):
                     return to_progress(report)
         return to_progress(self._read_report())
-
-    def warm_up(self, advance: Callable[[], object]) -> None:
-        """Call `advance`, so that the kernels are compiled."""
-        advance()
 
     def forget_launches(self) -> None:
         """Forget prepared launches, because buffers may have been replaced."""
