@@ -84,6 +84,11 @@ class Lane:
         return self.arithmetic is Arithmetic.FLOAT64
 
     @property
+    def is_precise(self) -> bool:
+        """True if its legs are in float64 or from points in three parts, not those of `kernels.leg.leg`."""
+        return self.is_float64 or self.arithmetic.has_triples
+
+    @property
     def band(self) -> float:
         """Rounding bound of a residual that is measured in float64."""
         return self.group.band[self.row]

@@ -19,6 +19,7 @@ from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launching import Launch, on, prepared, stream_of
 from drainsinkhorn.backends.triton.precision import Arithmetic, has_blocks
 from drainsinkhorn.backends.triton.representation import Representation
+from drainsinkhorn.backends.triton.triples import TripleLegs
 
 ROWS, BLOCK, SAMPLES = 256, 256, 32
 """Rows of a program of `apply` or `split_potentials`, partial sums added at once, and rows compared with float64."""
@@ -39,6 +40,7 @@ class Launcher:
         self.representation, self.device = representation, device
         self._table, self._buffers, self._momentum = table, buffers, momentum
         self._blocks = BlockLegs(table, buffers, momentum=momentum)
+        self.triples = TripleLegs(table, buffers, momentum=momentum)
 
     def run(self, *launches: Launch) -> None:
         """Run launches in the current stream of the device."""
@@ -52,7 +54,7 @@ class Launcher:
     ) -> list[Launch]:
         """A leg of the state of lanes, whatever their arithmetic."""
         launches = self.legs(lanes, side, role, lockstep=lockstep, fused=fused)
-        if any(lane.is_float64 for lane in lanes.lanes):
+        if any(lane.is_precise for lane in lanes.lanes):
             launches += self.float64_legs(lanes, side, role, lockstep=lockstep, fused=fused)
         return launches
 
@@ -82,7 +84,7 @@ class Launcher:
             ]
         buffers, form, check = self._buffers, self.representation, role is c.CHECKED
         vectors64 = potentials if potentials is not None and lanes.any_soft else buffers["vectors64"]
-        ways = {inside} if check else {way for lane in lanes.lanes if not lane.is_float64 for way in self._ways(lane)}
+        ways = {inside} if check else {way for lane in lanes.lanes if not lane.is_precise for way in self._ways(lane)}
         return [
             prepared(
                 leg_kernels.leg, (lanes.largest(side)[1], len(lanes)),
@@ -109,15 +111,24 @@ class Launcher:
         self, lanes: LaneSet, side: int, role: Any, potentials: Any = None, vectors: Any = None, errors: Any = None,
         *, lockstep: bool = False, fused: bool = False,
     ) -> list[Launch]:  # fmt: skip
-        """Return launches of a leg in float64: one for hard lanes, one for soft ones, and one for each large lane."""
+        """Return launches of a leg in float64, or from points in three parts.
+
+        There is one for hard lanes, one for soft ones, and one for each large lane.
+        """
+        triples = [lane for lane in lanes.lanes if lane.arithmetic.has_triples]
         launches, large, more = [], self._in_blocks(lanes), {"lockstep": lockstep, "fused": fused}
+        vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
+        given = [
+            own if given is None else given
+            for given, own in zip((potentials, vectors, errors), (vectors64, vectors32, vectors64), strict=True)
+        ]
+        if triples:
+            rest = [lane for lane in lanes.lanes if not lane.arithmetic.has_triples]
+            chosen = self._table.select(triples) if rest else lanes
+            launches += self.triples.legs(chosen, side, role, *given, block=BLOCK, **more)
+            lanes = self._table.select(rest)
         if large:
-            vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
-            given = [
-                own if given is None else given
-                for given, own in zip((potentials, vectors, errors), (vectors64, vectors32, vectors64), strict=True)
-            ]
-            launches = [
+            launches += [
                 self._blocks.leg(self._table.select([lane]), side, role, *given, tile=BM64, block=BLOCK, **more)
                 for lane in lanes.lanes
                 if lane in large and lane.is_float64

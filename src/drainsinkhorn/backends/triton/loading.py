@@ -51,6 +51,7 @@ class LoadedGroup:
         device_extents: What `layout.extents` returned, on the device.
         sizes: Rows and columns of each lane.
         lanes: Number of them that are still in the pack.
+        more_pieces: Pieces of lanes whose points are in three parts.
         has_room: Lanes that have room for potentials inside the product.
         high_part_errors: Estimated errors of residuals from float16 high parts alone; NaN for lanes that do not use
             these alone.
@@ -61,6 +62,7 @@ class LoadedGroup:
     device_extents: Any
     sizes: list[tuple[int, int]]
     lanes: int
+    more_pieces: list[dict[str, tuple[int, int]]] = field(default_factory=list)
     has_room: list[bool] = field(init=False)
     high_part_errors: list[float] = field(init=False)
 

@@ -156,7 +156,7 @@ class TritonPack:
         launcher.run(launcher.split(chosen, potentials, scratch))
         for part in self._by_precision(chosen):
             for side in (0, 1):
-                if part.lanes[0].is_float64:
+                if part.lanes[0].is_precise:
                     launcher.run(*launcher.float64_legs(part, side, c.CHECKED, potentials, scratch, errors))
                 else:
                     launcher.run(*launcher.legs(part, side, c.CHECKED, scratch, errors, potentials))
@@ -205,7 +205,8 @@ class TritonPack:
         for lane in left:
             lane.group.lanes -= 1
             if lane.group.lanes == 0:
-                self._buffers.give(lane.group.pieces)
+                for pieces in (lane.group.pieces, *lane.group.more_pieces):
+                    self._buffers.give(pieces)
         self._legs += len(admitted)
 
     def compile(self) -> None:
@@ -282,10 +283,9 @@ class TritonPack:
                 launcher.run(*launcher.legs(chosen, 0, c.MEASURED))
             else:
                 launcher.run(*self._resident.measure(chosen, vectors64, vectors32, vectors64))
-            errors = self._first_errors(chosen, inside=is_augmented)
-            enough = self._policy.accurate_enough(errors, [lane.instance.tol for lane in tried])
-            for lane, is_enough in zip(tried, enough.tolist(), strict=True):
-                lane.arithmetic = arithmetic if is_enough else arithmetic.next
+            self._climb(chosen, arithmetic, inside=is_augmented)
+        self._measure_triples(lanes)
+        vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
         in_float64 = [lane for lane in lanes if lane.is_float64]
         if in_float64:
             chosen = table.select(in_float64)
@@ -297,6 +297,32 @@ class TritonPack:
                 launcher.run(*launcher.float64_legs(chosen, 0, c.MEASURED))
             else:
                 launcher.run(*self._resident.measure(chosen, vectors64, vectors32, vectors64))
+
+    def _measure_triples(self, lanes: list[Lane]) -> None:
+        """Measure the first f-leg of new lanes that float32 is not accurate enough for, from points in three parts."""
+        launcher, policy = self._launcher, self._policy
+        for lane in lanes:
+            if lane.arithmetic is Arithmetic.TRIPLE and not policy.has_triples(
+                lane.inner, lane.group.extents[:, lane.row]
+            ):
+                lane.arithmetic = Arithmetic.FLOAT64
+        launcher.triples.take_memory([lane for lane in lanes if lane.arithmetic is Arithmetic.TRIPLE])
+        for arithmetic in (Arithmetic.TRIPLE, Arithmetic.COMPENSATED):
+            tried = [lane for lane in lanes if lane.arithmetic is arithmetic]
+            if not tried:
+                continue
+            chosen = self._table.select(tried)
+            launcher.run(*launcher.triples.open(chosen, arithmetic))
+            launcher.run(launcher.split(chosen, self._buffers["vectors64"], self._buffers["vectors32"]))
+            launcher.run(*launcher.float64_legs(chosen, 0, c.MEASURED))
+            self._climb(chosen, arithmetic)
+
+    def _climb(self, lanes: LaneSet, arithmetic: Arithmetic, *, inside: bool = False) -> None:
+        """Move lanes for which the arithmetic of their first leg is not accurate enough to the next one."""
+        errors = self._first_errors(lanes, inside=inside)
+        enough = self._policy.accurate_enough(errors, [lane.instance.tol for lane in lanes.lanes], arithmetic)
+        for lane, is_enough in zip(lanes.lanes, enough.tolist(), strict=True):
+            lane.arithmetic = arithmetic if is_enough else arithmetic.next
 
     def _first_errors(self, lanes: LaneSet, *, inside: bool) -> Any:
         """Mean relative errors of sampled rows of the states after the first f-leg, where ratios are near one.
@@ -310,7 +336,10 @@ class TritonPack:
         samples = launcher.sample(lanes, 0, potentials)
         if self._resident is None:
             # Places of columns alone are read, and their potentials have not changed.
-            launcher.run(*launcher.legs(lanes, 0, c.CHECKED, scratch, errors, inside=inside))
+            legs = launcher.legs(lanes, 0, c.CHECKED, scratch, errors, inside=inside)
+            if lanes.lanes[0].is_precise:
+                legs = launcher.float64_legs(lanes, 0, c.CHECKED, potentials, scratch, errors)
+            launcher.run(*legs)
         else:
             launcher.run(*self._resident.measure(lanes, potentials, scratch, errors))
         found = launcher.findings(lanes)
@@ -337,8 +366,8 @@ class TritonPack:
         return columns
 
     def _by_precision(self, lanes: LaneSet) -> list[LaneSet]:
-        """Parts of a set in float32 and in float64; the set itself if one of them is empty."""
-        parts = [[lane for lane in lanes.lanes if lane.is_float64 is flag] for flag in (False, True)]
+        """Parts of a set in float32 and beyond; the set itself if one of them is empty."""
+        parts = [[lane for lane in lanes.lanes if lane.is_precise is flag] for flag in (False, True)]
         return [self._table.select(part) for part in parts] if all(parts) else [lanes]
 
     def _prepare_screen(self, key: tuple[Any, ...], lanes: LaneSet) -> _Screen:
@@ -361,8 +390,8 @@ class TritonPack:
         launcher, vectors64 = self._launcher, self._buffers["vectors64"]
         launches = [launcher.split(lanes, vectors64, scratch)] if launcher.representation.packed else []
         launches += launcher.legs(lanes, 0, c.CHECKED, scratch, errors)
-        in_float64 = [lane for lane in lanes.lanes if lane.is_float64]
-        if in_float64:
-            part = self._table.select(in_float64)
+        precise = [lane for lane in lanes.lanes if lane.is_precise]
+        if precise:
+            part = self._table.select(precise)
             launches += launcher.float64_legs(part, 0, c.CHECKED, vectors=scratch, errors=errors)
         return launches

@@ -19,7 +19,13 @@ from drainsinkhorn.backends.triton.kernels import columns as c
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import DIRECT, LARGEST, PRODUCT, ROOT, STORED, tile
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.numerics.rounding import UNSAMPLED, soft_bound
+from drainsinkhorn.numerics.rounding import (
+    COMPENSATED_ERROR,
+    POWER_ERROR,
+    TRIPLE_UNSAMPLED,
+    UNSAMPLED,
+    soft_bound,
+)
 from drainsinkhorn.numerics.soft import soft_exponents
 
 DIRECT_DIM, PACKED_WIDTH = 4, 16
@@ -54,17 +60,43 @@ class Arithmetic(Enum):
 
     AUGMENTED: float32, potentials inside the product.
     FLOAT32: float32, potentials added to the product.
+    TRIPLE: float32, exact exponents from products of points in three float16 parts (`kernels.triple`).
+    COMPENSATED: the same, with compensated exponentials and sums.
     FLOAT64: float64, direct differences.
     """
 
     AUGMENTED = 0
     FLOAT32 = 1
-    FLOAT64 = 2
+    TRIPLE = 2
+    COMPENSATED = 3
+    FLOAT64 = 4
 
     @property
     def next(self) -> Arithmetic:
         """The next more accurate rung; the last is its own."""
         return Arithmetic(min(self.value + 1, Arithmetic.FLOAT64.value))
+
+    @property
+    def has_triples(self) -> bool:
+        """True if points are in three parts."""
+        return self in CODES and self is not Arithmetic.FLOAT64
+
+    @property
+    def least_error(self) -> float:
+        """The least mean relative error of sampled rows that a rounding bound assumes."""
+        return LEAST_ERRORS.get(self, c.FLOAT32_ERROR.value)
+
+
+CODES = {
+    Arithmetic.FLOAT64: 1,
+    Arithmetic.TRIPLE: c.TRIPLE.value,
+    Arithmetic.COMPENSATED: c.COMPENSATED.value,
+}
+"""Codes of arithmetic beyond float32 in the column FLOAT64 of the lane table."""
+LEAST_ERRORS = {Arithmetic.TRIPLE: POWER_ERROR, Arithmetic.COMPENSATED: COMPENSATED_ERROR}
+TRIPLE_BITS = 2.0**13
+"""Largest sum of scaled cost and starts, in bits, of points in three parts: sums of potentials on their grid are then
+exact in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +143,10 @@ class PrecisionPolicy:
 
     def describe(self, representation: Representation) -> str:
         """Return precision and representation in words, as `Result.arithmetic` has them."""
-        precision = "float64" if self.float64 else f"float32 {NAMES[representation.kind]}, float64 where needed"
+        beyond = "float64 where needed"
+        if representation.kind in (DIRECT, PRODUCT) and representation.chunks == 1:
+            beyond = "products of three parts or float64 where needed"
+        precision = "float64" if self.float64 else f"float32 {NAMES[representation.kind]}, {beyond}"
         cycles = ", one program for all cycles" if representation.one_program else ""
         return f"{precision}, {'cached' if representation.kind == STORED else 'streaming'}{cycles}"
 
@@ -121,13 +156,28 @@ class PrecisionPolicy:
             return Arithmetic.FLOAT64
         return Arithmetic.AUGMENTED if has_room else Arithmetic.FLOAT32
 
-    def accurate_enough(self, errors: Any, tolerances: Any) -> Any:
-        """Return for which lanes float32 is accurate enough, from mean relative errors of sampled rows.
+    def accurate_enough(self, errors: Any, tolerances: Any, arithmetic: Arithmetic = Arithmetic.FLOAT32) -> Any:
+        """Return for which lanes an arithmetic is accurate enough, from mean relative errors of sampled rows.
 
         A lane leaves at `residual + band <= stop`: a band of half a stop costs some cycles, another arithmetic far
         more.
         """
-        return c.SAFETY.value * np.maximum(errors, c.FLOAT32_ERROR.value) <= np.asarray(tolerances) / 2
+        return c.SAFETY.value * np.maximum(errors, arithmetic.least_error) <= np.asarray(tolerances) / 2
+
+    def has_triples(self, instance: Instance[Any], extents: Any) -> bool:
+        """Return whether legs of a lane may use points in three parts.
+
+        Args:
+            instance: The problem.
+            extents: Its column of `LoadedGroup.extents`.
+        """
+        form = self.representation(instance)
+        if form.kind not in (DIRECT, PRODUCT) or instance.dim > STREAMED_DIM:
+            return False
+        norm, other_norm, start, other_start = extents[1:]
+        largest = (math.sqrt(norm) + math.sqrt(other_norm)) ** 2 + start + other_start
+        # Written so that NaN has none.
+        return bool(max(norm, other_norm) > 0 and largest <= TRIPLE_BITS)
 
     def switch_residual(self, tol: float, high_part_error: float) -> float:
         """Return the residual at which a lane switches from float16 high parts to all products; 0 if it has none."""
@@ -145,8 +195,10 @@ class PrecisionPolicy:
             if not lane.is_float64:
                 # A maximum that is NaN if one of the errors is.
                 error = row_error if row_error >= col_error or math.isnan(row_error) else col_error
-                error = error if error > c.FLOAT32_ERROR.value or math.isnan(error) else c.FLOAT32_ERROR.value
-                band += c.SAFETY.value * error + UNSAMPLED * math.log(2) * unsampled
+                least = lane.arithmetic.least_error
+                error = error if error > least or math.isnan(error) else least
+                far = TRIPLE_UNSAMPLED if lane.arithmetic.has_triples else UNSAMPLED
+                band += c.SAFETY.value * error + far * math.log(2) * unsampled
             if lane.is_soft:
                 kappa = max(side.kappa for side in lane.instance.marginals)
                 band = soft_bound(band, soft_exponents(kappa, potentials * lane.unit), max(residuals))

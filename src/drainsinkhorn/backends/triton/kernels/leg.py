@@ -409,7 +409,7 @@ def float64_leg(table, lanes, state, points64, vectors64, potentials, vectors32,
     first = tl.program_id(0) * BM
     skip = first >= count
     if (ROLE == MEASURED) | (ROLE == APPLIED):
-        skip = skip | (tl.load(halted) > 0) | (tl.load(numbers + HELD) > 0) | (tl.load(fields + FLOAT64) == 0)
+        skip = skip | (tl.load(halted) > 0) | (tl.load(numbers + HELD) > 0) | (tl.load(fields + FLOAT64) != 1)
     if skip:
         return
     places = first + tl.arange(0, BM)

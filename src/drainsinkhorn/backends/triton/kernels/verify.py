@@ -14,6 +14,8 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     BFLOAT16,
     BUDGET,
     CALLER_DTYPE,
+    COMPENSATED,
+    COMPENSATED_ERROR,
     EMITS_DOUBLE,
     EMITS_HALF,
     EMITS_SINGLE,
@@ -37,12 +39,14 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     SAFETY,
     SCREEN_SAFETY,
     SIZE,
+    TRIPLE_ERROR,
     UNIT,
 )
 from drainsinkhorn.backends.triton.kernels.soft import is_soft, price
 from drainsinkhorn.backends.triton.kernels.update import (
     is_augmented,
     leg_prices,
+    rows_of_tile,
     side_residual,
     stale_residual,
     store_potential,
@@ -187,10 +191,9 @@ def check(table, lanes, state, vectors64, errors, vectors32, samples, found, cou
     place = tl.program_id(0)
     lane = tl.load(lanes + place)
     fields, numbers = table + lane * FIELDS, state + lane * NUMBERS
-    double = tl.load(fields + FLOAT64) > 0
+    arithmetic, tile = tl.load(fields + FLOAT64), rows_of_tile(fields, BM, BM64)
     for side in tl.static_range(2):
         size = tl.load(fields + SIZE + side).to(tl.int32)
-        tile = tl.where(double, BM64, BM)
         total = side_residual(errors, fields, side, (size + tile - 1) // tile, SOFT, BLOCK)
         tl.store(found + FINDINGS * place + FOUND_RESIDUAL + side, total)
         count = tl.minimum(size, count_samples)
@@ -217,4 +220,9 @@ def check(table, lanes, state, vectors64, errors, vectors32, samples, found, cou
             if OPENS:
                 band = tl.where(error < FLOAT32_ERROR, FLOAT32_ERROR, error) * (SCREEN_SAFETY * SAFETY)
                 band = tl.where(band < LEAST_BAND, LEAST_BAND, band)
+                if arithmetic > 1:
+                    least = tl.full((1,), TRIPLE_ERROR, dtype=tl.float64)
+                    if arithmetic == COMPENSATED:
+                        least = tl.full((1,), COMPENSATED_ERROR, dtype=tl.float64)
+                    band = tl.max(tl.where(error < least, least, error), axis=0) * (SCREEN_SAFETY * SAFETY)
                 tl.store(numbers + BAND, tl.load(vectors64 + tl.load(fields + FLOAT64_BAND)) + band)
