@@ -4,7 +4,7 @@ An exponent e is an integer n plus a fraction r in [-1/2, 1/2]. The integer goes
 polynomial computes 2^r. `power` returns one float32 number: its error is that of one rounding. `compensated_power`
 returns two, whose sum is far more accurate:
 
-    2^r = (1 + HIGH h) + (LN2 l + LOW h + r^2 Q(r)),    r = h + l,    LN2 = HIGH + LOW
+    2^r = (1 + HIGH h) + (HIGH l + r (LOW + r Q(r))),    r = h + l,    ln 2 = HIGH + LOW
 
 h is r rounded to multiples of 2^-11, and HIGH is ln 2 rounded to multiples of 2^-12, so that the first part is exact.
 Bounds on the errors of both are in `numerics.rounding`. Coefficients are float32 numbers that minimise the largest
@@ -40,8 +40,6 @@ HIGH = 0.693115234375
 """ln 2 rounded to multiples of 2^-12."""
 LOW = 3.194618329871446e-05
 """ln 2 - HIGH in float32."""
-LN2 = 0.6931471824645996
-"""ln 2 in float32."""
 WHOLE = 1.5 * 2.0**23
 """Adding this to a float32 number of at most 2^22 and subtracting it again rounds the number to an integer."""
 FINE = 1.5 * 2.0**12
@@ -69,7 +67,7 @@ def compensated_power(exponents: Any, rests: Any) -> tuple[Any, Any]:
     high, low = near - whole, (exponents - near) + rests
     r = high + low
     first = one(1.0) + one(HIGH) * high
-    second = r * r * _polynomial(REMAINDER, r) + (one(LN2) * low + one(LOW) * high)
+    second = r * _polynomial((LOW, *REMAINDER), r) + one(HIGH) * low
     return np.ldexp(first, whole.astype(int)), np.ldexp(second, whole.astype(int))
 
 

@@ -28,6 +28,13 @@ LONGEST, MOST_SCALE = 2.0**11, 9
 scaled products have to be exact in float32."""
 
 
+POWERS = {
+    Arithmetic.TRIPLE: kernels.BY_POLYNOMIAL.value,
+    Arithmetic.COMPENSATED: kernels.BY_TWO_PARTS.value,
+}
+"""How powers of two are computed."""
+
+
 class Chunks(NamedTuple):
     """How points are stored: coordinates of a chunk, and chunks of the second product."""
 
@@ -141,7 +148,7 @@ class TripleLegs:
                         self._buffers["vectors64"], potentials, vectors, errors, self._buffers["counters"],
                         self._table.limits, self._table.halted,
                         SIDE=side, ROLE=role.value, BM=c.TRIPLE_ROWS.value, BN=chosen["bn"], CHUNK=stored.size,
-                        LOWS=stored.lows, COMPENSATED=arithmetic is Arithmetic.COMPENSATED, LOCKSTEP=lockstep,
+                        LOWS=stored.lows, POWER=POWERS[arithmetic], LOCKSTEP=lockstep,
                         FUSED=fused, MOMENTUM=fused and self._momentum, SOFT=alike.any_soft, BLOCK=block,
                         **options(TRIPLE_WARPS, chosen["stages"], chosen["registers"]),
                     )

@@ -57,11 +57,13 @@ from drainsinkhorn.backends.triton.kernels.update import round_to_grid
 from drainsinkhorn.numerics import exponentials
 
 WHOLE, FINE = Constant(exponentials.WHOLE), Constant(exponentials.FINE)
-HIGH, LOW, LN2 = Constant(exponentials.HIGH), Constant(exponentials.LOW), Constant(exponentials.LN2)
+HIGH, LOW = Constant(exponentials.HIGH), Constant(exponentials.LOW)
 P1, P2, P3, P4, P5, P6 = (Constant(value) for value in exponentials.POWER[1:])
 Q0, Q1, Q2, Q3, Q4, Q5 = (Constant(value) for value in exponentials.REMAINDER)
 PART = Constant(2.0**-11)
 """By how much each part is smaller than the one before."""
+BY_HARDWARE, BY_POLYNOMIAL, BY_TWO_PARTS = Constant(0), Constant(1), Constant(2)
+"""How a power of two is computed: by the special-function unit, as `power`, or as `compensated_power`."""
 AWAY = Constant(-1e30)
 """Potential of columns past the end."""
 OFFSET = Constant(2.0)
@@ -111,28 +113,36 @@ def _power_of_two(exponent):
 
 
 @triton.jit
-def _load_chunks(mine, near, CHUNK: tl.constexpr, LOWS: tl.constexpr):
+def _load_chunk(place, near, WHOLE_TILE: tl.constexpr):
+    if WHOLE_TILE:
+        return tl.load(place)
+    else:
+        return tl.load(place, mask=near, other=0.0)
+
+
+@triton.jit
+def _load_chunks(mine, near, CHUNK: tl.constexpr, LOWS: tl.constexpr, WHOLE_TILE: tl.constexpr):
     """The chunks of points of a tile; the first stands for those that they do not have."""
-    first = tl.load(mine, mask=near, other=0.0)
-    low0 = tl.load(mine + CHUNK, mask=near, other=0.0)
+    first = _load_chunk(mine, near, WHOLE_TILE)
+    low0 = _load_chunk(mine + CHUNK, near, WHOLE_TILE)
     low1, low2, low3, low4 = low0, low0, low0, low0
     if LOWS > 1:
-        low1 = tl.load(mine + 2 * CHUNK, mask=near, other=0.0)
+        low1 = _load_chunk(mine + 2 * CHUNK, near, WHOLE_TILE)
     if LOWS > 2:
-        low2 = tl.load(mine + 3 * CHUNK, mask=near, other=0.0)
+        low2 = _load_chunk(mine + 3 * CHUNK, near, WHOLE_TILE)
     if LOWS > 3:
-        low3 = tl.load(mine + 4 * CHUNK, mask=near, other=0.0)
+        low3 = _load_chunk(mine + 4 * CHUNK, near, WHOLE_TILE)
     if LOWS > 4:
-        low4 = tl.load(mine + 5 * CHUNK, mask=near, other=0.0)
+        low4 = _load_chunk(mine + 5 * CHUNK, near, WHOLE_TILE)
     return first, low0, low1, low2, low3, low4
 
 
 @triton.jit
 def _exponents(own, theirs, near, step, level, rounded, rest, BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr,
-               LOWS: tl.constexpr):  # fmt: skip
+               LOWS: tl.constexpr, WHOLE_TILE: tl.constexpr):  # fmt: skip
     """The exponents of a tile of pairs as two float32 numbers: the first is exact, the second is small."""
     none = tl.zeros((BM, BN), dtype=tl.float32)
-    first, low0, low1, low2, low3, low4 = _load_chunks(theirs, near[None, :], CHUNK, LOWS)
+    first, low0, low1, low2, low3, low4 = _load_chunks(theirs, near[None, :], CHUNK, LOWS, WHOLE_TILE)
     high = tl.dot(own[0], first, none)
     low = tl.dot(own[1], low0, none)
     if LOWS > 1:
@@ -165,42 +175,66 @@ def _compensated_power(exponent, rest):
     whole, near = shifted - WHOLE, (total + FINE) - FINE
     high, low = near - whole, (exponent - near) + rest
     r = high + low
-    remainder = ((((r * Q5 + Q4) * r + Q3) * r + Q2) * r + Q1) * r + Q0
-    second = r * r * remainder + (low * LN2 + high * LOW)
-    integer = shifted.to(tl.int32, bitcast=True) << 23
-    first = ((high * HIGH + 1.0).to(tl.int32, bitcast=True) + integer).to(tl.float32, bitcast=True)
+    remainder = (((((r * Q5 + Q4) * r + Q3) * r + Q2) * r + Q1) * r + Q0) * r + LOW
     # 1.0 has the exponent bits 127.
-    return first, second * (integer + 0x3F800000).to(tl.float32, bitcast=True)
+    factor = ((shifted.to(tl.int32, bitcast=True) << 23) + 0x3F800000).to(tl.float32, bitcast=True)
+    return (high * HIGH + 1.0) * factor, r * remainder + low * HIGH, factor
+
+
+@triton.jit
+def _add_tile(sums, lost, own, others_points, stride, step, level, rounded, rests, start, other_size, BM: tl.constexpr,
+              BN: tl.constexpr, CHUNK: tl.constexpr, LOWS: tl.constexpr, POWER: tl.constexpr,
+              WHOLE_TILE: tl.constexpr):  # fmt: skip
+    """Add the terms of a tile to sums, and what these lose of compensated ones to `lost`."""
+    others = start + tl.arange(0, BN)
+    near = others < other_size
+    theirs = others_points + others[None, :].to(tl.int64) * stride + tl.arange(0, CHUNK)[:, None]
+    if WHOLE_TILE:
+        h, rest = tl.load(rounded + others), tl.load(rests + others)
+    else:
+        h = tl.load(rounded + others, mask=near, other=AWAY)
+        rest = tl.load(rests + others, mask=near, other=0.0)
+    exponent, low = _exponents(own, theirs, near, step, level, h, rest, BM, BN, CHUNK, LOWS, WHOLE_TILE)
+    if POWER == BY_HARDWARE:
+        sums += tl.exp2(exponent + low)
+    else:
+        exponent = tl.minimum(tl.maximum(exponent, -TRIPLE_MOST), TRIPLE_MOST)
+        if POWER == BY_TWO_PARTS:
+            term, second, factor = _compensated_power(exponent, low)
+            # What the sum loses of a term is exact as long as the sum is the larger of both.
+            total = sums + term
+            lost += term - (total - sums)
+            lost += second * factor
+            sums = total
+        else:
+            sums += _power(exponent, low)
+    return sums, lost
 
 
 @triton.jit
 def _row_sums(own, others_points, stride, step, level, rounded, rests, other_size, begin, end, BM: tl.constexpr,
-              BN: tl.constexpr, CHUNK: tl.constexpr, LOWS: tl.constexpr, COMPENSATED: tl.constexpr):  # fmt: skip
-    """Sums of the terms of rows over the columns from `begin` to `end`, float64."""
-    ks = tl.arange(0, CHUNK)[:, None]
+              BN: tl.constexpr, CHUNK: tl.constexpr, LOWS: tl.constexpr, POWER: tl.constexpr,
+              SPLIT: tl.constexpr):  # fmt: skip
+    """Sums of the terms of rows over the columns from `begin` to `end`, float64.
+
+    SPLIT: the last tile, if it is not whole, comes after the loop.
+    """
     lost = tl.zeros((BM, BN), dtype=tl.float32)
-    if COMPENSATED:
+    if POWER == BY_TWO_PARTS:
         sums = tl.full((BM, BN), OFFSET, dtype=tl.float32)
     else:
         sums = lost
-    for start in range(begin, end, BN):
-        others = start + tl.arange(0, BN)
-        near = others < other_size
-        theirs = others_points + others[None, :].to(tl.int64) * stride + ks
-        h = tl.load(rounded + others, mask=near, other=AWAY)
-        rest = tl.load(rests + others, mask=near, other=0.0)
-        exponent, low = _exponents(own, theirs, near, step, level, h, rest, BM, BN, CHUNK, LOWS)
-        exponent = tl.minimum(tl.maximum(exponent, -TRIPLE_MOST), TRIPLE_MOST)
-        if COMPENSATED:
-            term, small = _compensated_power(exponent, low)
-            # What the sum loses of a term is exact as long as the sum is the larger of both.
-            total = sums + term
-            lost += term - (total - sums)
-            lost += small
-            sums = total
-        else:
-            sums += _power(exponent, low)
-    if COMPENSATED:
+    last = end
+    if SPLIT:
+        last = tl.minimum(end, other_size // BN * BN)
+    for start in range(begin, last, BN):
+        sums, lost = _add_tile(sums, lost, own, others_points, stride, step, level, rounded, rests, start, other_size,
+                               BM, BN, CHUNK, LOWS, POWER, SPLIT)  # fmt: skip
+    if SPLIT:
+        if last < end:
+            sums, lost = _add_tile(sums, lost, own, others_points, stride, step, level, rounded, rests, last,
+                                   other_size, BM, BN, CHUNK, LOWS, POWER, False)  # fmt: skip
+    if POWER == BY_TWO_PARTS:
         return tl.sum((sums - OFFSET).to(tl.float64) + lost.to(tl.float64), axis=1)
     else:
         return tl.sum(sums.to(tl.float64), axis=1)
@@ -209,7 +243,7 @@ def _row_sums(own, others_points, stride, step, level, rounded, rests, other_siz
 @triton.jit
 def triple_leg(table, lanes, state, points16, vectors64, potentials, vectors32, errors, counters, stops, halted,
                SIDE: tl.constexpr, ROLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr,
-               LOWS: tl.constexpr, COMPENSATED: tl.constexpr, LOCKSTEP: tl.constexpr, FUSED: tl.constexpr,
+               LOWS: tl.constexpr, POWER: tl.constexpr, LOCKSTEP: tl.constexpr, FUSED: tl.constexpr,
                MOMENTUM: tl.constexpr, SOFT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Measure one side of lanes whose points are in three parts; implements `numerics.update.log_ratios` in bits.
 
@@ -246,11 +280,11 @@ def triple_leg(table, lanes, state, points16, vectors64, potentials, vectors32, 
     rounded = vectors32 + tl.multiple_of(tl.load(fields + ROUNDED + 1 - SIDE), 64)
     rests = vectors32 + tl.multiple_of(tl.load(fields + REST + 1 - SIDE), 64)
     mine = points + rows[:, None].to(tl.int64) * stride + tl.arange(0, CHUNK)[None, :]
-    own_points = _load_chunks(mine, inside[:, None], CHUNK, LOWS)
+    own_points = _load_chunks(mine, inside[:, None], CHUNK, LOWS, False)
     blocks = (other_size + BN - 1) // BN
     begin, end = blocks * share // splits * BN, blocks * (share + 1) // splits * BN
     total = _row_sums(own_points, other_points, stride, step, level, rounded, rests, other_size, begin, end, BM, BN,
-                      CHUNK, LOWS, COMPENSATED)  # fmt: skip
+                      CHUNK, LOWS, POWER, True)  # fmt: skip
     # Sums go through memory even if no program shares the tile: in registers every thread would hold whole rows from
     # here.
     partial, distance = vectors64 + tl.load(fields + PARTIAL), padded(size)
@@ -278,11 +312,11 @@ def triple_leg(table, lanes, state, points16, vectors64, potentials, vectors32, 
             theirs = other_points + others[None, :].to(tl.int64) * stride + tl.arange(0, CHUNK)[:, None]
             h = tl.load(rounded + others, mask=near, other=AWAY)
             exponent, low = _exponents(own_points, theirs, near, step, level, h, tl.zeros((BN,), dtype=tl.float32), BM,
-                                       BN, CHUNK, LOWS)  # fmt: skip
+                                       BN, CHUNK, LOWS, False)  # fmt: skip
             top = tl.maximum(top, tl.max(exponent + low, axis=1))
         top = tl.floor(top + 0.5)
         total = _row_sums(own_points, other_points, stride, step, level - top, rounded, rests, other_size, 0,
-                          other_size, BM, BN, CHUNK, LOWS, COMPENSATED)  # fmt: skip
+                          other_size, BM, BN, CHUNK, LOWS, POWER, False)  # fmt: skip
         tl.debug_barrier()
         tl.store(partial + rows, tl.log2(total) + top.to(tl.float64), mask=inside)
         tl.debug_barrier()
