@@ -21,7 +21,7 @@ from drainsinkhorn.backends.triton.tiles import DIRECT, LARGEST, PRODUCT, ROOT, 
 from drainsinkhorn.model.instance import Instance
 from drainsinkhorn.numerics.rounding import (
     COMPENSATED_ERROR,
-    POWER_ERROR,
+    TRIPLE_ERROR,
     TRIPLE_UNSAMPLED,
     UNSAMPLED,
     soft_bound,
@@ -93,7 +93,7 @@ CODES = {
     Arithmetic.COMPENSATED: c.COMPENSATED.value,
 }
 """Codes of arithmetic beyond float32 in the column FLOAT64 of the lane table."""
-LEAST_ERRORS = {Arithmetic.TRIPLE: POWER_ERROR, Arithmetic.COMPENSATED: COMPENSATED_ERROR}
+LEAST_ERRORS = {Arithmetic.TRIPLE: TRIPLE_ERROR, Arithmetic.COMPENSATED: COMPENSATED_ERROR}
 TRIPLE_BITS = 2.0**13
 """Largest sum of scaled cost and starts, in bits, of points in three parts: sums of potentials on their grid are then
 exact in float32."""

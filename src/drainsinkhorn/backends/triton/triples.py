@@ -23,13 +23,11 @@ from drainsinkhorn.backends.triton.tiles import TRIPLE_TILES, TRIPLE_WARPS, Trip
 
 ROWS = 128
 """Rows of a program that writes points."""
-LONGEST, MOST_SCALE = 2.0**11, 9
-"""Length below which scaled points stay, and the largest log2 of their scale: exponents of some bits on the grid of
-scaled products have to be exact in float32."""
-
-
+LONGEST, MOST_SCALE = 2.0**12 - 16, 10
+"""Length below which scaled points stay, less by what rounding may add, and the largest log2 of their scale: with it
+exponents above -32 bits are exact in float32."""
 POWERS = {
-    Arithmetic.TRIPLE: kernels.BY_POLYNOMIAL.value,
+    Arithmetic.TRIPLE: kernels.BY_HARDWARE.value,
     Arithmetic.COMPENSATED: kernels.BY_TWO_PARTS.value,
 }
 """How powers of two are computed."""
@@ -67,7 +65,7 @@ def shares(size: tuple[int, int], dim: int, arithmetic: Arithmetic) -> tuple[int
 
 def log_scale(norms: tuple[float, float]) -> int:
     """Return log2 of the factor by which points are multiplied, from the largest squared norms of both sides."""
-    return min(MOST_SCALE, math.floor(math.log2((LONGEST - 1) / math.sqrt(max(norms)))))
+    return min(MOST_SCALE, math.floor(math.log2(LONGEST / math.sqrt(max(norms)))))
 
 
 class TripleLegs:

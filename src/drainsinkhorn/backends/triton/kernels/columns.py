@@ -248,7 +248,7 @@ SAFETY = Constant(3.0)
 """Factor on the mean relative error of sampled rows in a rounding bound."""
 FLOAT32_ERROR = Constant(3e-7)
 """Least relative error that a rounding bound assumes of sums, exponentials and logarithms in float32."""
-TRIPLE_ERROR = Constant(rounding.POWER_ERROR)
+TRIPLE_ERROR = Constant(rounding.TRIPLE_ERROR)
 COMPENSATED_ERROR = Constant(rounding.COMPENSATED_ERROR)
 """The same of points in three parts."""
 SCREEN_SAFETY = Constant(1.5)

@@ -1,17 +1,17 @@
 """Triton kernels of lanes whose points are in three float16 parts: legs in float32 that are far more accurate.
 
-Coordinates x are centred and scaled by 2^SCALE, so that no point is longer than 2^11, and split into integers
+Coordinates x are centred and scaled by 2^SCALE, so that no point is longer than 2^12, and split into integers
 
-    x 2^SCALE = X + X' 2^-11 + X'' 2^-22,    |X| <= 2^11,    |X'|, |X''| <= 2^10
+    x 2^SCALE = X + X' 2^-11 + X'' 2^-22,    |X| <= 2^12,    |X'| <= 2^11,    |X''| <= 2^10
 
-which float16 holds exactly. With t = 2^(1 - 2 SCALE) the product of two points is, in bits,
+which float16 holds exactly, since X is even beyond 2^11. With t = 2^(1 - 2 SCALE) the product of two points is, in bits,
 
     2 <x, y> = t <X, Y> + t 2^-11 (<X, Y'> + <X', Y> + <X', Y'> 2^-11 + <X, Y''> 2^-11 + <X'', Y> 2^-11)
 
-The first product is exact in float32, and so is its sum with potentials, which are rounded to a grid: 2^0 is far above
-the error of an exponent that matters, whatever the size of costs. The others are small. Of their sum and what rounding
-took from potentials the error is some 2^-36 of the largest squared norm. The exponential takes both parts
-(`numerics.exponentials`). Logarithms of weights are part of the potentials of the other side.
+The first product is exact in float32, since it is at most 2^24, and so is its sum with potentials, which are rounded
+to a grid, where the sum is above -32 bits: smaller terms do not matter. The other products are small, and so is the
+error of their sum, `numerics.rounding.TRIPLE_COST`. The exponential takes both parts (`numerics.exponentials`).
+Logarithms of weights are part of the potentials of the other side.
 
 A point is a row of CHUNKs of numbers: X, and then, LOWS chunks long, what is multiplied in the second product: of rows
 X, X', X', X, X'' and of columns Y', Y, Y' 2^-11, Y'' 2^-11, Y, of which X'' carries its 2^-11 as well.
@@ -86,7 +86,7 @@ def write_triples(table, lanes, points64, points16, vectors64, CHUNK: tl.constex
     norm = tl.zeros((ROWS,), dtype=tl.float64)
     for k in range(dim):
         x = tl.load(cloud + tl.cast(k, tl.int64) * size + rows, mask=inside, other=0.0) * scale
-        first = tl.floor(x + 0.5)
+        first = tl.where(tl.abs(x) < 2048.0, tl.floor(x + 0.5), 2.0 * tl.floor(x * 0.5 + 0.5))
         x = (x - first) * 2048.0
         second = tl.floor(x + 0.5)
         third = tl.floor((x - second) * 2048.0 + 0.5) * PART
