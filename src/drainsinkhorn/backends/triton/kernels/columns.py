@@ -39,7 +39,8 @@ ROUNDED = Constant(8)
 REST = Constant(10)
 """Pair, in vectors32. What rounding took from the potentials, in bits."""
 WEIGHT = Constant(12)
-"""Pair, in vectors32. Weights with which points enter sums of the other side: mass times 2^REST."""
+"""Pair, in vectors32. Weights with which points enter sums of the other side: mass times 2^REST. Where legs read none,
+from points in three parts and in float64, legs that are not applied write here what LOG_RATIOS lack."""
 POTENTIAL = Constant(14)
 """Pair, in vectors64. Potentials in bits."""
 NORM = Constant(16)

@@ -179,7 +179,12 @@ def finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted,
             augmented = is_augmented(fields, switch_residual(fields, numbers))
             store_potential(points16, vectors32, vectors64, fields, augmented, rows, inside, value, SIDE, PLACES, NORMS)
         else:
-            tl.store(vectors32 + tl.load(fields + LOG_RATIOS + SIDE) + rows, logs.to(tl.float32), mask=inside)
+            kept = logs.to(tl.float32)
+            tl.store(vectors32 + tl.load(fields + LOG_RATIOS + SIDE) + rows, kept, mask=inside)
+            if logs.dtype == tl.float64:
+                # Legs in float64 and from points in three parts read no weights, so there is room for the rest.
+                lost = (logs - kept.to(tl.float64)).to(tl.float32)
+                tl.store(vectors32 + tl.load(fields + WEIGHT + SIDE) + rows, lost, mask=inside)
         if ROLE == MEASURED:
             before = tl.load(vectors64 + tl.load(fields + BEFORE) + rows, mask=inside, other=0.0)
             if SOFT:

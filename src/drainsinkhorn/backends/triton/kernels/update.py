@@ -312,6 +312,18 @@ def store_potential(points16, vectors32, vectors64, fields, augmented, rows, ins
 
 
 @triton.jit
+def load_ratios(vectors32, fields, rows, inside, side):
+    """Log2 of marginal ratios that the last leg has measured; of points in three parts WEIGHT has what float32 took."""
+    # Programs of the same launch may have written the ratios: the L1 cache does not see that.
+    ratios = vectors32 + tl.load(fields + LOG_RATIOS + side) + rows
+    found = tl.load(ratios, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
+    if tl.load(fields + FLOAT64) > 1:
+        lost = vectors32 + tl.load(fields + WEIGHT + side) + rows
+        found += tl.load(lost, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
+    return found
+
+
+@triton.jit
 def apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, beta, shift, switch,
               PLACES: tl.constexpr, NORMS: tl.constexpr, SOFT: tl.constexpr, MOMENTUM: tl.constexpr):  # fmt: skip
     """Apply the measured f-leg to `rows` by the update rule, and store what legs read of their new potentials.
@@ -319,9 +331,7 @@ def apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, b
     Lanes that are SOFT are also translated by `shift`: their columns at the same places are stored as well.
     """
     inside = rows < size
-    # Programs of the same launch may have written the ratios: the L1 cache does not see that.
-    ratios = vectors32 + tl.load(fields + LOG_RATIOS) + rows
-    log_ratios = tl.load(ratios, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
+    log_ratios = load_ratios(vectors32, fields, rows, inside, 0)
     here = tl.load(vectors64 + tl.load(fields + POTENTIAL) + rows, mask=inside, other=0.0)
     before = tl.load(vectors64 + tl.load(fields + BEFORE) + rows, mask=inside, other=0.0)
     kappa, lam = leg_prices(vectors64, fields, 0, SOFT)

@@ -32,7 +32,6 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     FOUND_UNSAMPLED,
     KAPPA,
     LEAST_BAND,
-    LOG_RATIOS,
     MASS,
     NUMBERS,
     POTENTIAL,
@@ -46,6 +45,7 @@ from drainsinkhorn.backends.triton.kernels.soft import is_soft, price
 from drainsinkhorn.backends.triton.kernels.update import (
     is_augmented,
     leg_prices,
+    load_ratios,
     rows_of_tile,
     side_residual,
     stale_residual,
@@ -73,7 +73,7 @@ def split_potentials(table, lanes, state, potentials, points16, vectors32, vecto
     value = tl.load(potentials + tl.load(fields + POTENTIAL + side) + rows, mask=inside, other=0.0)
     if AFTER:
         if side == 0:
-            log_ratios = tl.load(legs + tl.load(fields + LOG_RATIOS) + rows, mask=inside, other=0.0).to(tl.float64)
+            log_ratios = load_ratios(legs, fields, rows, inside, 0)
             plain, _ = update_rule(value, log_ratios, value, 1.0, 0.0, 0.0, 1.0, True, False)
             if SOFT:
                 if is_soft(fields):
@@ -203,8 +203,7 @@ def check(table, lanes, state, vectors64, errors, vectors32, samples, found, cou
         if (OPENS == 0) | (side == 0):
             at = (side * tl.num_programs(0) + place) * count_samples
             truth = tl.load(samples + at + places, mask=inside, other=0.0)
-            ratios = vectors32 + tl.load(fields + LOG_RATIOS + side) + rows
-            log_ratios = tl.load(ratios, mask=inside, other=0.0).to(tl.float64)
+            log_ratios = load_ratios(vectors32, fields, rows, inside, side)
             errors_of_rows = tl.where(inside, tl.abs(tl.exp2(log_ratios - truth) - 1.0), 0.0)
             mass = tl.load(vectors64 + tl.load(fields + MASS + side) + rows, mask=inside, other=0.0)
             error = tl.sum(errors_of_rows, axis=0) / count
