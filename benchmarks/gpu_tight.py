@@ -82,25 +82,28 @@ def packed(problems: list[ds.Problem[Any]], wanted: str) -> TritonPack:
     return TritonPack(instances, base.policy.representation(instances[0]), base._device(), policy=policy)
 
 
-def launch(pack: TritonPack, side: int, role: Any, power: int, tile: tuple[int, int, int, int], *, run: bool = True):
-    """Launches of a leg of lanes in three parts with another tile, or only their compilation."""
+def constants(dim: int, side: int, role: Any, power: int, tile: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Constants and options of a leg in three parts with a tile."""
     bm, bn, stages, registers = tile
-    table, buffers, lanes = pack._table, pack._buffers, pack._table.select(pack._lanes)
-    stored = triples.chunks(lanes.lanes[0].inner.dim)
-    shares = int(table.fields[lanes.lanes[0].place, c.SHARES.value + side])
-    programs = max(-(-lane.size[side] // bm) for lane in lanes.lanes) * shares
-    constants = {
+    stored = triples.chunks(dim)
+    return {
         "SIDE": side, "ROLE": role.value, "BM": bm, "BN": bn, "CHUNK": stored.size, "LOWS": stored.lows,
         "POWER": power, "LOCKSTEP": False, "FUSED": False, "MOMENTUM": False, "SOFT": False, "BLOCK": BLOCK,
         **options(TRIPLE_WARPS, stages, registers),
     }  # fmt: skip
+
+
+def launch(pack: TritonPack, power: int, tile: tuple[int, int, int, int]) -> list[Any]:
+    """Launches that measure the rows of lanes in three parts with another tile."""
+    table, buffers, lanes = pack._table, pack._buffers, pack._table.select(pack._lanes)
+    shares = int(table.fields[lanes.lanes[0].place, c.SHARES.value])
+    programs = max(-(-lane.size[0] // tile[0]) for lane in lanes.lanes) * shares
     args = (
         table.fields, lanes.rows, table.state, buffers["points16"], buffers["vectors64"], buffers["vectors64"],
         buffers["vectors32"], buffers["vectors64"], buffers["counters"], table.limits, table.halted,
     )  # fmt: skip
-    if not run:
-        return kernels.triple_leg.warmup(*args, grid=(programs, len(lanes)), **constants)
-    return [prepared(kernels.triple_leg, (programs, len(lanes)), *args, **constants)]
+    own = constants(lanes.lanes[0].inner.dim, 0, c.MEASURED, power, tile)
+    return [prepared(kernels.triple_leg, (programs, len(lanes)), *args, **own)]
 
 
 def set_shares(pack: TritonPack, tile: tuple[int, int, int, int], resident: int, least: int = 8) -> None:
@@ -115,13 +118,17 @@ def set_shares(pack: TritonPack, tile: tuple[int, int, int, int], resident: int,
         pack._table.fields[lane.place, c.SHARES.value : c.SHARES.value + 2] = values
 
 
-def compile_tile(job: tuple[int, int, int, tuple[int, int, int, int]]) -> tuple[Any, Any]:
+def compile_tile(job: tuple[int, int, tuple[int, int, int, int]]) -> tuple[Any, Any]:
     """Compile one tile; return the registers of a thread and the shared memory of a program."""
-    dim, power, side, tile = job
-    pack = packed(clouds(64, dim, 1, 0.2 * dim, 1e-6), "TRIPLE")
+    dim, power, tile = job
+    dtypes = (torch.int64, torch.int64, torch.float64, torch.float16, torch.float64, torch.float64,
+              torch.float32, torch.float64, torch.int32, torch.float64, torch.int32)  # fmt: skip
+    args = [torch.empty(64, dtype=dtype, device=DEVICE) for dtype in dtypes]
     try:
-        compiled = launch(pack, side, c.APPLIED if side else c.MEASURED, power, tile, run=False)
-        return job, (compiled.n_regs, compiled.metadata.shared) if hasattr(compiled, "n_regs") else None
+        compiled = kernels.triple_leg.warmup(*args, grid=(1, 1), **constants(dim, 0, c.MEASURED, power, tile))
+        # Registers are known once it is loaded.
+        loaded = compiled.run is not None
+        return job, ((getattr(compiled, "n_regs", None) if loaded else None) or 168, compiled.metadata.shared)
     except Exception as error:  # noqa: BLE001  a tile that does not fit
         return job, f"{type(error).__name__}: {str(error)[:80]}"
 
@@ -177,7 +184,7 @@ def errors(dims: list[int], n: int) -> bool:
             names = {"FLOAT32": ["float32"], "TRIPLE": list(POWERS), "FLOAT64": ["float64"]}[wanted]
             for name in names:
                 if wanted == "TRIPLE":
-                    pack._launcher.run(*launch(pack, 0, c.MEASURED, POWERS[name], TILES[0]))
+                    pack._launcher.run(*launch(pack, POWERS[name], TILES[0]))
                 truth = exact_ratios(pack, problem, eps, rows)
                 off = np.exp2(found_ratios(pack, rows) - truth) - 1
                 mean = float(np.abs(off).mean())
@@ -218,7 +225,7 @@ def legs(dims: list[int], sizes: list[int], compiled: dict[Any, Any]) -> None:
         for name, power in POWERS.items():
             found = {}
             for tile in TILES[:1] if name == "polynomial" else TILES:
-                resources = compiled.get((d, power, 0, tile))
+                resources = compiled.get((d, power, tile))
                 if not isinstance(resources, tuple):
                     found[str(tile)] = resources
                     continue
@@ -226,7 +233,7 @@ def legs(dims: list[int], sizes: list[int], compiled: dict[Any, Any]) -> None:
                 fit = max(1, min(65536 // (128 * max(1, -(-registers // 8) * 8)), 232448 // (shared + 1024), 16))
                 try:
                     set_shares(pack, tile, fit)
-                    own = [launch(pack, 0, c.MEASURED, power, tile)]
+                    own = [launch(pack, power, tile)]
                     found[str(tile)] = (round(time_of(pack, own), 1), registers, fit)
                 except Exception as error:  # noqa: BLE001  a tile that does not fit
                     found[str(tile)] = f"{type(error).__name__}: {str(error)[:60]}"
@@ -266,7 +273,7 @@ def main() -> None:
     began, compiled = time.perf_counter(), {}
     if DEVICE == "cuda":
         shapes = {triples.chunks(d): d for d in reversed(args.dims)}
-        jobs = [(d, power, 0, tile) for d in shapes.values() for power in POWERS.values() for tile in TILES
+        jobs = [(d, power, tile) for d in shapes.values() for power in POWERS.values() for tile in TILES
                 if ("legs" in args.parts and power != POWERS["polynomial"]) or tile == TILES[0]]  # fmt: skip
         with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
             # The longest jobs come first.

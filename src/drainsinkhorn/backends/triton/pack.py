@@ -270,6 +270,9 @@ class TritonPack:
         soft = [lane for lane in lanes if lane.is_soft]
         if soft:
             launcher.run(launcher.open_soft(table.select(soft)))
+        for lane in lanes:
+            while not lane.is_float64 and not self._policy.may_suffice(lane.arithmetic, lane.instance.tol):
+                lane.arithmetic = lane.arithmetic.next
         for arithmetic in (Arithmetic.AUGMENTED, Arithmetic.FLOAT32):
             tried = [lane for lane in lanes if lane.arithmetic is arithmetic]
             if not tried:
@@ -302,11 +305,9 @@ class TritonPack:
         """Measure the first f-leg of new lanes that float32 is not accurate enough for, from points in three parts."""
         launcher, policy = self._launcher, self._policy
         for lane in lanes:
-            if lane.arithmetic is Arithmetic.TRIPLE and not policy.has_triples(
-                lane.inner, lane.group.extents[:, lane.row]
-            ):
+            if lane.arithmetic.has_triples and not policy.has_triples(lane.inner, lane.group.extents[:, lane.row]):
                 lane.arithmetic = Arithmetic.FLOAT64
-        launcher.triples.take_memory([lane for lane in lanes if lane.arithmetic is Arithmetic.TRIPLE])
+        launcher.triples.take_memory([lane for lane in lanes if lane.arithmetic.has_triples])
         for arithmetic in (Arithmetic.TRIPLE, Arithmetic.COMPENSATED):
             tried = [lane for lane in lanes if lane.arithmetic is arithmetic]
             if not tried:

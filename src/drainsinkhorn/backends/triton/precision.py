@@ -164,6 +164,10 @@ class PrecisionPolicy:
         """
         return c.SAFETY.value * np.maximum(errors, arithmetic.least_error) <= np.asarray(tolerances) / 2
 
+    def may_suffice(self, arithmetic: Arithmetic, tol: float) -> bool:
+        """Return whether an arithmetic is accurate enough for a tolerance if samples show its least error."""
+        return bool(self.accurate_enough(np.zeros(1), [tol], arithmetic)[0])
+
     def has_triples(self, instance: Instance[Any], extents: Any) -> bool:
         """Return whether legs of a lane may use points in three parts.
 

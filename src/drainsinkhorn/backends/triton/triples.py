@@ -96,15 +96,13 @@ class TripleLegs:
             fields[c.SCALE.value], fields[c.AUGMENTED.value] = log_scale(group.extents[1:3, lane.row]), 0
 
     def open(self, lanes: LaneSet, arithmetic: Arithmetic) -> list[Launch]:
-        """Give lanes, which have memory, their arithmetic; return launches that write their points if it is TRIPLE."""
+        """Give lanes, which have memory, their arithmetic; return launches that write their points."""
         for lane in lanes.lanes:
             fields = lane.group.fields[lane.row]
             fields[c.FLOAT64.value] = CODES[arithmetic]
             fields[c.SHARES.value : c.SHARES.value + 2] = shares(lane.size, lane.inner.dim, arithmetic)
         rows = np.stack([lane.group.fields[lane.row] for lane in lanes.lanes])
         self._table.fields[lanes.rows] = upload(rows, torch.int64, self._table.fields.device)
-        if arithmetic is not Arithmetic.TRIPLE:
-            return []
         return [
             prepared(
                 kernels.write_triples, (-(-max(part.largest(side)[0] for side in (0, 1)) // ROWS), len(part), 2),
