@@ -20,6 +20,7 @@ from drainsinkhorn.backends.triton.couplings import TritonCouplings
 from drainsinkhorn.backends.triton.lanes import FORMS
 from drainsinkhorn.backends.triton.pack import TritonPack
 from drainsinkhorn.backends.triton.precision import (
+    Arithmetic,
     PrecisionPolicy,
     count_places,
     has_blocks,
@@ -137,8 +138,9 @@ class TritonBackend:
             shapes = {instance.shape for instance in instances} if form.one_program else ()
             sizes = {size_class(shape, float64=False)[1:3] for shape in shapes} or {(40, 40)}
             softness = {not instance.marginals.are_hard for instance in instances}
+            tight = any(not self.policy.may_suffice(Arithmetic.FLOAT32, instance.tol) for instance in instances)
             for size, is_soft in product(sorted(sizes), sorted(softness)):
-                compile_kernels(form, self.policy, self._device(), size, is_soft)
+                compile_kernels(form, self.policy, self._device(), size, is_soft, tight)
 
     @memory_errors()
     def pack(self, instances: Sequence[Instance[Any]]) -> TritonPack:
@@ -192,9 +194,13 @@ def _default_bytes(device: str) -> int:
 
 @lru_cache(maxsize=256)
 def compile_kernels(
-    form: Representation, policy: PrecisionPolicy, device: Any, size: tuple[int, int] = (40, 40), is_soft: bool = False
-) -> None:
-    """Run every kernel once on tiny problems of one size, with soft marginals or hard ones, so that it is compiled."""
+    form: Representation, policy: PrecisionPolicy, device: Any, size: tuple[int, int] = (40, 40), is_soft: bool = False,
+    tight: bool = False,
+) -> None:  # fmt: skip
+    """Run every kernel once on tiny problems of one size, with soft marginals or hard ones, so that it is compiled.
+
+    Legs from points in three parts are compiled only for `tight` tolerances, and for problems of the most coordinates.
+    """
     import numpy as np
 
     dim = 2
@@ -205,6 +211,6 @@ def compile_kernels(
     sides: Any = {"x": None, "y": None, "matrix": np.ones(size)} if form.dense else {"x": x, "y": y, "matrix": None}
     cost = Cost(COSTS["euclidean" if form.rooted else "sqeuclidean"])
     marginals = Marginals(Marginal(1.0), Marginal(1.0)) if is_soft else BALANCED
-    for tol in (1.0, 1e-12):
+    for tol in (1.0, 1e-6, 2e-8, 1e-12) if tight else (1.0, 1e-12):
         instance = Instance(**sides, a=a, b=b, eps=1.0, tol=tol, cost=cost, marginals=marginals)
         TritonPack([instance], form, device, policy=policy).compile()

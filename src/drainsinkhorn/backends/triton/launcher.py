@@ -25,7 +25,7 @@ ROWS, BLOCK, SAMPLES = 256, 256, 32
 """Rows of a program of `apply` or `split_potentials`, partial sums added at once, and rows compared with float64."""
 ROUND_ROWS, ROUND_WARPS = 2048, 8
 """Rows that the one program of a lane rounds at once, and its warps."""
-BM64, BN64, WARPS64 = 16, 64, 4
+BM64, BN64, WARPS64 = 16, 128, 4
 """Rows, columns and warps of a tile of a leg in float64."""
 SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS = 1, 512, 8
 """The same for sampled rows: they are few, so each has a program of its own."""

@@ -84,7 +84,7 @@ class Arithmetic(Enum):
     @property
     def least_error(self) -> float:
         """The least mean relative error of sampled rows that a rounding bound assumes."""
-        return LEAST_ERRORS.get(self, c.FLOAT32_ERROR.value)
+        return LEAST_ERRORS[self]
 
 
 CODES = {
@@ -93,7 +93,12 @@ CODES = {
     Arithmetic.COMPENSATED: c.COMPENSATED.value,
 }
 """Codes of arithmetic beyond float32 in the column FLOAT64 of the lane table."""
-LEAST_ERRORS = {Arithmetic.TRIPLE: TRIPLE_ERROR, Arithmetic.COMPENSATED: COMPENSATED_ERROR}
+LEAST_ERRORS: dict[Arithmetic, float] = {
+    **dict.fromkeys(Arithmetic, float(c.FLOAT32_ERROR.value)),  # pyright: ignore[reportArgumentType]
+    Arithmetic.TRIPLE: TRIPLE_ERROR,
+    Arithmetic.COMPENSATED: COMPENSATED_ERROR,
+}
+"""Least mean relative errors of sampled rows that a rounding bound assumes; that of float64 is not read."""
 TRIPLE_BITS = 2.0**13
 """Largest sum of scaled cost and starts, in bits, of points in three parts: sums of potentials on their grid are then
 exact in float32."""

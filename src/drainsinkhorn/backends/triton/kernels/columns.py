@@ -232,6 +232,8 @@ FLOAT16_MOST = Constant(6e4)
 """Bound of potentials, in bits, before they are stored as float16 numbers, which hold up to 65504."""
 RANGE = Constant(80.0)
 """Bits by which a sum may differ from 1 before it is computed again with its largest term taken out."""
+RANGE64 = Constant(900.0)
+"""The same as RANGE for sums in float64."""
 ROOMY = Constant(64)
 """Coordinates of a chunk whose last four are places for potentials: two parts of its own, and two ones for another's.
 
