@@ -13,8 +13,8 @@ import torch
 from drainsinkhorn.backends.triton.blocks import BlockLegs, uses_blocks
 from drainsinkhorn.backends.triton.buffers import Buffers
 from drainsinkhorn.backends.triton.kernels import columns as c
+from drainsinkhorn.backends.triton.kernels import float64, soft, update, verify
 from drainsinkhorn.backends.triton.kernels import leg as leg_kernels
-from drainsinkhorn.backends.triton.kernels import soft, update, verify
 from drainsinkhorn.backends.triton.lanes import Lane, LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launching import Launch, on, prepared, stream_of
 from drainsinkhorn.backends.triton.precision import Arithmetic, has_blocks
@@ -159,7 +159,7 @@ class Launcher:
             most = min(SAMPLES, max(lanes.largest(which)[0] for which in (0, 1)))
             grid = (-(-most // bm), len(lanes), 2 if side == c.BOTH.value else 1)
         return prepared(
-            leg_kernels.float64_leg, grid,
+            float64.float64_leg, grid,
             self._table.fields, lanes.rows, self._table.state, buffers["points64"], vectors64,
             vectors64 if potentials is None else potentials, buffers["vectors32"] if vectors is None else vectors,
             vectors64 if errors is None else errors, buffers["counters"], self._table.limits, self._table.halted,
