@@ -66,7 +66,7 @@ TRIPLE_WARPS = 4
 """As many as other legs of lanes whose last program applies the leg: sums depend on it."""
 TRIPLE_TILES: dict[tuple[int, bool], TripleTile] = {
     (16, False): {"bn": 64, "stages": 2, "least": 8, "registers": 168, "resident": 3},
-    (32, False): {"bn": 64, "stages": 2, "least": 8, "registers": 0, "resident": 2},
+    (32, False): {"bn": 64, "stages": 2, "least": 8, "registers": 168, "resident": 3},
     (64, False): {"bn": 32, "stages": 2, "least": 16, "registers": 0, "resident": 2},
     (16, True): {"bn": 64, "stages": 2, "least": 8, "registers": 0, "resident": 2},
     (32, True): {"bn": 64, "stages": 2, "least": 8, "registers": 0, "resident": 2},
