@@ -35,8 +35,24 @@ LEAST_SAMPLED = {"float32": 2.0**-22, "float64": 2.0**-50}
 """Rounding bounds below which no comparison of sampled points is trusted, by the dtype that is compared."""
 UNSAMPLED = 16 * 2.0**-24
 """Rounding error of a residual in float32 per nat of `unsampled_size`: some units in the last place of a cost."""
+TRIPLE_UNSAMPLED = 16 * 2.0**-35
+"""The same of points in three parts: some times TRIPLE_COST."""
+POWER_POLYNOMIAL, REMAINDER_POLYNOMIAL = 3.1e-9, 1.1e-10
+"""Largest relative error of the polynomials of `exponentials.power` and `exponentials.compensated_power`, without that
+of their evaluation; a test compares them with arbitrary precision."""
+TRIPLE_ERROR, COMPENSATED_ERROR = 2.0**-25, REMAINDER_POLYNOMIAL + 2.0**-33
+"""Least mean relative errors that a bound assumes of marginal ratios from points in three parts. TRIPLE_ERROR is a
+quarter of the largest rounding error of an exponential, 2^-23, since rounding errors average out; it covers
+POWER_POLYNOMIAL. COMPENSATED_ERROR is the error of the polynomial, which all terms of a sum may share, and 2^-33: an
+exponential of `compensated_power` has an error of at most 2^-26, most of which averages out."""
 FLOAT32_COST = 2.0**-23
 """Rounding error of a scaled cost in float32, as a fraction of it: products, norms and sums together."""
+TRIPLE_COST = 2.0**-35
+"""Typical rounding error of a scaled cost from points in three float16 parts, as a fraction of the largest one.
+
+It is 2^-12 of the unit of products of first parts, of which the largest cost has 2^23 at least (`kernels.triple` of
+Triton), and comes from products of second and third parts, which are left out, and from sums in float32.
+"""
 FIRST_ORDER = 0.1
 """Largest error of an exponent for which `exp(E) - 1 <= 1.06 E`."""
 

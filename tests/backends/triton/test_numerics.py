@@ -38,10 +38,11 @@ COMPARED = {
     "starts": {"between", "start", "worthwhile"},
     "transforms": {"conditionals", "plan_costs"},
     "arrays": {"round_to"},
+    "exponentials": {"compensated_power", "power"},
     "soft": {"log_deviations", "soft_residual", "translation"},
 }
 """Functions that kernels name. tests/numerics compares `Momentum.stride`, other files here bounds and
-rounding, and test_soft.py soft lanes with the reference."""
+rounding, and test_soft.py soft lanes with the reference, test_triple.py exponentials."""
 LN2 = math.log(2)
 
 

@@ -256,8 +256,8 @@ def test_lanes_climb_to_the_arithmetic_that_is_accurate_enough_for_them() -> Non
     near = ds.Problem(x=on_device(x), y=on_device(y), eps=1.0, tol=1e-3)
     # Scores of 2^17 bits do not fit the float16 parts of potentials; tol 0.4 is wide enough for float32, and soon met.
     far = ds.Problem(x=on_device(100 * x), y=on_device(100 * y), eps=1.0, tol=0.4)
-    tight = ds.Problem(x=on_device(x), y=on_device(y), eps=1.0, tol=1e-9)
-    problems = [near, far, tight]
+    tight = [ds.Problem(x=on_device(x), y=on_device(y), eps=1.0, tol=tol) for tol in (1e-6, 2e-8, 1e-10)]
+    problems = [near, far, *tight]
     backend = TritonBackend(acceleration="momentum")
     pack = backend.pack([validate(problem, 1e-3) for problem in problems])
     assert [Arithmetic(rung) for rung in pack._lanes.column("arithmetic")] == list(Arithmetic)

@@ -8,7 +8,7 @@ many lanes there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -249,11 +249,16 @@ class LaneTable:
                 empty.append(self._groups.pop(int(number)))
         return empty
 
+    def groups(self, places: Places) -> Iterator[tuple[Any, Places]]:
+        """Return the groups of lanes, each with the rows of its lanes among these."""
+        numbers = self.host["group"][places]
+        for number in np.unique(numbers):
+            yield self._groups[int(number)], places[numbers == number]
+
     def bands(self, places: Places) -> Any:
         """Return the rounding bounds of residuals that are measured in float64; the first call waits for the device."""
         unknown = places[np.isnan(self.host["band"][places])]
-        for number in np.unique(self.host["group"][unknown]):
-            group, rows = self._groups[int(number)], unknown[self.host["group"][unknown] == number]
+        for group, rows in self.groups(unknown):
             self.host["band"][rows] = group.bands[self.host["number"][rows]]
         return self.host["band"][places]
 

@@ -13,18 +13,19 @@ import torch
 from drainsinkhorn.backends.triton.blocks import BlockLegs
 from drainsinkhorn.backends.triton.buffers import Buffers
 from drainsinkhorn.backends.triton.kernels import columns as c
+from drainsinkhorn.backends.triton.kernels import float64, soft, update, verify
 from drainsinkhorn.backends.triton.kernels import leg as leg_kernels
-from drainsinkhorn.backends.triton.kernels import soft, update, verify
 from drainsinkhorn.backends.triton.lanes import LaneSet, LaneTable
 from drainsinkhorn.backends.triton.launching import Launch, on, prepared, stream_of
-from drainsinkhorn.backends.triton.precision import Arithmetic, in_float64
+from drainsinkhorn.backends.triton.precision import Arithmetic, beyond_float32, in_float64, in_triples
 from drainsinkhorn.backends.triton.representation import Representation
+from drainsinkhorn.backends.triton.triples import TripleLegs
 
 ROWS, BLOCK, SAMPLES = 256, 256, 32
 """Rows of a program of `apply` or `split_potentials`, partial sums added at once, and rows compared with float64."""
 ROUND_ROWS, ROUND_WARPS, SMALL_ROUND_ROWS, SMALL_ROUND_WARPS = 2048, 8, 128, 2
 """Rows that the one program of a lane rounds at once, and its warps; and those of lanes whose cycles it runs, too."""
-BM64, BN64, WARPS64 = 16, 64, 4
+BM64, BN64, WARPS64 = 16, 128, 4
 """Rows, columns and warps of a tile of a leg in float64."""
 SAMPLE_BM, SAMPLE_BN, SAMPLE_WARPS = 1, 512, 8
 """The same for sampled rows: they are few, so each has a program of its own."""
@@ -41,6 +42,7 @@ class Launcher:
         self.representation, self.device = representation, device
         self._table, self._buffers, self._momentum = table, buffers, momentum
         self._blocks = BlockLegs(table, buffers, momentum=momentum)
+        self.triples = TripleLegs(table, buffers, momentum=momentum)
 
     def run(self, *launches: Launch) -> None:
         """Run launches in the current stream of the device."""
@@ -54,7 +56,7 @@ class Launcher:
     ) -> list[Launch]:
         """A leg of the state of lanes, whatever their arithmetic."""
         launches = self.legs(lanes, side, role, lockstep=lockstep, fused=fused)
-        if in_float64(lanes).any():
+        if beyond_float32(lanes).any():
             launches += self.float64_legs(lanes, side, role, lockstep=lockstep, fused=fused)
         return launches
 
@@ -107,21 +109,29 @@ class Launcher:
         """
         always = lanes.column("arithmetic") == Arithmetic.AUGMENTED.value
         at_first = always | (self.representation.places > 0) & ~np.isnan(lanes.column("high_part_error"))
-        return {bool(way) for ways in (always, at_first) for way in ways[~in_float64(lanes)]}
+        return {bool(way) for ways in (always, at_first) for way in ways[~beyond_float32(lanes)]}
 
     def float64_legs(
         self, lanes: LaneSet, side: int, role: Any, potentials: Any = None, vectors: Any = None, errors: Any = None,
         *, lockstep: bool = False, fused: bool = False,
     ) -> list[Launch]:  # fmt: skip
-        """Return launches of a leg in float64: one for hard lanes, one for soft ones, and one for each large lane."""
-        launches, large, more = [], lanes.column("in_blocks"), {"lockstep": lockstep, "fused": fused}
+        """Return launches of a leg in float64, or from points in three parts.
+
+        There is one for hard lanes, one for soft ones, and one for each large lane.
+        """
+        launches, more = [], {"lockstep": lockstep, "fused": fused}
+        vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
+        given = [
+            own if given is None else given
+            for given, own in zip((potentials, vectors, errors), (vectors64, vectors32, vectors64), strict=True)
+        ]
+        triples = in_triples(lanes)
+        if triples.any():
+            launches += self.triples.legs(lanes.part(triples), side, role, *given, block=BLOCK, **more)
+            lanes = lanes.part(~triples)
+        large = lanes.column("in_blocks")
         if large.any():
-            vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
-            given = [
-                own if given is None else given
-                for given, own in zip((potentials, vectors, errors), (vectors64, vectors32, vectors64), strict=True)
-            ]
-            launches = [
+            launches += [
                 self._blocks.leg(self._table.select([place]), side, role, *given, tile=BM64, block=BLOCK, **more)
                 for place in lanes.places[large & in_float64(lanes)]
             ]
@@ -137,7 +147,7 @@ class Launcher:
     ) -> Launch:  # fmt: skip
         """A leg in float64; with `samples`, log ratios of some rows (side 0), or of some rows and columns (BOTH)."""
         buffers, form = self._buffers, self.representation
-        vectors64 = buffers["vectors64"]
+        vectors64, at_once = buffers["vectors64"], 4 if form.packed or form.one_program else 16
         if samples is None:
             bm, bn, warps, grid = BM64, BN64, WARPS64, lanes.grid(side, BM64)
         else:
@@ -145,13 +155,13 @@ class Launcher:
             most = min(SAMPLES, max(lanes.largest(which)[0] for which in (0, 1)))
             grid = (-(-most // bm), len(lanes), 2 if side == c.BOTH.value else 1)
         return prepared(
-            leg_kernels.float64_leg, grid,
+            float64.float64_leg, grid,
             self._table.fields, lanes.rows, self._table.state, buffers["points64"], vectors64,
             vectors64 if potentials is None else potentials, buffers["vectors32"] if vectors is None else vectors,
             vectors64 if errors is None else errors, buffers["counters"], self._table.limits, self._table.halted,
             vectors64 if samples is None else samples, SAMPLES,
             ROOTED=form.rooted, DENSE=form.dense, SIDE=side, ROLE=role.value, BM=bm, BN=bn,
-            AT_ONCE=4 if form.packed else 16, LOCKSTEP=lockstep, FUSED=fused, MOMENTUM=fused and self._momentum,
+            AT_ONCE=at_once, LOCKSTEP=lockstep, FUSED=fused, MOMENTUM=fused and self._momentum,
             SOFT=samples is None and lanes.any_soft, BLOCK=BLOCK, num_warps=warps,
         )  # fmt: skip
 

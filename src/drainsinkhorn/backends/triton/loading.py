@@ -9,7 +9,7 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -57,6 +57,7 @@ class LoadedGroup:
         has_room: Lanes that have room for potentials inside the product, (lanes,).
         high_part_errors: Estimated errors of residuals from float16 high parts alone, (lanes,); NaN for lanes that do
             not use these alone.
+        more_pieces: Pieces of lanes whose points are in three parts.
     """
 
     pieces: dict[str, tuple[int, int]]
@@ -65,6 +66,7 @@ class LoadedGroup:
     lanes: int
     has_room: Any = False
     high_part_errors: Any = math.nan
+    more_pieces: list[dict[str, tuple[int, int]]] = field(default_factory=list)
 
     @cached_property
     def extents(self) -> Any:

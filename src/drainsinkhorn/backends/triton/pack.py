@@ -23,7 +23,7 @@ from drainsinkhorn.backends.triton.lanes import DTYPES, LaneSet, LaneTable, Plac
 from drainsinkhorn.backends.triton.launcher import SAMPLES, Launcher
 from drainsinkhorn.backends.triton.launching import Download, Launch, on, upload
 from drainsinkhorn.backends.triton.loading import load_group, loaded_together
-from drainsinkhorn.backends.triton.precision import Arithmetic, PrecisionPolicy, in_float64
+from drainsinkhorn.backends.triton.precision import Arithmetic, PrecisionPolicy, beyond_float32, in_triples
 from drainsinkhorn.backends.triton.records import describe
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.resident import ResidentCycles, ResidentLauncher
@@ -161,9 +161,9 @@ class TritonPack:
         samples = launcher.sample(chosen, c.BOTH.value, potentials)
         scratch, errors = torch.empty_like(self._buffers["vectors32"]), torch.empty_like(potentials)
         launcher.run(launcher.split(chosen, potentials, scratch))
-        for part in chosen.split(in_float64(chosen)):
+        for part in chosen.split(beyond_float32(chosen)):
             for side in (0, 1):
-                if in_float64(part).any():
+                if beyond_float32(part).any():
                     launcher.run(*launcher.float64_legs(part, side, c.CHECKED, potentials, scratch, errors))
                 else:
                     launcher.run(*launcher.legs(part, side, c.CHECKED, scratch, errors, potentials))
@@ -220,7 +220,8 @@ class TritonPack:
         self._supports = supports if any(support is not None for support in supports) else None
         self._serials = self._lanes.column("serial")
         for group in table.leave(left):
-            self._buffers.give(group.pieces)
+            for pieces in (group.pieces, *group.more_pieces):
+                self._buffers.give(pieces)
         table.remove(left)
         self._legs += len(admit)
 
@@ -289,6 +290,9 @@ class TritonPack:
         soft = places[host["is_soft"][places]]
         if len(soft):
             launcher.run(launcher.open_soft(table.select(soft)))
+        host["arithmetic"][places] = np.maximum(
+            host["arithmetic"][places], self._policy.least_rungs(host["tol"][places])
+        )
         for arithmetic in (Arithmetic.AUGMENTED, Arithmetic.FLOAT32):
             tried = places[host["arithmetic"][places] == arithmetic.value]
             if not len(tried):
@@ -302,9 +306,9 @@ class TritonPack:
                 launcher.run(*launcher.legs(chosen, 0, c.MEASURED))
             else:
                 launcher.run(*self._resident.measure(chosen, vectors64, vectors32, vectors64))
-            errors = self._first_errors(chosen, inside=is_augmented)
-            enough = self._policy.accurate_enough(errors, host["tol"][tried])
-            host["arithmetic"][tried[~enough]] = arithmetic.next.value
+            self._climb(chosen, arithmetic, inside=is_augmented)
+        self._measure_triples(places)
+        vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
         in_float64 = places[host["arithmetic"][places] == Arithmetic.FLOAT64.value]
         if len(in_float64):
             chosen = table.select(in_float64)
@@ -315,6 +319,33 @@ class TritonPack:
                 launcher.run(*launcher.float64_legs(chosen, 0, c.MEASURED))
             else:
                 launcher.run(*self._resident.measure(chosen, vectors64, vectors32, vectors64))
+
+    def _measure_triples(self, places: Places) -> None:
+        """Measure the first f-leg of new lanes that float32 is not accurate enough for, from points in three parts."""
+        launcher, host = self._launcher, self._table.host
+        candidates = self._table.select(places)
+        candidates = candidates.places[in_triples(candidates)]
+        for group, rows in self._table.groups(candidates):
+            extents = group.extents[:, host["number"][rows]]
+            has_triples = self._policy.has_triples(launcher.representation, host["dim"][rows], extents)
+            host["arithmetic"][rows[~has_triples]] = Arithmetic.FLOAT64.value
+            if has_triples.any():
+                launcher.triples.take_memory(group, rows[has_triples])
+        for arithmetic in (Arithmetic.TRIPLE, Arithmetic.COMPENSATED):
+            tried = places[host["arithmetic"][places] == arithmetic.value]
+            if not len(tried):
+                continue
+            chosen = self._table.select(tried)
+            launcher.run(*launcher.triples.open(chosen, arithmetic))
+            launcher.run(launcher.split(chosen, self._buffers["vectors64"], self._buffers["vectors32"]))
+            launcher.run(*launcher.float64_legs(chosen, 0, c.MEASURED))
+            self._climb(chosen, arithmetic)
+
+    def _climb(self, lanes: LaneSet, arithmetic: Arithmetic, *, inside: bool = False) -> None:
+        """Move lanes for which the arithmetic of their first leg is not accurate enough to the next one."""
+        errors = self._first_errors(lanes, inside=inside)
+        enough = self._policy.accurate_enough(errors, lanes.column("tol"), arithmetic)
+        self._table.host["arithmetic"][lanes.places[~enough]] = arithmetic.next.value
 
     def _first_errors(self, lanes: LaneSet, *, inside: bool) -> Any:
         """Mean relative errors of sampled rows of the states after the first f-leg, where ratios are near one.
@@ -328,7 +359,11 @@ class TritonPack:
         samples = launcher.sample(lanes, 0, potentials)
         if self._resident is None:
             # Places of columns alone are read, and their potentials have not changed.
-            launcher.run(*launcher.legs(lanes, 0, c.CHECKED, scratch, errors, inside=inside))
+            if beyond_float32(lanes).any():
+                legs = launcher.float64_legs(lanes, 0, c.CHECKED, potentials, scratch, errors)
+            else:
+                legs = launcher.legs(lanes, 0, c.CHECKED, scratch, errors, inside=inside)
+            launcher.run(*legs)
         else:
             launcher.run(*self._resident.measure(lanes, potentials, scratch, errors, checks=True))
         found = launcher.findings(lanes)
@@ -377,7 +412,7 @@ class TritonPack:
         launcher, vectors64 = self._launcher, self._buffers["vectors64"]
         launches = [launcher.split(lanes, vectors64, scratch)] if launcher.representation.packed else []
         launches += launcher.legs(lanes, 0, c.CHECKED, scratch, errors)
-        if in_float64(lanes).any():
-            part = lanes.part(in_float64(lanes))
+        if beyond_float32(lanes).any():
+            part = lanes.part(beyond_float32(lanes))
             launches += launcher.float64_legs(part, 0, c.CHECKED, vectors=scratch, errors=errors)
         return launches

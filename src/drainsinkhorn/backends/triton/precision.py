@@ -20,7 +20,13 @@ from drainsinkhorn.backends.triton.lanes import Flags, LaneSet
 from drainsinkhorn.backends.triton.representation import Representation
 from drainsinkhorn.backends.triton.tiles import DIRECT, LARGEST, PRODUCT, ROOT, STORED, tile
 from drainsinkhorn.model.instance import Instance
-from drainsinkhorn.numerics.rounding import UNSAMPLED, soft_bound
+from drainsinkhorn.numerics.rounding import (
+    COMPENSATED_ERROR,
+    TRIPLE_ERROR,
+    TRIPLE_UNSAMPLED,
+    UNSAMPLED,
+    soft_bound,
+)
 from drainsinkhorn.numerics.soft import soft_exponents
 
 DIRECT_DIM, PACKED_WIDTH = 4, 16
@@ -55,17 +61,34 @@ class Arithmetic(Enum):
 
     AUGMENTED: float32, potentials inside the product.
     FLOAT32: float32, potentials added to the product.
+    TRIPLE: float32, exact exponents from products of points in three float16 parts (`kernels.triple`).
+    COMPENSATED: the same, with compensated exponentials and sums.
     FLOAT64: float64, direct differences.
     """
 
     AUGMENTED = 0
     FLOAT32 = 1
-    FLOAT64 = 2
+    TRIPLE = 2
+    COMPENSATED = 3
+    FLOAT64 = 4
 
     @property
     def next(self) -> Arithmetic:
         """The next more accurate rung; the last is its own."""
         return Arithmetic(min(self.value + 1, Arithmetic.FLOAT64.value))
+
+
+CODES = {
+    Arithmetic.FLOAT64: 1,
+    Arithmetic.TRIPLE: c.TRIPLE.value,
+    Arithmetic.COMPENSATED: c.COMPENSATED.value,
+}
+"""Codes of arithmetic beyond float32 in the column FLOAT64 of the lane table."""
+LEAST_ERRORS = np.array([*[c.FLOAT32_ERROR.value] * 2, TRIPLE_ERROR, COMPENSATED_ERROR, 0.0])
+"""Least mean relative errors of sampled rows that a rounding bound assumes, by values of Arithmetic."""
+TRIPLE_BITS = 2.0**13
+"""Largest sum of scaled cost and starts, in bits, of points in three parts: sums of potentials on their grid are then
+exact in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +135,10 @@ class PrecisionPolicy:
 
     def describe(self, representation: Representation) -> str:
         """Return precision and representation in words, as `Result.arithmetic` has them."""
-        precision = "float64" if self.float64 else f"float32 {NAMES[representation.kind]}, float64 where needed"
+        beyond = "float64 where needed"
+        if representation.kind in (DIRECT, PRODUCT) and representation.chunks == 1:
+            beyond = "products of three parts or float64 where needed"
+        precision = "float64" if self.float64 else f"float32 {NAMES[representation.kind]}, {beyond}"
         cycles = ", one program for all cycles" if representation.one_program else ""
         return f"{precision}, {'cached' if representation.kind == STORED else 'streaming'}{cycles}"
 
@@ -126,13 +152,35 @@ class PrecisionPolicy:
         in_float32 = np.where(has_room, Arithmetic.AUGMENTED.value, Arithmetic.FLOAT32.value)
         return np.where(self.float64 | (least_weights < LIGHTEST), Arithmetic.FLOAT64.value, in_float32)
 
-    def accurate_enough(self, errors: Any, tolerances: Any) -> Any:
-        """Return for which lanes float32 is accurate enough, from mean relative errors of sampled rows.
+    def accurate_enough(self, errors: Any, tolerances: Any, arithmetic: Arithmetic = Arithmetic.FLOAT32) -> Any:
+        """Return for which lanes an arithmetic is accurate enough, from mean relative errors of sampled rows.
 
         A lane leaves at `residual + band <= stop`: a band of half a stop costs some cycles, another arithmetic far
         more.
         """
-        return c.SAFETY.value * np.maximum(errors, c.FLOAT32_ERROR.value) <= np.asarray(tolerances) / 2
+        return c.SAFETY.value * np.maximum(errors, LEAST_ERRORS[arithmetic.value]) <= np.asarray(tolerances) / 2
+
+    def least_rungs(self, tolerances: Any) -> Any:
+        """Return the first arithmetic for each tolerance that is accurate enough if samples show its least error."""
+        least = np.full(np.shape(tolerances), Arithmetic.FLOAT64.value)
+        for rung in reversed(list(Arithmetic)[:-1]):
+            least = np.where(self.accurate_enough(np.zeros(np.shape(tolerances)), tolerances, rung), rung.value, least)
+        return least
+
+    @np.errstate(invalid="ignore")
+    def has_triples(self, form: Representation, dims: Any, extents: Any) -> Any:
+        """Return for which lanes legs may use points in three parts.
+
+        Args:
+            form: How scores of the lanes are computed.
+            dims: Their numbers of coordinates.
+            extents: Their columns of `LoadedGroup.extents`.
+        """
+        norm, other_norm, start, other_start = extents[1:]
+        largest = (np.sqrt(norm) + np.sqrt(other_norm)) ** 2 + start + other_start
+        # Written so that NaN has none.
+        fits = (np.maximum(norm, other_norm) > 0) & (largest <= TRIPLE_BITS)
+        return fits & (form.kind in (DIRECT, PRODUCT)) & (dims <= STREAMED_DIM)
 
     def switch_residual(self, tolerances: Any, high_part_errors: Any) -> Any:
         """Return the residual at which each lane switches from float16 high parts to all products; 0 if it has none."""
@@ -142,10 +190,12 @@ class PrecisionPolicy:
     @np.errstate(all="ignore")
     def bands(self, lanes: LaneSet, found: c.Findings) -> Any:
         """Return the rounding bounds of verified residuals."""
+        rungs = lanes.column("arithmetic")
         bands = lanes.bands() + POTENTIAL_ROUNDING * found.largest
         # Maxima that are NaN if one of the errors is.
-        errors = np.maximum(np.maximum(found.row_error, found.col_error), c.FLOAT32_ERROR.value)
-        sampled = c.SAFETY.value * errors + UNSAMPLED * math.log(2) * found.unsampled
+        errors = np.maximum(np.maximum(found.row_error, found.col_error), LEAST_ERRORS[rungs])
+        far = np.where(in_triples(lanes), TRIPLE_UNSAMPLED, UNSAMPLED)
+        sampled = c.SAFETY.value * errors + far * math.log(2) * found.unsampled
         bands = np.where(in_float64(lanes), bands, bands + sampled)
         if lanes.any_soft:
             exponents = map(soft_exponents, lanes.column("kappa"), found.largest * lanes.column("unit"))
@@ -157,6 +207,17 @@ class PrecisionPolicy:
 def in_float64(lanes: LaneSet) -> Flags:
     """Return which lanes have legs in float64."""
     return lanes.column("arithmetic") == Arithmetic.FLOAT64.value
+
+
+def in_triples(lanes: LaneSet) -> Flags:
+    """Return which lanes have legs from points in three parts."""
+    rungs = lanes.column("arithmetic")
+    return (rungs == Arithmetic.TRIPLE.value) | (rungs == Arithmetic.COMPENSATED.value)
+
+
+def beyond_float32(lanes: LaneSet) -> Flags:
+    """Return which lanes have legs in float64 or from points in three parts, not those of `kernels.leg.leg`."""
+    return lanes.column("arithmetic") >= Arithmetic.TRIPLE.value
 
 
 def count_places(dp: int) -> int:

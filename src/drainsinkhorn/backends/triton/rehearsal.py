@@ -53,6 +53,16 @@ class _Float32Policy(PrecisionPolicy):
         return np.full(len(least_weights), Arithmetic.FLOAT32.value)
 
 
+class _TriplePolicy(PrecisionPolicy):
+    """Decisions about precision for lanes that points in three parts are accurate enough for."""
+
+    __slots__ = ()
+
+    def has_triples(self, form: Representation, dims: Any, extents: Any) -> Any:
+        """Return that legs use points in three parts, where scores and coordinates allow it."""
+        return super().has_triples(form, dims, np.ones_like(extents))
+
+
 class _Zeros(TorchFunctionMode):
     """Tensors that would not be initialised are zeros, so that each rehearsal makes the same decisions."""
 
@@ -90,14 +100,19 @@ def compile_kernels(instances: Sequence[Instance[Any]], policy: PrecisionPolicy,
     compiling.compile_tasks(needed, others)
 
 
+def _settings(policy: PrecisionPolicy) -> list[Any]:
+    """Return the attributes of a policy, in their order."""
+    return [getattr(policy, each.name) for each in fields(policy)]
+
+
 def _kind(instance: Instance[Any], form: Representation, policy: PrecisionPolicy) -> Hashable:
     """Return what decides which kernels a lane needs, beside its values."""
     n, m = instance.shape
     sizes = size_class((n, m), float64=False) if form.one_program else n <= SMALL
     start = instance.init if isinstance(instance.init, str) else "given"
-    is_enough = bool(policy.accurate_enough(0.0, instance.tol))
+    rung = int(policy.least_rungs(instance.tol))
     cost = 0 if form.dense else id(instance.cost.kind)
-    return sizes, instance.dim, _dtype(instance), cost, start, instance.marginals.are_hard, instance.uniform, is_enough
+    return sizes, instance.dim, _dtype(instance), cost, start, instance.marginals.are_hard, instance.uniform, rung
 
 
 def _dtype(instance: Instance[Any]) -> str:
@@ -124,6 +139,8 @@ def _small(instance: Instance[Any], form: Representation) -> Instance[Any]:
 
 def _solve(instance: Instance[Any], form: Representation, policy: PrecisionPolicy) -> TritonPack:
     """Load a small problem, run cycles until the first polls, verify and emit."""
+    if not policy.float64 and policy.least_rungs(instance.tol) > Arithmetic.FLOAT32.value:
+        policy = _TriplePolicy(*_settings(policy))
     with _Zeros():
         pack = TritonPack([_small(instance, form)], form, torch.device("cpu"), policy=policy)
         pack.advance(POLL + 2, [-1.0])
@@ -137,7 +154,7 @@ def _solve_otherwise(instance: Instance[Any], form: Representation, policy: Prec
     policies = [policy]
     if not policy.float64:
         if form.places:
-            policies.append(_Float32Policy(**{each.name: getattr(policy, each.name) for each in fields(policy)}))
+            policies.append(_Float32Policy(*_settings(policy)))
         policies.append(replace(policy, float64=True))
     for each in policies:
         # A tolerance at which no other arithmetic is needed than the first.

@@ -51,6 +51,29 @@ TILES: dict[tuple[int, int], Tile] = {
     (STORED, 16): made(32, 64, 4, 3, 4, 0, 7),
 }
 
+
+class TripleTile(TypedDict):
+    """The fields of `Tile` that tiles of points in three parts choose; rows are TRIPLE_ROWS, warps TRIPLE_WARPS."""
+
+    bn: int
+    stages: int
+    least: int
+    registers: int
+    resident: int
+
+
+TRIPLE_WARPS = 4
+"""As many as other legs of lanes whose last program applies the leg: sums depend on it."""
+TRIPLE_TILES: dict[tuple[int, bool], TripleTile] = {
+    (16, False): {"bn": 64, "stages": 2, "least": 8, "registers": 168, "resident": 3},
+    (32, False): {"bn": 64, "stages": 2, "least": 8, "registers": 168, "resident": 3},
+    (64, False): {"bn": 32, "stages": 2, "least": 16, "registers": 0, "resident": 2},
+    (16, True): {"bn": 64, "stages": 2, "least": 8, "registers": 0, "resident": 2},
+    (32, True): {"bn": 64, "stages": 2, "least": 8, "registers": 0, "resident": 2},
+    (64, True): {"bn": 32, "stages": 2, "least": 16, "registers": 0, "resident": 2},
+}
+"""Tiles of points in three parts, by coordinates of a chunk and whether exponentials are compensated."""
+
 LARGEST = 128
 """Rows and columns of a tile of stored scores, at most: by so much a stored matrix is padded."""
 MULTIPROCESSORS = 132

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import triton.language as tl
 
-from drainsinkhorn.numerics import soft
+from drainsinkhorn.numerics import rounding, soft
 from drainsinkhorn.numerics import update as rules
 
 
@@ -28,7 +28,8 @@ class Constant(tl.constexpr):
 SIZE = Constant(0)
 """Pair. Number of points."""
 POINTS16 = Constant(2)
-"""Pair, in points16. Coordinates as float16 high and low parts, (size, chunks, 2, DP); packed: (size, 16)."""
+"""Pair, in points16. Coordinates as float16 high and low parts, (size, chunks, 2, DP); packed: (size, 16); points in
+three parts: (size, 1 + LOWS, CHUNK), see `kernels.triple`."""
 POINTS32 = Constant(4)
 """Pair, in points32. Coordinates in float32, (dim, padded size)."""
 POINTS64 = Constant(6)
@@ -38,11 +39,13 @@ ROUNDED = Constant(8)
 REST = Constant(10)
 """Pair, in vectors32. What rounding took from the potentials, in bits."""
 WEIGHT = Constant(12)
-"""Pair, in vectors32. Weights with which points enter sums of the other side: mass times 2^REST."""
+"""Pair, in vectors32. Weights with which points enter sums of the other side: mass times 2^REST. Where legs read none,
+from points in three parts and in float64, legs that are not applied write here what LOG_RATIOS lack."""
 POTENTIAL = Constant(14)
 """Pair, in vectors64. Potentials in bits."""
 NORM = Constant(16)
-"""Pair, in vectors64. Squared norms of points, in bits; of cached scores, the potentials absorbed in the matrix."""
+"""Pair, in vectors64. Squared norms of points, in bits; of cached scores, the potentials absorbed in the matrix; of
+points in three parts, norms less the logarithms of weights."""
 MASS = Constant(18)
 """Pair, in vectors64. Weights of the marginals."""
 LOG_RATIOS = Constant(20)
@@ -56,13 +59,13 @@ ALIGNMENT = Constant(25)
 MATRIX = Constant(26)
 """In points32. Cached log-kernel entries, (n, padded m)."""
 FLOAT64 = Constant(27)
-"""1 for lanes whose arithmetic is float64."""
+"""0 for lanes whose legs are those of `leg`, 1 for float64, TRIPLE or COMPENSATED for points in three parts."""
 DIM = Constant(28)
 """Number of coordinates."""
 SHARES = Constant(29)
 """Pair. Number of programs that share the columns of a tile of rows."""
 PARTIAL = Constant(31)
-"""In vectors32. Sums of the programs that share a tile, (shares, padded size)."""
+"""In vectors32; of points in three parts in vectors64. Sums of the programs that share a tile, (shares, padded size)."""
 COUNTERS = Constant(32)
 """In counters. Number of programs of each tile that have arrived."""
 AUGMENTED = Constant(33)
@@ -77,7 +80,9 @@ LOG_MASSES = Constant(37)
 """Pair, in vectors64. Parts of the mass of the plan of a soft lane, one for each tile of rows, as logarithms."""
 ASKED = Constant(39)
 """In vectors64. Parts of the mass that rows ask for after a plain leg, one for each tile of rows, as logarithms."""
-FIELDS = Constant(40)
+SCALE = Constant(40)
+"""Log2 of the factor by which coordinates in three parts are multiplied."""
+FIELDS = Constant(41)
 """Number of columns of the lane table."""
 
 # Columns of the state of a lane, float64. Residuals are L1 norms.
@@ -182,6 +187,12 @@ OTHER_REST = Constant(4)
 """What OTHER_LEVEL lacks of the potential less the norm."""
 VECTORS = Constant(5)
 
+# Codes of arithmetic beyond float32 and float64, in the column FLOAT64.
+TRIPLE = Constant(2)
+"""Points in three float16 parts; exponentials and sums in float32."""
+COMPENSATED = Constant(3)
+"""The same, with exponentials of two parts and compensated sums."""
+
 # Codes of dtypes.
 FLOAT16 = Constant(1)
 BFLOAT16 = Constant(2)
@@ -221,17 +232,28 @@ FLOAT16_MOST = Constant(6e4)
 """Bound of potentials, in bits, before they are stored as float16 numbers, which hold up to 65504."""
 RANGE = Constant(80.0)
 """Bits by which a sum may differ from 1 before it is computed again with its largest term taken out."""
+RANGE64 = Constant(900.0)
+"""The same as RANGE for sums in float64."""
 ROOMY = Constant(64)
 """Coordinates of a chunk whose last four are places for potentials: two parts of its own, and two ones for another's.
 
 A point of fewer coordinates has one place, and the low part of its potential is among its low parts.
 """
+TRIPLE_ROWS = Constant(64)
+"""Rows of a tile of points in three parts."""
+TRIPLE_RANGE = Constant(60.0)
+"""The same as RANGE for points in three parts, of which exponents end at TRIPLE_MOST."""
+TRIPLE_MOST = Constant(120.0)
+"""Largest size of an exponent, in bits, whose integer part is put into the exponent bits of float32."""
 APPLY_ROWS = Constant(512)
 """Rows that the last program of a fused leg updates at a time."""
 SAFETY = Constant(3.0)
 """Factor on the mean relative error of sampled rows in a rounding bound."""
 FLOAT32_ERROR = Constant(3e-7)
 """Least relative error that a rounding bound assumes of sums, exponentials and logarithms in float32."""
+TRIPLE_ERROR = Constant(rounding.TRIPLE_ERROR)
+COMPENSATED_ERROR = Constant(rounding.COMPENSATED_ERROR)
+"""The same of points in three parts."""
 SCREEN_SAFETY = Constant(1.5)
 """Further factor in the rounding bound of the screen: it was sampled when the lane opened, and later states differ."""
 LEAST_BAND = Constant(2.7e-6)

@@ -1,4 +1,4 @@
-"""Triton kernels of legs: one reduction for both sides, in float32 from several kinds of scores, or in float64.
+"""Triton kernels of legs in float32: one reduction for both sides, from several kinds of scores.
 
 A leg measures the log2 of marginal ratios (`numerics.update.log_ratios`); for row i
 
@@ -26,13 +26,11 @@ import triton.language as tl
 
 from drainsinkhorn.backends.triton.kernels.columns import (
     ALIGNMENT,
-    ALL,
     APPLIED,
     APPLY_ROWS,
     ARRIVED,
     ASKED,
     BEFORE,
-    BOTH,
     CHECKED,
     COUNTERS,
     DIM,
@@ -52,14 +50,12 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     PARTIAL,
     POINTS16,
     POINTS32,
-    POINTS64,
     POTENTIAL,
     PRODUCT,
     RANGE,
     REST,
     ROOMY,
     ROUNDED,
-    SAMPLED,
     SHARES,
     SIZE,
     STORED,
@@ -182,8 +178,13 @@ def finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted,
             store_potential(points16, vectors32, vectors64, fields, augmented, rows, inside, value, SIDE, PLACES, NORMS)
         else:
             # A check compares ratios themselves.
-            kept = logs if ROLE == CHECKED else deviation
-            tl.store(vectors32 + tl.load(fields + LOG_RATIOS + SIDE) + rows, kept.to(tl.float32), mask=inside)
+            measured = logs if ROLE == CHECKED else deviation
+            kept = measured.to(tl.float32)
+            tl.store(vectors32 + tl.load(fields + LOG_RATIOS + SIDE) + rows, kept, mask=inside)
+            if logs.dtype == tl.float64:
+                # Legs in float64 and from points in three parts read no weights, so there is room for the rest.
+                lost = (measured - kept.to(tl.float64)).to(tl.float32)
+                tl.store(vectors32 + tl.load(fields + WEIGHT + SIDE) + rows, lost, mask=inside)
         if ROLE == MEASURED:
             before = tl.load(vectors64 + tl.load(fields + BEFORE) + rows, mask=inside, other=0.0)
             if SOFT:
@@ -387,95 +388,3 @@ def leg(table, lanes, state, points16, points32, vectors64, vectors32, errors, c
     finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers, tile, rows,
                  inside, own, logs, mass, frozen, SIDE, ROLE, PLACES, NORMS, LOCKSTEP, FUSED, MOMENTUM, SOFT, BM,
                  BM64, BLOCK)  # fmt: skip
-
-
-@triton.jit
-def float64_leg(table, lanes, state, points64, vectors64, potentials, vectors32, errors, counters, stops, halted,
-                samples, count_samples, ROOTED: tl.constexpr, DENSE: tl.constexpr, SIDE: tl.constexpr,
-                ROLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, AT_ONCE: tl.constexpr, LOCKSTEP: tl.constexpr,
-                FUSED: tl.constexpr, MOMENTUM: tl.constexpr, SOFT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Measure one side in float64 by direct differences; implements `numerics.update.log_ratios` in bits.
-
-    MEASURED and APPLIED: legs of FLOAT64 lanes. CHECKED: legs of other `potentials` (at the offsets POTENTIAL).
-    SAMPLED: log ratios of `count_samples` rows spread evenly over the side, or over BOTH, by place in `lanes`; AT_ONCE
-    coordinates are loaded together.
-    """
-    lane = tl.load(lanes + tl.program_id(1))
-    fields, numbers = table + lane * FIELDS, state + lane * NUMBERS
-    side = tl.program_id(2) if SIDE == BOTH else SIDE
-    size, other_size = (
-        tl.load(fields + SIZE + side).to(tl.int32),
-        tl.load(fields + SIZE + 1 - side).to(tl.int32),
-    )
-    count = size
-    if ROLE == SAMPLED:
-        count = tl.minimum(size, count_samples)
-    first = tl.program_id(0) * BM
-    skip = first >= count
-    if (ROLE == MEASURED) | (ROLE == APPLIED):
-        skip = skip | (tl.load(halted) > 0) | (tl.load(numbers + HELD) > 0) | (tl.load(fields + FLOAT64) == 0)
-    if skip:
-        return
-    places = first + tl.arange(0, BM)
-    inside = places < count
-    rows = places
-    if ROLE == SAMPLED:
-        rows = (places.to(tl.int64) * size // count).to(tl.int32)
-    own = tl.load(potentials + tl.load(fields + POTENTIAL + side) + rows, mask=inside, other=0.0)
-    other_potential = potentials + tl.load(fields + POTENTIAL + 1 - side)
-    other_mass = vectors64 + tl.load(fields + MASS + 1 - side)
-    dim = tl.load(fields + DIM).to(tl.int32)
-    own_points, other_points = (
-        points64 + tl.load(fields + POINTS64 + side),
-        points64 + tl.load(fields + POINTS64 + 1 - side),
-    )
-    largest = tl.full((BM,), -float("inf"), dtype=tl.float64)
-    total = tl.zeros((BM,), dtype=tl.float64)
-    for start in range(0, other_size, BN):
-        others = start + tl.arange(0, BN)
-        near = others < other_size
-        acc = tl.zeros((BM, BN), dtype=tl.float64)
-        if DENSE:
-            if side == 0:
-                place = rows[:, None].to(tl.int64) * other_size + others[None, :]
-            else:
-                place = others[None, :].to(tl.int64) * size + rows[:, None]
-            acc = -tl.load(
-                points64 + tl.load(fields + POINTS64) + place, mask=inside[:, None] & near[None, :], other=0.0
-            )
-        else:
-            if ROLE == SAMPLED:
-                # A program of one row loads several coordinates at once, since it waits for every load.
-                for first_k in range(0, dim, AT_ONCE):
-                    ks = first_k + tl.arange(0, AT_ONCE)
-                    x = tl.load(own_points + ks[None, :].to(tl.int64) * size + rows[:, None],
-                                mask=(ks[None, :] < dim) & inside[:, None], other=0.0)  # fmt: skip
-                    y = tl.load(other_points + ks[:, None].to(tl.int64) * other_size + others[None, :],
-                                mask=(ks[:, None] < dim) & near[None, :], other=0.0)  # fmt: skip
-                    apart = x[:, :, None] - y[None, :, :]
-                    acc -= tl.sum(apart * apart, axis=1)
-            else:
-                for k in range(dim):
-                    wide_k = tl.cast(k, tl.int64)
-                    x = tl.load(own_points + wide_k * size + rows, mask=inside, other=0.0)
-                    y = tl.load(other_points + wide_k * other_size + others, mask=near, other=0.0)
-                    apart = x[:, None] - y[None, :]
-                    acc -= apart * apart
-            if ROOTED:
-                acc = -tl.sqrt(-acc)
-        h = tl.load(other_potential + others, mask=near, other=-float("inf"))
-        w = tl.load(other_mass + others, mask=near, other=0.0)
-        exponent = acc + h[None, :]
-        new = tl.maximum(largest, tl.max(exponent, axis=1))
-        total = total * tl.exp2(largest - new) + tl.sum(tl.exp2(exponent - new[:, None]) * w[None, :], axis=1)
-        largest = new
-    logs = tl.log2(total) + (largest + own)
-    if ROLE == SAMPLED:
-        at = (side * tl.num_programs(1) + tl.program_id(1)) * count_samples
-        tl.store(samples + at + places, logs, mask=inside)
-    else:
-        mass = tl.load(vectors64 + tl.load(fields + MASS + SIDE) + rows, mask=inside, other=0.0)
-        frozen = (tl.load(numbers + FROZEN) > 0) & (ROLE != CHECKED)
-        finish_tile(vectors32, vectors64, vectors32, errors, counters, stops, halted, lane, fields, numbers,
-                     tl.program_id(0), rows, inside, own, logs, mass, frozen, SIDE, ROLE, 0, ALL, LOCKSTEP, FUSED,
-                     MOMENTUM, SOFT, BM, BM, BLOCK)  # fmt: skip

@@ -383,7 +383,7 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
     )
     alignment = tl.load(vectors64 + tl.load(fields + ALIGNMENT))
     # A name of its own: a variable of the loop below keeps its type.
-    row_kappa, lam = leg_prices(vectors64, fields, 0, SOFT)
+    _row_kappa, lam = leg_prices(vectors64, fields, 0, SOFT)
     other_kappa, other_lam = leg_prices(vectors64, fields, 1, SOFT)
     if SOFT:
         # Both residuals are in memory as logarithms.

@@ -22,6 +22,7 @@ import triton.language as tl
 from drainsinkhorn.backends.triton.kernels.columns import (
     AGE,
     ALIGNMENT,
+    ALL,
     ASKED,
     AUGMENTED,
     BACKOFF,
@@ -44,7 +45,6 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     LOG_RATIOS,
     MASS,
     MAX_BACKOFF,
-    NONE,
     NORM,
     NUMBERS,
     OFFSET,
@@ -64,6 +64,7 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     STARTED,
     STEP,
     SWITCH,
+    TRIPLE_ROWS,
     WEIGHT,
 )
 from drainsinkhorn.backends.triton.kernels.scores import high_low
@@ -82,10 +83,17 @@ def sum_parts(vectors64, start, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def rows_of_tile(fields, BM: tl.constexpr, BM64: tl.constexpr):
+    """Rows of a tile of a lane."""
+    arithmetic = tl.load(fields + FLOAT64)
+    return tl.where(arithmetic > 1, TRIPLE_ROWS, tl.where(arithmetic > 0, BM64, BM))
+
+
+@triton.jit
 def count_tiles(fields, BM: tl.constexpr, BM64: tl.constexpr, SIDE: tl.constexpr):
-    """Number of tiles of rows of a side: of BM rows in float32, of BM64 in float64."""
+    """Number of tiles of rows of a side: of BM rows in float32, of BM64 in float64, of TRIPLE_ROWS in three parts."""
     size = tl.load(fields + SIZE + SIDE).to(tl.int32)
-    tile = tl.where(tl.load(fields + FLOAT64) > 0, BM64, BM)
+    tile = rows_of_tile(fields, BM, BM64)
     return (size + tile - 1) // tile
 
 
@@ -282,12 +290,13 @@ def store_potential(points16, vectors32, vectors64, fields, augmented, rows, ins
     lanes are stored there as well. NORMS says whose potentials carry the norms of points.
     """
     mass = tl.load(vectors64 + tl.load(fields + MASS + side) + rows, mask=inside, other=0.0)
-    level = value
-    if NORMS != NONE:
-        norm = tl.load(vectors64 + tl.load(fields + NORM + side) + rows, mask=inside, other=0.0)
+    norm = tl.load(vectors64 + tl.load(fields + NORM + side) + rows, mask=inside, other=0.0)
+    if NORMS != ALL:
+        carried = tl.load(fields + FLOAT64) > 1
         if NORMS == ONLY_AUGMENTED:
-            norm = tl.where(augmented, norm, 0.0)
-        level = value - norm
+            carried = carried | augmented
+        norm = tl.where(carried, norm, 0.0)
+    level = value - norm
     rounded = round_to_grid(level)
     if (NORMS == ONLY_AUGMENTED) | (PLACES > 0):
         if augmented:
@@ -315,6 +324,18 @@ def store_potential(points16, vectors32, vectors64, fields, augmented, rows, ins
 
 
 @triton.jit
+def load_leg(vectors32, fields, rows, inside, side):
+    """Log2 of marginal ratios that the last leg has measured; of points in three parts WEIGHT has what float32 took."""
+    # Programs of the same launch may have written the ratios: the L1 cache does not see that.
+    ratios = vectors32 + tl.load(fields + LOG_RATIOS + side) + rows
+    found = tl.load(ratios, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
+    if tl.load(fields + FLOAT64) > 1:
+        lost = vectors32 + tl.load(fields + WEIGHT + side) + rows
+        found += tl.load(lost, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
+    return found
+
+
+@triton.jit
 def apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, beta, shift, switch,
               PLACES: tl.constexpr, NORMS: tl.constexpr, SOFT: tl.constexpr, MOMENTUM: tl.constexpr):  # fmt: skip
     """Apply the measured f-leg to `rows` by the update rule, and store what legs read of their new potentials.
@@ -322,9 +343,7 @@ def apply_leg(points16, vectors32, vectors64, fields, rows, size, error, step, b
     Lanes that are SOFT are also translated by `shift`: their columns at the same places are stored as well.
     """
     inside = rows < size
-    # Programs of the same launch may have written the leg: the L1 cache does not see that.
-    legs = vectors32 + tl.load(fields + LOG_RATIOS) + rows
-    leg = tl.load(legs, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
+    leg = load_leg(vectors32, fields, rows, inside, 0)
     here = tl.load(vectors64 + tl.load(fields + POTENTIAL) + rows, mask=inside, other=0.0)
     before = tl.load(vectors64 + tl.load(fields + BEFORE) + rows, mask=inside, other=0.0)
     _, lam = leg_prices(vectors64, fields, 0, SOFT)

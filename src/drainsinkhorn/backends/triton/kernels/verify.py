@@ -14,6 +14,8 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     BFLOAT16,
     BUDGET,
     CALLER_DTYPE,
+    COMPENSATED,
+    COMPENSATED_ERROR,
     EMITS_DOUBLE,
     EMITS_HALF,
     EMITS_SINGLE,
@@ -30,19 +32,21 @@ from drainsinkhorn.backends.triton.kernels.columns import (
     FOUND_UNSAMPLED,
     KAPPA,
     LEAST_BAND,
-    LOG_RATIOS,
     MASS,
     NUMBERS,
     POTENTIAL,
     SAFETY,
     SCREEN_SAFETY,
     SIZE,
+    TRIPLE_ERROR,
     UNIT,
 )
 from drainsinkhorn.backends.triton.kernels.soft import is_soft, price
 from drainsinkhorn.backends.triton.kernels.update import (
     is_augmented,
     leg_prices,
+    load_leg,
+    rows_of_tile,
     side_residual,
     stale_residual,
     store_potential,
@@ -69,7 +73,7 @@ def split_potentials(table, lanes, state, potentials, points16, vectors32, vecto
     value = tl.load(potentials + tl.load(fields + POTENTIAL + side) + rows, mask=inside, other=0.0)
     if AFTER:
         if side == 0:
-            leg = tl.load(legs + tl.load(fields + LOG_RATIOS) + rows, mask=inside, other=0.0).to(tl.float64)
+            leg = load_leg(legs, fields, rows, inside, 0)
             plain, _ = update_rule(value, leg, value, 1.0, 0.0, 1.0, True, False)
             if SOFT:
                 if is_soft(fields):
@@ -187,10 +191,9 @@ def check(table, lanes, state, vectors64, errors, vectors32, samples, found, cou
     place = tl.program_id(0)
     lane = tl.load(lanes + place)
     fields, numbers = table + lane * FIELDS, state + lane * NUMBERS
-    double = tl.load(fields + FLOAT64) > 0
+    arithmetic, tile = tl.load(fields + FLOAT64), rows_of_tile(fields, BM, BM64)
     for side in tl.static_range(2):
         size = tl.load(fields + SIZE + side).to(tl.int32)
-        tile = tl.where(double, BM64, BM)
         total = side_residual(errors, fields, side, (size + tile - 1) // tile, SOFT, BLOCK)
         tl.store(found + FINDINGS * place + FOUND_RESIDUAL + side, total)
         count = tl.minimum(size, count_samples)
@@ -200,8 +203,7 @@ def check(table, lanes, state, vectors64, errors, vectors32, samples, found, cou
         if (OPENS == 0) | (side == 0):
             at = (side * tl.num_programs(0) + place) * count_samples
             truth = tl.load(samples + at + places, mask=inside, other=0.0)
-            ratios = vectors32 + tl.load(fields + LOG_RATIOS + side) + rows
-            log_ratios = tl.load(ratios, mask=inside, other=0.0).to(tl.float64)
+            log_ratios = load_leg(vectors32, fields, rows, inside, side)
             errors_of_rows = tl.where(inside, tl.abs(tl.exp2(log_ratios - truth) - 1.0), 0.0)
             mass = tl.load(vectors64 + tl.load(fields + MASS + side) + rows, mask=inside, other=0.0)
             error = tl.sum(errors_of_rows, axis=0) / count
@@ -217,4 +219,9 @@ def check(table, lanes, state, vectors64, errors, vectors32, samples, found, cou
             if OPENS:
                 band = tl.where(error < FLOAT32_ERROR, FLOAT32_ERROR, error) * (SCREEN_SAFETY * SAFETY)
                 band = tl.where(band < LEAST_BAND, LEAST_BAND, band)
+                if arithmetic > 1:
+                    least = tl.full((1,), TRIPLE_ERROR, dtype=tl.float64)
+                    if arithmetic == COMPENSATED:
+                        least = tl.full((1,), COMPENSATED_ERROR, dtype=tl.float64)
+                    band = tl.max(tl.where(error < least, least, error), axis=0) * (SCREEN_SAFETY * SAFETY)
                 tl.store(numbers + BAND, tl.load(vectors64 + tl.load(fields + FLOAT64_BAND)) + band)
