@@ -224,7 +224,7 @@ def test_without_a_screen_a_lane_passes_where_its_lowered_hold_would_hold_it(
     stale: float, statuses: list[Status]
 ) -> None:
     """Otherwise it would leave earlier where audits are more frequent."""
-    limits = Limits(stale=[stale], stops=[0.4], holds=[0.25], final={})
+    limits = Limits(depths=[5], stale=[stale], stops=[0.4], holds=[0.25], final={})
     audit = Audit(screen="none")
     _, _, found, _ = judge(
         limits,
@@ -236,3 +236,18 @@ def test_without_a_screen_a_lane_passes_where_its_lowered_hold_would_hold_it(
         quorum=0,
     )
     assert found == statuses
+
+
+@pytest.mark.parametrize(("depth", "certified"), [(40, False), (4000, True)])
+def test_a_certificate_is_made_where_it_saves_cycles(depth: int, certified: bool) -> None:
+    """A residual of 9e-4 with an estimate of 2e-4 has to fall by 12 percent to pass 1e-3."""
+    exactly = list[bool]()
+
+    def verify(lanes: Any, exact: bool) -> Residuals:
+        exactly.append(exact)
+        return Residuals([9e-4], [0.0], [1e-9 if exact else 2e-4])
+
+    limits = Limits(depths=[depth], stale=[9e-4], stops=[1e-3], holds=[1e-3], final={})
+    _, _, statuses, _ = judge(limits, [0], Audit(), lambda _: [9e-4], verify, exact=False, quorum=0)
+    assert exactly == [False, True] if certified else [False]
+    assert statuses == ([Status.CONVERGED] if certified else [])

@@ -28,10 +28,10 @@ EARLY = 1.1
 """A lane that is not held is verified once its screen is at most this multiple of its stop. The screen includes a band,
 which is at most a tenth of tol (otherwise the lane computes in float64), so a verify could pass no lane whose screen is
 larger."""
-ESCALATE = 0.1
-"""Share of a stop. If only the rounding estimate keeps a lane from passing, and the estimate exceeds this share, a
-certificate replaces it. Without one the lane would have to reduce its residual by that share, which may take tens of
-cycles; docs/benchmarks/rounding.md has the cost of a certificate."""
+ESCALATE, CERTIFICATE_CYCLES = 0.1, 16
+"""Share of a stop, and a number of cycles. If only the rounding estimate keeps a lane from passing, if the estimate
+exceeds this share, and if the lane would need more cycles to pass with it, a certificate replaces it.
+docs/benchmarks/rounding.md has the cost of a certificate."""
 BACK_OFF = 0.95
 """Smallest factor by which a rejected verify lowers the screen at which the lane is held next."""
 
@@ -126,6 +126,7 @@ class Limits(NamedTuple):
     """The residuals that an audit compares with their limits: columns with one entry for each lane of a pack.
 
     Attributes:
+        depths: Cycles that the lanes have run.
         stale: Residual of the stale side, from the last advance.
         stops: Largest residual at which a lane passes.
         holds: Largest screen at which a lane is held; -inf if it is not held. `judge` lowers it for rejected lanes.
@@ -133,6 +134,7 @@ class Limits(NamedTuple):
             does not pass: DEPTH_LIMIT or EXPIRED.
     """
 
+    depths: Sequence[int]
     stale: Sequence[float]
     stops: Sequence[float]
     holds: list[float]
@@ -267,15 +269,19 @@ def _certify_undecided(limits: Limits, lanes: Sequence[int], residuals: Residual
     """Residuals, with those of lanes replaced by certificates where the rounding estimate alone would decide.
 
     That is so for a lane at its last state, if the stop lies within the estimate of the measured residual; for any
-    other lane, if the measured residual is within the stop and the estimate exceeds ESCALATE times the stop. Both rules
-    depend on the state alone.
+    other lane, if the measured residual is within the stop, the estimate exceeds ESCALATE times the stop, and the lane
+    would run more than CERTIFICATE_CYCLES until it passes. Both rules depend on the state alone.
     """
     undecided = list[int]()
     for place, (lane, row, col, band) in enumerate(zip(lanes, *residuals, strict=True)):
         measured, stop = max(row, col), limits.stops[lane]
         if stop < measured + band:
-            is_final = lane in limits.final
-            if measured - band <= stop if is_final else measured <= stop and ESCALATE * stop < band < math.inf:
+            if lane in limits.final:
+                is_undecided = measured - band <= stop
+            else:
+                is_undecided = measured <= stop and ESCALATE * stop < band < math.inf
+                is_undecided &= _cycles_to_pass(limits.depths[lane], measured, stop - band) > CERTIFICATE_CYCLES
+            if is_undecided:
                 undecided.append(place)
     if not undecided:
         return residuals
@@ -284,6 +290,13 @@ def _certify_undecided(limits: Limits, lanes: Sequence[int], residuals: Residual
         if certificate.worst < math.inf:
             rows[place] = certificate
     return Residuals.from_rows(rows)
+
+
+def _cycles_to_pass(depth: int, measured: float, needed: float) -> float:
+    """Predict in how many cycles a residual falls to the one needed, at the rate at which it fell from 1 so far."""
+    if not (needed > 0 and measured < 1):
+        return math.inf
+    return depth * math.log(measured / needed) / -math.log(measured)
 
 
 def _status(limits: Limits, audit: Audit, lane: int, worst: float) -> Status | None:

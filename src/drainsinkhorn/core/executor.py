@@ -204,7 +204,7 @@ class _Window:
         """Judge the lanes that are due; return those that leave, with residuals and statuses."""
         plan, live = self.plan, self.live
         final = last_states(live, self.progress.depths, self.limits, self.lanes.tickets, plan.expired)
-        limits = Limits(self.progress.stale, self.stops, self.holds, final)
+        limits = Limits(self.progress.depths, self.progress.stale, self.stops, self.holds, final)
         due, quorum = live if self.on_grid else list(final), len(live) if plan.mode.together else 0
         leaving, residuals, statuses, counts = judge(
             limits, due, plan.audit, self._screen, self._verify, exact=plan.exact, quorum=quorum

@@ -62,6 +62,7 @@ def shares(size: tuple[int, int], dim: int, arithmetic: Arithmetic) -> tuple[int
     return splits(*size, *fit), splits(*size[::-1], *fit)
 
 
+@np.errstate(divide="ignore")
 def log_scales(norms: Any) -> Any:
     """Return log2 of the factors of points, from the largest squared norms of both sides, (2, lanes)."""
     return np.minimum(MOST_SCALE, np.floor(np.log2(LONGEST / np.sqrt(norms.max(0))))).astype(np.int64)
