@@ -167,7 +167,7 @@ class _Doubtful:
 
 
 def judged(pack: Any, *, final: bool = False) -> Any:
-    limits = Limits([0.9], [1.0], [1.0], {0: Status.DEPTH_LIMIT} if final else {})
+    limits = Limits([100], [0.9], [1.0], [1.0], {0: Status.DEPTH_LIMIT} if final else {})
     _, _, statuses, _ = judge(limits, [0], Audit(), lambda _: [], pack.verify, exact=False)
     return statuses[0] if statuses else None
 

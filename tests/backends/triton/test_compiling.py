@@ -248,3 +248,26 @@ def test_kernels_are_the_same_if_workers_fail(report: dict[str, Any], what: str)
     assert report.get(f"{what}, on disk", []) == []
     assert report[f"{what}, pending"] == 0
     assert report[what] == report["by_workers"]
+
+
+def test_what_no_solve_waits_for_leaves_cores_and_a_launch_compiles_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_cores", lambda: 8)
+    monkeypatch.setattr(compiling, "pending", {})
+    workers = compiling._Workers()
+    monkeypatch.setattr(workers, "_work", lambda: None)
+    tasks = [compiling.Task(number, "", "", "", (), number) for number in range(6)]
+    later, urgent = tasks[:4], tasks[4:]
+    workers.submit(later, urgency=0)
+    assert workers._running == 2
+    futures = workers.submit(urgent, urgency=1)
+    # The two that run have not said that they are idle.
+    assert workers._running == 6
+    # The largest of those that do not wait is the next to begin; a launch cancels it before.
+    assert compiling.pending[later[3].key].cancel()
+    taken = [workers._take() for _ in range(5)]
+    assert taken == [(urgent[1], True), (urgent[0], True), (later[2], False), (later[1], False), None]
+    assert later[3].key not in compiling.pending
+    workers._finish(is_urgent=False)
+    assert workers._take() == (later[0], False)
+    compiling._settle(urgent[0], succeeded=True)
+    assert futures[0].result()

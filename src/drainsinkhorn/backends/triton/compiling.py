@@ -38,6 +38,8 @@ _log = logging.getLogger("drainsinkhorn")
 
 MOST_WORKERS = 16
 """Processes that compile at once, at most: more than that have nothing to do."""
+BEHIND = 0.25
+"""Share of the cores that compile what no solve waits for yet: more would slow down the solve that runs meanwhile."""
 IDLE = 10.0
 """Seconds for which processes wait for more to compile: problems of another kind may follow."""
 QUIET = 2.0
@@ -161,7 +163,7 @@ class _Workers:
     def __init__(self) -> None:
         self._tasks: list[tuple[int, int, int, Task]] = []
         self._changed = threading.Condition()
-        self._running = self._idle = self._submitted = 0
+        self._running = self._idle = self._submitted = self._behind = 0
 
     def submit(self, tasks: Sequence[Task], *, urgency: int) -> list[Future[bool]]:
         """Start to compile tasks, those of lower urgency later; each future says whether that succeeded."""
@@ -172,28 +174,41 @@ class _Workers:
                     self._submitted += 1
                     heapq.heappush(self._tasks, (-urgency, -task.weight, self._submitted, task))
             futures = [pending[task.key] for task in tasks]
-            more = max(0, min(len(self._tasks) - self._idle, min(_cores(), MOST_WORKERS) - self._running))
+            urgent = sum(entry[0] < 0 for entry in self._tasks)
+            useful = urgent + min(len(self._tasks) - urgent, _most_behind())
+            more = max(0, min(useful - self._idle, min(_cores(), MOST_WORKERS) - self._running))
             self._running += more
             self._changed.notify_all()
         for _ in range(more):
             threading.Thread(target=self._work, name="drainsinkhorn-compiles", daemon=True).start()
         return futures
 
-    def _next(self) -> Task | None:
-        """Wait for a task; None if there was none for some time."""
+    def _next(self) -> tuple[Task, bool] | None:
+        """Wait for a task, and return it and whether it is urgent; None if there was none for some time."""
         with self._changed:
             self._idle += 1
-            self._changed.wait_for(lambda: bool(self._tasks), IDLE)
+            found = self._changed.wait_for(self._take, IDLE)
             self._idle -= 1
-            return heapq.heappop(self._tasks)[-1] if self._tasks else None
+            return found or None
+
+    def _take(self) -> tuple[Task, bool] | None:
+        """Take the most urgent task that may begin now. A launch has cancelled those that it compiles itself."""
+        while self._tasks and (self._tasks[0][0] < 0 or self._behind < _most_behind()):
+            urgency, *_, task = heapq.heappop(self._tasks)
+            if pending[task.key].set_running_or_notify_cancel():
+                self._behind += urgency == 0
+                return task, urgency < 0
+            pending.pop(task.key)
+        return None
 
     def _work(self) -> None:
         """Start a process and give it tasks until there are none, or until it fails."""
         task: Task | None = None
-        process: Any = None
+        is_urgent, process = True, None
         try:
             process = _start()
-            while (task := self._next()) is not None:
+            while (found := self._next()) is not None:
+                task, is_urgent = found
                 process.stdin.write(json.dumps(task[1:5]) + "\n")
                 process.stdin.flush()
                 answer = process.stdout.readline().strip()
@@ -201,22 +216,41 @@ class _Workers:
                     break
                 _settle(task, succeeded=answer == compile_worker.DONE)
                 task = None
+                self._finish(is_urgent)
         except (OSError, ValueError) as error:
             _log.debug("a process that compiles kernels failed: %r", error)
         finally:
+            if task is not None:
+                self._finish(is_urgent)
             with self._changed:
                 self._running -= 1
                 # The last one to leave settles what nobody compiles.
                 left = [entry[-1] for entry in self._tasks] if self._running == 0 else []
                 if left:
                     self._tasks.clear()
-            for one in [*([task] if task is not None else []), *left]:
-                _settle(one, succeeded=False)
+            if task is not None:
+                _settle(task, succeeded=False)
+            for one in left:
+                if pending[one.key].set_running_or_notify_cancel():
+                    _settle(one, succeeded=False)
+                else:
+                    pending.pop(one.key)
             if process is not None:
                 _stop(process)
 
+    def _finish(self, is_urgent: bool) -> None:
+        """Let another task begin that no solve waits for."""
+        with self._changed:
+            self._behind -= not is_urgent
+            self._changed.notify_all()
+
 
 _workers = _Workers()
+
+
+def _most_behind() -> int:
+    """Return the number of tasks that may run at once while no solve waits for them."""
+    return max(1, int(BEHIND * min(_cores(), MOST_WORKERS)))
 
 
 def _settle(task: Task, *, succeeded: bool) -> None:

@@ -108,7 +108,8 @@ def _launch_nothing(_: int) -> None:
 
 def _form(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> _Form:
     future = pending.get(form_key(kernel, args, constants))
-    if future is not None:
+    # What another process has not begun is compiled here.
+    if future is not None and not future.cancel():
         wait([future], PATIENCE)
     with on(args[0].device):
         compiled = kernel.warmup(*args, grid=grid, **constants)
