@@ -25,13 +25,12 @@ Screen = Literal["free", "row", "none"]
 EVERY = 8
 """Cycles between audits where neither the caller nor the backend says otherwise."""
 EARLY = 1.1
-"""A lane that is not held is verified once its screen is at most this multiple of its stop. The screen includes a band,
-which is at most a tenth of tol (otherwise the lane computes in float64), so a verify could pass no lane whose screen is
-larger."""
+"""A lane that is not held is verified once its screen is at most this multiple of its stop: a verify of a lane whose
+screen is larger would rarely pass. The screen includes a rounding bound that may be larger than that of the verify."""
 ESCALATE, CERTIFICATE_CYCLES = 0.1, 16
-"""Share of a stop, and a number of cycles. If only the rounding estimate keeps a lane from passing, if the estimate
-exceeds this share, and if the lane would need more cycles to pass with it, a certificate replaces it.
-docs/benchmarks/rounding.md has the cost of a certificate."""
+"""A certificate replaces the rounding estimate of a lane if only the estimate keeps the lane from passing, if the
+estimate exceeds ESCALATE times the stop, and if the lane is predicted to need more than CERTIFICATE_CYCLES further
+cycles to pass with the estimate. docs/benchmarks/rounding.md has the cost of a certificate."""
 BACK_OFF = 0.95
 """Smallest factor by which a rejected verify lowers the screen at which the lane is held next."""
 
@@ -227,7 +226,7 @@ def judge(
 def _statuses(limits: Limits, audit: Audit, lanes: Sequence[int], worst: Sequence[float]) -> Sequence[Status | None]:
     """How verified lanes end; None: a lane continues, and its hold is lowered."""
     stops, holds = pick(limits.stops, lanes), pick(limits.holds, lanes)
-    # Holds are at most stops; -inf is none.
+    # Holds are at most stops. A hold of -inf means that the lane is never held; its stop takes the place of the hold.
     bounds = stops if min(holds, default=0.0) == -math.inf else holds
     if all(map(operator.le, worst, stops)) and not any(map(operator.gt, pick(limits.stale, lanes), bounds)):
         return [Status.CONVERGED] * len(lanes)
@@ -270,7 +269,8 @@ def _certify_undecided(limits: Limits, lanes: Sequence[int], residuals: Residual
 
     That is so for a lane at its last state, if the stop lies within the estimate of the measured residual; for any
     other lane, if the measured residual is within the stop, the estimate exceeds ESCALATE times the stop, and the lane
-    would run more than CERTIFICATE_CYCLES until it passes. Both rules depend on the state alone.
+    is predicted to need more than CERTIFICATE_CYCLES further cycles. Both rules depend only on the state of the lane
+    and its depth.
     """
     undecided = list[int]()
     for place, (lane, row, col, band) in enumerate(zip(lanes, *residuals, strict=True)):

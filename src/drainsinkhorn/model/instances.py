@@ -74,7 +74,7 @@ class InstanceStack(Sequence[Instance[Any]]):
 
     @property
     def has_own_points(self) -> bool:
-        """Whether each instance has a cloud that it shares with no other row."""
+        """Whether at least one side has points of its own in every row."""
         return 3 in (self.x.ndim, self.y.ndim)
 
     def strengths(self) -> list[float]:
@@ -84,7 +84,10 @@ class InstanceStack(Sequence[Instance[Any]]):
 
 
 def each(instances: Sequence[Instance[Any]], value: Callable[[Instance[Any]], T]) -> list[T]:
-    """Return a value of each instance, which depends on neither its points nor its eps: a stack computes it once."""
+    """Return `value(instance)` for each instance.
+
+    It must not depend on points or eps, since a stack computes it once for all.
+    """
     if isinstance(instances, InstanceStack):
         return [value(instances.shared)] * len(instances)
     return [value(instance) for instance in instances]

@@ -15,9 +15,9 @@ from drainsinkhorn.model.status import Status
 
 
 class Blocks(Sequence[Any]):
-    """Arrays of many problems, one after the other. Those of equal size may be the rows of one array, a block.
+    """A sequence of arrays, one per problem. Arrays of equal size may be stored as the rows of one array, a block.
 
-    A row of a block becomes an array of its own when it is accessed.
+    An entry of a block is a view of its row, so it keeps the whole block in memory.
 
     Args:
         entries: A list of arrays, or one array with a row for each problem; None: no entries.
@@ -87,8 +87,9 @@ class Blocks(Sequence[Any]):
         """Add a list or a block."""
         is_list = isinstance(entries, list)
         if is_list and self._parts and isinstance(self._parts[-1], list):
-            self._parts[-1] += entries
+            # First the end: entries that an interrupt leaves out make a column longer, which `Outcomes` repairs.
             self._ends[-1] += len(entries)
+            self._parts[-1] += entries
         elif len(entries):
             self._ends.append(len(self) + len(entries))
             # A list is copied, since it may grow here.
@@ -134,8 +135,8 @@ def make_rejection(ticket: int, detail: str, status: Status = Status.INVALID) ->
 class Outcomes:
     """Outcomes of many problems as columns, in the order in which the problems ended.
 
-    The garbage collector does not visit numbers in a list, however many problems there are. The column `tickets` is
-    written last: a row counts once its ticket is there, so an interrupted write leaves no incomplete row.
+    Columns of numbers cost the garbage collector less than one object per problem. The column `tickets` is written
+    last: a row is valid once its ticket is written, so an interrupted write leaves no incomplete row.
     """
 
     f: Blocks = field(default_factory=lambda: Blocks())

@@ -263,7 +263,11 @@ class ProblemStack(Sequence[Problem[Any]]):
 
 
 class NumberedProblems(dict[int, Problem[Any]]):
-    """The problems of a stack by ticket, each made when it is asked for."""
+    """The problems of a stack by ticket, each made when it is accessed.
+
+    Only `[ticket]`, `in` and `len` are supported: the dict itself is empty, so it must not be iterated over, and `get`,
+    `pop` and `del` do not find a ticket.
+    """
 
     def __init__(self, stack: Sequence[Problem[Any]]) -> None:
         super().__init__()

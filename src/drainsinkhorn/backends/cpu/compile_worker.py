@@ -1,7 +1,8 @@
-"""Kernels of cached lanes are compiled by two processes at once: Numba compiles one function at a time in a process.
+"""Compile the kernels of cached lanes in two worker processes at once.
 
-A worker compiles its share and saves it in the kernel cache; the process that started it then loads the kernels. What
-no worker has saved is compiled where it is called.
+Within one process Numba compiles one function at a time. Each worker compiles its share of the kernels and saves it in
+the kernel cache; the process that started the workers then loads the kernels. It compiles the kernels that no worker
+has saved itself, when it first calls them.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
@@ -29,7 +30,11 @@ from drainsinkhorn.backends.cpu.resources import default_threads
 _log = logging.getLogger("drainsinkhorn")
 
 CYCLES, REST = "cycles", "rest"
-"""Shares of the kernels that take about as long; those that call the same kernels are in one share."""
+"""The two shares of the kernels. They take about equally long; kernels that call the same kernels share a process."""
+
+
+PATIENCE = 300.0
+"""Seconds after which the process compiles the kernels itself."""
 
 
 def compile_apart(dtype: str) -> None:
@@ -50,8 +55,8 @@ def compile_apart(dtype: str) -> None:
             }
             workers.append(subprocess.Popen([sys.executable, "-P", "-c", code], env=known, **output))
         for worker in workers:
-            worker.wait()
-    except OSError as error:
+            worker.wait(PATIENCE)
+    except (OSError, subprocess.TimeoutExpired) as error:
         _log.debug("kernels are compiled by one process: %r", error)
     finally:
         for worker in workers:

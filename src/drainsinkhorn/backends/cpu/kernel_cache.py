@@ -87,7 +87,7 @@ class _Cache(FunctionCache):
     """Numba's cache of one function; on a full or read-only disk the kernel is not saved, and no error is raised."""
 
     is_read = True
-    """False in workers: what they compile must not depend on which kernels others have saved before."""
+    """False in workers, which load no kernels: compiled code must not depend on what other processes have saved."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load a kernel from disk; None if there is none."""
@@ -96,7 +96,8 @@ class _Cache(FunctionCache):
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save a kernel, or note why it could not be saved."""
         try:
-            # Numba numbers the kernels of a function, so that processes that saved two at once could exchange them.
+            # Numba numbers the saved kernels of a function. Two processes that save at once could take the same number,
+            # and one kernel would be loaded in place of the other.
             with _saving(Path(self._impl.locator.get_cache_path()).parent / SAVING):
                 super().save_overload(sig, data)
         except OSError as error:

@@ -66,11 +66,12 @@ def in_range(mass):
 
 @reordered
 def row_sums(a, logs, f, before, kappa, damping, work):
-    """Return the sums of a measured f-leg from one pass over the rows.
+    """Return five sums over the rows of a measured f-leg.
 
-    They are numerator and mass of `numerics.soft.soft_residual`, `numerics.update.alignment`, A of
-    `numerics.soft.translation`, and the sum of squares of `kappa lam L`. No factor is taken out, so masses may leave
-    the range of float64. A contains `exp(kappa lam L)` as a series. `work` is scratch, (2 n,).
+    In this order: numerator and denominator (the mass of the plan) of `numerics.soft.soft_residual`,
+    `numerics.update.alignment`, A of `numerics.soft.translation`, and the sum of squares of `kappa lam L`. Exponentials
+    have no common factor taken out, so sums may overflow or underflow; callers test this with `in_range`. A uses the
+    series of `exp(kappa lam L)`, which is accurate if the sum of squares is below NEAR. `work` is scratch, (2 n,).
     """
     ratios, targets = work[: a.size], work[a.size :]
     for i in range(a.size):

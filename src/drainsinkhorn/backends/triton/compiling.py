@@ -1,8 +1,9 @@
-"""Kernels that are compiled before they are launched: several at once, by processes that fill Triton's cache on disk.
+"""Compile Triton kernels before their first launch, several at once, in worker processes.
 
-Triton compiles a kernel when it is first launched, one after another. Here launches are noted first. Processes without
-a CUDA context (`compile_worker`) compile them; this process then loads them from the cache. Where processes cannot be
-started, or one fails, Triton compiles the kernel at its first launch, as always.
+Triton itself compiles a kernel at its first launch, so kernels are compiled one after another. Here `rehearsal` records
+which kernels will be launched, worker processes without a CUDA context (`compile_worker`) compile them into Triton's
+cache on disk, and this process loads them from there. If workers cannot be started, or one fails, Triton compiles the
+kernel at its first launch.
 """
 
 # pyright: basic
@@ -37,13 +38,13 @@ except ImportError:  # Triton before 3.3 does not say what it would compile.
 _log = logging.getLogger("drainsinkhorn")
 
 MOST_WORKERS = 16
-"""Processes that compile at once, at most: more than that have nothing to do."""
+"""Largest number of worker processes: a solve rarely has more kernels to compile at once."""
 BEHIND = 0.25
-"""Share of the cores that compile what no solve waits for yet: more would slow down the solve that runs meanwhile."""
+"""Share of the cores for background compilation of kernels that no solve waits for; more would slow down the solve."""
 IDLE = 10.0
-"""Seconds for which processes wait for more to compile: problems of another kind may follow."""
+"""Seconds after which an idle worker process ends. Until then it can compile kernels of further kinds of problems."""
 QUIET = 2.0
-"""Seconds of compilation after which it is logged."""
+"""Seconds of waiting for compilation after which a warning is logged."""
 
 
 class Task(NamedTuple):
@@ -70,7 +71,7 @@ _hook_lock = threading.Lock()
 
 
 def collect_tasks(run: Callable[[], object]) -> list[Task]:
-    """Run what prepares launches, without launching anything, and return those forms that have to be compiled."""
+    """Call `run` with launches recorded instead of executed; return the recorded kernels that have to be compiled."""
     launches: dict[Hashable, tuple[Any, Any, Any, Any]] = {}
 
     def note(kernel: Any, grid: Any, args: Any, constants: Any) -> None:
@@ -127,7 +128,7 @@ def _is_on_disk(kernel: Any, text: str, target: Any) -> bool:
 
 
 def compile_tasks(tasks: Sequence[Task], later: Sequence[Task] = ()) -> None:
-    """Compile forms and wait for them; those of `later` are compiled after them, and nothing waits until a launch."""
+    """Compile `tasks` and wait for them; compile `later` in the background, so that only a launch waits for them."""
     futures = _workers.submit(tasks, urgency=1)
     _workers.submit(later, urgency=0)
     if tasks:

@@ -57,7 +57,7 @@ NAMES = {DIRECT: "packed products", ROOT: "direct differences", PRODUCT: "split 
 
 
 class Arithmetic(Enum):
-    """Rungs of arithmetic, fastest first. A lane opens on the first one that is accurate enough for its tolerance.
+    """Kinds of arithmetic of legs, fastest first. A lane uses the first one that is accurate enough for its tolerance.
 
     AUGMENTED: float32, potentials inside the product.
     FLOAT32: float32, potentials added to the product.
@@ -87,8 +87,8 @@ CODES = {
 LEAST_ERRORS = np.array([*[c.FLOAT32_ERROR.value] * 2, TRIPLE_ERROR, COMPENSATED_ERROR, 0.0])
 """Least mean relative errors of sampled rows that a rounding bound assumes, by values of Arithmetic."""
 TRIPLE_BITS = 2.0**13
-"""Largest sum of scaled cost and starts, in bits, of points in three parts: sums of potentials on their grid are then
-exact in float32."""
+"""Largest sum of scaled cost and starting potentials, in bits, for which a lane may use points in three parts. Up to
+this size, sums of rounded potentials are exact in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class PrecisionPolicy:
         return c.SAFETY.value * np.maximum(errors, LEAST_ERRORS[arithmetic.value]) <= np.asarray(tolerances) / 2
 
     def least_rungs(self, tolerances: Any) -> Any:
-        """Return the first arithmetic for each tolerance that is accurate enough if samples show its least error."""
+        """Return the fastest arithmetic, as a number, whose least error (LEAST_ERRORS) each tolerance allows."""
         least = np.full(np.shape(tolerances), Arithmetic.FLOAT64.value)
         for rung in reversed(list(Arithmetic)[:-1]):
             least = np.where(self.accurate_enough(np.zeros(np.shape(tolerances)), tolerances, rung), rung.value, least)

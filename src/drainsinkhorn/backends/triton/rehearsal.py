@@ -1,8 +1,9 @@
-"""Which kernels a pack will launch: its methods run on small problems of the same kind, and launch nothing.
+"""Determine which kernels a pack will launch, and compile them ahead.
 
-The small problems lie on the host, in tensors of zeros. What the host would read back from the device is zero, so that
-every lane has the fastest arithmetic that its tolerance allows. Other arithmetic, calls in lockstep and the row screen
-are rehearsed apart: they are compiled afterwards, while the solve runs.
+The methods of a pack run on small problems of the same kind, in a context in which launches are recorded and not
+executed. Tensors are on the host and filled with zeros, so every value that is read back is zero: each lane then
+chooses the fastest arithmetic that its tolerance allows. Kernels of other arithmetic, of calls in lockstep and of the
+row screen are recorded in a second run, and compiled in the background while the solve runs.
 """
 
 # pyright: basic
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,8 @@ _log = logging.getLogger("drainsinkhorn")
 COLUMNS = 64
 """Points of the columns of a small problem, at most."""
 LOOKED_AT = 64
-"""Problems of a pack whose kind is looked at, beside their sizes and marginals: others are mostly alike."""
+"""Number of first problems of a pack whose kinds are determined. Later problems are considered only if they
+are the first with hard or with soft marginals or, in packs of one program per lane, the first of a shape."""
 
 _rehearsed: set[Hashable] = set()
 """Kinds of problems that were rehearsed in this process."""
@@ -83,7 +86,7 @@ def compile_kernels(instances: Sequence[Instance[Any]], policy: PrecisionPolicy,
         differs = instance.shape if form.one_program else None, instance.marginals.are_hard
         if place < LOOKED_AT or differs not in seen:
             seen.add(differs)
-            # A stack has one kind; its points are those of each instance.
+            # All problems of a stack have one kind, so its first one stands for all.
             example = instances[0] if place == 0 else instance
             kinds.setdefault(_kind(example, form, policy), example)
     new = [key for key in kinds if (key, form, policy, device) not in _rehearsed]
@@ -110,9 +113,15 @@ def _kind(instance: Instance[Any], form: Representation, policy: PrecisionPolicy
     n, m = instance.shape
     sizes = size_class((n, m), float64=False) if form.one_program else n <= SMALL
     start = instance.init if isinstance(instance.init, str) else "given"
-    rung = int(policy.least_rungs(instance.tol))
-    cost = 0 if form.dense else id(instance.cost.kind)
+    rung = _first_rung(policy, instance.tol)
+    cost = None if form.dense else instance.cost.kind
     return sizes, instance.dim, _dtype(instance), cost, start, instance.marginals.are_hard, instance.uniform, rung
+
+
+@lru_cache(maxsize=1024)
+def _first_rung(policy: PrecisionPolicy, tol: float) -> int:
+    """Return the fastest arithmetic that may be accurate enough for a tolerance, as a number."""
+    return int(policy.least_rungs(tol))
 
 
 def _dtype(instance: Instance[Any]) -> str:

@@ -39,8 +39,9 @@ ROUNDED = Constant(8)
 REST = Constant(10)
 """Pair, in vectors32. What rounding took from the potentials, in bits."""
 WEIGHT = Constant(12)
-"""Pair, in vectors32. Weights with which points enter sums of the other side: mass times 2^REST. Where legs read none,
-from points in three parts and in float64, legs that are not applied write here what LOG_RATIOS lack."""
+"""Pair, in vectors32. Weights with which points enter sums of the other side: mass times 2^REST. Legs in float64 or
+from points in three parts read no weights; when measured or checked, they store here what rounding the entries of
+LOG_RATIOS to float32 removed."""
 POTENTIAL = Constant(14)
 """Pair, in vectors64. Potentials in bits."""
 NORM = Constant(16)
@@ -59,13 +60,17 @@ ALIGNMENT = Constant(25)
 MATRIX = Constant(26)
 """In points32. Cached log-kernel entries, (n, padded m)."""
 FLOAT64 = Constant(27)
-"""0 for lanes whose legs are those of `leg`, 1 for float64, TRIPLE or COMPENSATED for points in three parts."""
+"""Arithmetic of legs: 0 for float32 (`kernels.leg`), 1 for float64, TRIPLE or COMPENSATED for points in three parts.
+
+These codes are not the values of `precision.Arithmetic`; `precision.CODES` translates.
+"""
 DIM = Constant(28)
 """Number of coordinates."""
 SHARES = Constant(29)
 """Pair. Number of programs that share the columns of a tile of rows."""
 PARTIAL = Constant(31)
-"""In vectors32; of points in three parts in vectors64. Sums of the programs that share a tile, (shares, padded size)."""
+"""In vectors32, or in vectors64 for points in three parts. Sums of the programs that share a tile of rows, (shares,
+padded size)."""
 COUNTERS = Constant(32)
 """In counters. Number of programs of each tile that have arrived."""
 AUGMENTED = Constant(33)

@@ -153,8 +153,9 @@ def finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted,
                  SOFT: tl.constexpr, BM: tl.constexpr, BM64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Write what a tile has measured: its part of the residual, and the leg or the potentials after it.
 
-    Implements `numerics.residual.residual` and `numerics.update.alignment` for the rows of the tile; of SOFT lanes
-    `numerics.soft.soft_residual` and the sum over rows of `translation`. A leg that is CHECKED writes log ratios. The last tile of a lane in LOCKSTEP halts the
+    Implements `numerics.residual.residual` and `numerics.update.alignment` for the rows of the tile; for SOFT lanes
+    `numerics.soft.soft_residual` and the sum over rows of `numerics.soft.translation`. MEASURED legs write the
+    deviations L of `log_deviations`, CHECKED legs write log ratios. With LOCKSTEP the last tile of a lane halts the
     pack if the lane has passed its stop; with FUSED it holds the lane or applies the leg, as `apply` would.
     """
     kappa, lam = leg_prices(vectors64, fields, SIDE, SOFT)

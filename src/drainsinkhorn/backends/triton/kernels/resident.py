@@ -205,7 +205,10 @@ def _no_sums(SOFT: tl.constexpr):
 def _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields, other, other_weight, near, size,
                     other_size, written, FLOAT64: tl.constexpr, DENSE: tl.constexpr, ROOTED: tl.constexpr,
                     SOFT: tl.constexpr, CHECKS: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Measure the rows CHUNK at a time, write their leg (if it CHECKS, log ratios), and return what `_measure_rows` does of sums."""
+    """Measure the rows CHUNK at a time and write their leg (with CHECKS, log ratios).
+
+    Returns the sums that `_measure_rows` returns.
+    """
     cols = tl.arange(0, M)
     error = tl.zeros((CHUNK,), dtype=tl.float64)
     missed, log_mass, asked = _no_sums(SOFT)
@@ -246,9 +249,9 @@ def _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, 
                   M: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Measure the rows: return their leg in float32, zero in padding, and the row residual, followed by two numbers.
 
-    Of SOFT lanes the last three numbers are those of `log_missed`, the log2 of the mass of the plan, and `log_asked`.
-    Unless scores are WHOLE, what legs read of the rows is in memory (`_publish_rows`), and the leg is written. With CHECKS log
-    ratios take the place of the leg.
+    For SOFT lanes the last three numbers are those of `log_missed`, the log2 of the mass of the plan, and `log_asked`.
+    Unless scores are WHOLE, the potentials and weights of the rows are read from memory (`_publish_rows`), and the leg
+    is written there. With CHECKS, log ratios take the place of the leg.
     """
     if FLOAT64:
         other, weight = tl.where(near, other_value, -float("inf")), other_mass

@@ -325,7 +325,10 @@ def store_potential(points16, vectors32, vectors64, fields, augmented, rows, ins
 
 @triton.jit
 def load_leg(vectors32, fields, rows, inside, side):
-    """Log2 of marginal ratios that the last leg has measured; of points in three parts WEIGHT has what float32 took."""
+    """The leg that was measured last, in float64.
+
+    For points in three parts, WEIGHT holds what rounding LOG_RATIOS to float32 removed; it is added again.
+    """
     # Programs of the same launch may have written the ratios: the L1 cache does not see that.
     ratios = vectors32 + tl.load(fields + LOG_RATIOS + side) + rows
     found = tl.load(ratios, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
