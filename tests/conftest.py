@@ -23,6 +23,10 @@ settings.register_profile("drain", derandomize=True, deadline=None, database=Non
 settings.load_profile("drain")
 
 
+# Programs of several processes, which need torch where they are imported.
+collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["*ranks.py"]
+
+
 def _sees_cuda() -> bool:
     return importlib.util.find_spec("torch") is not None and importlib.import_module("torch").cuda.is_available()
 

@@ -585,6 +585,8 @@ def test_ray_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("where", [["--workers", "2"], ["--ray", "local", "--workers", "2"]], ids=["local", "ray"])
 def test_the_command_line_on_a_fleet(where: list[str], tmp_path: Path) -> None:
+    if "--ray" in where:
+        needs("ray")
     source, here, there = tmp_path / "in.npz", tmp_path / "here.npz", tmp_path / "there.npz"
     rng = np.random.default_rng(0)
     np.savez(source, x=rng.normal(size=(9, 14, 2)), y=rng.normal(size=(9, 15, 2)), eps=0.1)

@@ -16,9 +16,10 @@ import drainsinkhorn as ds
 from drainsinkhorn.model.errors import FleetError
 from drainsinkhorn.parallel import RowShardedBackend
 from tests.conftest import needs
-from tests.fleet.ranks import problems
 
 torch = needs("torch")
+from tests.fleet.ranks import problems  # noqa: E402  it imports torch
+
 PROGRAM = Path(__file__).with_name("ranks.py")
 
 

@@ -20,6 +20,7 @@ from drainsinkhorn.numerics.derivatives import (
     soft_diagonal,
     weight_slope,
 )
+from tests.conftest import needs
 
 RNG = np.random.default_rng(0)
 INF = math.inf
@@ -115,7 +116,7 @@ def test_motions_are_differences_of_slopes_and_potentials(rho: tuple[float, floa
 
 
 def test_slopes_in_prices_do_not_cancel() -> None:
-    import mpmath
+    mpmath = needs("mpmath")
 
     for t in (1e-9, 1e-4, 0.9 * SERIES, -0.9 * SERIES, 1.1 * SERIES, 0.7, -2.0):
         truth = 1 - (1 + mpmath.mpf(t)) * mpmath.exp(-mpmath.mpf(t))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from drainsinkhorn.numerics.exponentials import HIGH, LOW, POWER, REMAINDER, compensated_power, power
 from drainsinkhorn.numerics.rounding import (
@@ -12,6 +11,7 @@ from drainsinkhorn.numerics.rounding import (
     REMAINDER_POLYNOMIAL,
     TRIPLE_ERROR,
 )
+from tests.conftest import needs
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -23,7 +23,7 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def test_polynomials_are_as_accurate_as_bounds_assume() -> None:
-    mp = pytest.importorskip("mpmath")
+    mp = needs("mpmath")
     with mp.workdps(30):
         ends = [mp.mpf(k) / 2000 * mp.mpf("0.5005") for k in range(-2000, 2001)]
         ln2 = mp.log(2)

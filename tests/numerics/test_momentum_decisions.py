@@ -14,10 +14,14 @@ import pytest
 
 from drainsinkhorn.backends.cpu.lane_table import new_lanes
 from drainsinkhorn.backends.cpu.update_kernels import decide
-from drainsinkhorn.backends.triton.kernels import columns as t
-from drainsinkhorn.backends.triton.kernels import update as kernels
 from drainsinkhorn.numerics.update import GROWTH, MAX_BACKOFF, OFFSET, PLAIN, STEP, Momentum, Stride
-from tests.device import DEVICE, torch
+from tests.conftest import needs
+
+needs("triton")
+needs("torch")
+from drainsinkhorn.backends.triton.kernels import columns as t  # noqa: E402
+from drainsinkhorn.backends.triton.kernels import update as kernels  # noqa: E402
+from tests.device import DEVICE, torch  # noqa: E402
 
 # Imported there after tests.device, which decides whether Triton interprets.
 triton, tl = kernels.triton, kernels.tl

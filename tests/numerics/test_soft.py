@@ -30,6 +30,7 @@ from drainsinkhorn.numerics.soft import (
 )
 from drainsinkhorn.numerics.transforms import SoftTerms, plan_costs
 from drainsinkhorn.numerics.update import update
+from tests.conftest import needs
 
 Vector = NDArray[np.float64]
 PRICES = [(0.5, 2.0), (3.0, 3.0), (math.inf, 0.7), (0.4, math.inf), (20.0, 0.05)]
@@ -280,7 +281,7 @@ class TestBounds:
         assert soft_exponents(0.0, 1e300) == 0.0
         rng = np.random.default_rng(8)
         f = 20 * rng.normal(size=2000)
-        import mpmath
+        mpmath = needs("mpmath")
 
         for kappa in (0.3, 7.0):
             truth = [mpmath.exp(-mpmath.mpf(kappa) * mpmath.mpf(value)) for value in f]

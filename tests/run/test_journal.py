@@ -281,3 +281,18 @@ def test_the_command_line_says_what_it_found(tmp_path: Path) -> None:
     assert (first.exit_code, again.exit_code) == (0, 0)
     assert "already" not in first.stderr
     assert "3 problems are in" in again.stderr
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize != 16, reason="long doubles have no bytes to spare here")
+def test_a_fingerprint_does_not_depend_on_bytes_that_belong_to_no_number() -> None:
+    """A long double has 10 bytes of 16."""
+    values, prints = np.random.default_rng(0).normal(size=(6, 2)).astype(np.longdouble) / 3, set()
+    for filling in (0, 255):
+        raw = np.frombuffer(bytearray(values.tobytes()), dtype=np.uint8)
+        raw.reshape(-1, 16)[:, 10:] = filling
+        x = raw.view(np.longdouble).reshape(6, 2)
+        assert np.array_equal(x, values)
+        prints.add(fingerprint(ds.Problem(x=x, y=np.zeros((3, 2)), eps=1.0)))
+    assert len(prints) == 1
+    finer = values + values * np.longdouble(2) ** -60
+    assert fingerprint(ds.Problem(x=finer, y=np.zeros((3, 2)), eps=1.0)) not in prints

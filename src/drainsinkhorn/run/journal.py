@@ -354,6 +354,10 @@ def fingerprint(problem: Any) -> bytes:
             # NumPy holds bfloat16 as float32; results are returned in the caller's dtype.
             dtype = "bfloat16" if float_name(value) == "bfloat16" else array.dtype.str
             digest.update(f"{dtype} {array.shape};".encode())
+            if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+                # A long double has bytes that belong to no number, and whose values are arbitrary.
+                high = array.astype(np.float64)
+                array = np.stack([high, (array - high).astype(np.float64)])
             digest.update(array.data if array.size else b"")
         else:
             digest.update(f"{value!r};".encode())

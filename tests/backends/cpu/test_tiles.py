@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import drainsinkhorn as ds
 from drainsinkhorn.apps.flow.problems import problems_of
@@ -18,6 +17,9 @@ from drainsinkhorn.backends.cpu.scores import extent, lay_out
 from drainsinkhorn.backends.cpu.tiles import DIRECT, EXPANDED, ROOT, TALL, WIDE, padded_width, squares
 from drainsinkhorn.run.validate import validate
 from drainsinkhorn.testing import marginal_errors
+from tests.conftest import needs
+
+torch = needs("torch")
 
 UNIT = 2.0**-53
 SHAPES = [(1, 1, 1), (5, 3, 2), (TALL, WIDE, 7), (TALL + 1, WIDE + 1, 16), (37, 101, 50), (20, 33, 500)]
