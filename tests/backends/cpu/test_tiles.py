@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import drainsinkhorn as ds
-from drainsinkhorn.apps.flow.problems import problems_of
 from drainsinkhorn.backends.cpu import CpuBackend
 from drainsinkhorn.backends.cpu.distances import squared_distances
 from drainsinkhorn.backends.cpu.pack import CpuPack
@@ -20,6 +19,7 @@ from drainsinkhorn.testing import marginal_errors
 from tests.conftest import needs
 
 torch = needs("torch")
+from drainsinkhorn.apps.flow.problems import problems_of  # noqa: E402  it imports torch
 
 UNIT = 2.0**-53
 SHAPES = [(1, 1, 1), (5, 3, 2), (TALL, WIDE, 7), (TALL + 1, WIDE + 1, 16), (37, 101, 50), (20, 33, 500)]
