@@ -296,10 +296,10 @@ class _Window:
 
     def _renumber(self, new: Admissions | None = None) -> None:
         """Renumber the lanes after a repack that kept the live lanes and admitted new ones."""
-        kept, admitted = self.live, () if new is None else new.tickets
-        lanes = self.lanes.take(kept)
-        self._number(lanes if new is None else lanes.joined(new), kept)
-        self.observe(Repacked(len(kept), admitted, self.pack.width, self._newly_spent()))
+        kept_lanes, admitted = self.live, () if new is None else new.tickets
+        lanes = self.lanes.take(kept_lanes)
+        self._number(lanes if new is None else lanes.followed_by(new), kept_lanes)
+        self.observe(Repacked(len(kept_lanes), admitted, self.pack.width, self._newly_spent()))
 
     def _number(self, lanes: Admissions, kept: Sequence[int] = ()) -> None:
         """Number the lanes of a pack. The first ones had the numbers `kept` before; the others are new."""

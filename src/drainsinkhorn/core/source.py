@@ -65,7 +65,7 @@ class Admissions(Sequence[Admission]):
             return self
         return Admissions(pick(self.tickets, places), take(self.instances, places))
 
-    def joined(self, other: Admissions) -> Admissions:
+    def followed_by(self, other: Admissions) -> Admissions:
         """Return these admissions, followed by others."""
         return Admissions([*self.tickets, *other.tickets], join(self.instances, other.instances)) if other else self
 
@@ -100,4 +100,4 @@ class Batch:
 
     def give_back(self, admissions: Sequence[Admission]) -> None:
         """Put problems back, so that `take` returns them first."""
-        self._admissions, self._taken = Admissions.of(admissions).joined(self._admissions[self._taken :]), 0
+        self._admissions, self._taken = Admissions.of(admissions).followed_by(self._admissions[self._taken :]), 0

@@ -64,9 +64,9 @@ class InstanceStack(Sequence[Instance[Any]]):
 
     def with_rows(self, rows: Sequence[int]) -> InstanceStack:
         """Return the instances of these rows as columns."""
-        part = object.__new__(InstanceStack)
-        part.__dict__.update(self.__dict__, rows=rows)
-        return part
+        subset = object.__new__(InstanceStack)
+        subset.__dict__.update(self.__dict__, rows=rows)
+        return subset
 
     def shares_arrays(self, other: Sequence[Instance[Any]]) -> bool:
         """Whether the other sequence is a part of the same stack, so that equal rows are the same instance."""

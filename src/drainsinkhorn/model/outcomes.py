@@ -67,8 +67,8 @@ class Blocks(Sequence[Any]):
 
     def __delitem__(self, place: slice) -> None:
         """Remove some entries."""
-        kept = Blocks([self[each] for each in sorted({*range(len(self))}.difference(range(len(self))[place]))])
-        self._parts, self._ends = kept._parts, kept._ends
+        remaining = Blocks([self[each] for each in sorted({*range(len(self))}.difference(range(len(self))[place]))])
+        self._parts, self._ends = remaining._parts, remaining._ends
 
     def append(self, entry: Any) -> None:
         """Add one entry."""

@@ -54,21 +54,21 @@ def power(exponents: Any, rests: Any) -> Any:
         rests: p, float32, added after the integer has been taken out.
     """
     one = np.float32
-    whole = (exponents + rests + one(WHOLE)) - one(WHOLE)
-    r = (exponents - whole) + rests
-    return np.ldexp(_polynomial(POWER, r), whole.astype(int))
+    integer = (exponents + rests + one(WHOLE)) - one(WHOLE)
+    r = (exponents - integer) + rests
+    return np.ldexp(_polynomial(POWER, r), integer.astype(int))
 
 
 def compensated_power(exponents: Any, rests: Any) -> tuple[Any, Any]:
     """Return two float32 numbers whose sum is `2^(e + p)`; arguments are those of `power`."""
     one = np.float32
     total = exponents + rests
-    whole, near = (total + one(WHOLE)) - one(WHOLE), (total + one(FINE)) - one(FINE)
-    high, low = near - whole, (exponents - near) + rests
+    integer, near = (total + one(WHOLE)) - one(WHOLE), (total + one(FINE)) - one(FINE)
+    high, low = near - integer, (exponents - near) + rests
     r = high + low
     first = one(1.0) + one(HIGH) * high
     second = r * _polynomial((LOW, *REMAINDER), r) + one(HIGH) * low
-    return np.ldexp(first, whole.astype(int)), np.ldexp(second, whole.astype(int))
+    return np.ldexp(first, integer.astype(int)), np.ldexp(second, integer.astype(int))
 
 
 def _polynomial(coefficients: tuple[float, ...], r: Any) -> Any:

@@ -255,7 +255,7 @@ def test_what_no_solve_waits_for_leaves_cores_and_a_launch_compiles_it_itself(mo
     monkeypatch.setattr(compiling, "pending", {})
     workers = compiling._Workers()
     monkeypatch.setattr(workers, "_work", lambda: None)
-    tasks = [compiling.Task(number, "", "", "", (), number) for number in range(6)]
+    tasks = [compiling.KernelTask(number, "", "", "", (), number) for number in range(6)]
     later, urgent = tasks[:4], tasks[4:]
     workers.submit(later, urgency=0)
     assert workers._running == 2

@@ -78,7 +78,7 @@ def row_sums(a, logs, f, before, kappa, damping, work):
         ratios[i] = exp(logs[i])
     for i in range(a.size):
         targets[i] = exp(-kappa * f[i])
-    missed = mass = along = asked = squares = 0.0
+    missed = mass = along = requested_mass = squares = 0.0
     for i in range(a.size):
         deviation = logs[i] + kappa * f[i]
         moved = kappa * damping * deviation
@@ -87,9 +87,9 @@ def row_sums(a, logs, f, before, kappa, damping, work):
         along -= a[i] * deviation * (f[i] - before[i])
         series = 0.5 + moved * (1.0 / 6.0 + moved * (1.0 / 24.0 + moved * (1.0 / 120.0)))
         series = 1.0 + moved * (1.0 + moved * series)
-        asked += a[i] * targets[i] * series
+        requested_mass += a[i] * targets[i] * series
         squares += moved * moved
-    return missed, mass, along, asked, squares
+    return missed, mass, along, requested_mass, squares
 
 
 @ordered
@@ -108,14 +108,14 @@ def soft_errors(lane):
     f, before = double(lane.f, rows), double(lane.before, rows)
     kappa, damping = lane.kappa, lane.damping
     work = double(lane.row_work, 2 * rows)
-    missed, mass, along, asked, squares = row_sums(a, logs, f, before, kappa, damping, work)
+    missed, mass, along, requested_mass, squares = row_sums(a, logs, f, before, kappa, damping, work)
     lane.translation = 0.0
     # Written so that NaN is out of range.
     if in_range(mass) and missed < LARGE_MASS:
         if not lane.cooldown < np.inf:
             return missed / mass, along
-        if lane.depth > 0 and squares < NEAR and in_range(asked):
-            own = asked if kappa > 0 else exp(lane.log_row_mass)
+        if lane.depth > 0 and squares < NEAR and in_range(requested_mass):
+            own = requested_mass if kappa > 0 else exp(lane.log_row_mass)
             other = mass if lane.col_kappa > 0 else exp(lane.log_col_mass)
             lane.translation = translate(log_quotient(own, other), 0.0, kappa, damping, lane.col_kappa)
             return missed / mass, along

@@ -28,19 +28,19 @@ def read_specialisation(kernel: Any, text: str, backend: Any) -> tuple[Any, Any]
     from triton.compiler import ASTSource
 
     stated = json.loads(text)
-    signature = {name: _tupled(kind) for name, kind in stated["signature"].items()}
-    places, values = map(tuple, stated["constant_keys"]), map(_tupled, stated["constant_vals"])
+    signature = {name: _as_tuples(kind) for name, kind in stated["signature"].items()}
+    places, values = map(tuple, stated["constant_keys"]), map(_as_tuples, stated["constant_vals"])
     attributes = dict(zip(map(tuple, stated["attrs_keys"]), stated["attrs_vals"], strict=True))
     source = ASTSource(kernel, signature, dict(zip(places, values, strict=True)), attributes)
-    return source, backend.parse_options({name: _tupled(value) for name, value in stated["options"].items()})
+    return source, backend.parse_options({name: _as_tuples(value) for name, value in stated["options"].items()})
 
 
-def _tupled(value: Any) -> Any:
+def _as_tuples(value: Any) -> Any:
     """Return lists of JSON as the tuples that they were."""
     if isinstance(value, dict):
         # Constants of other types than those of JSON; kernels here have none.
         raise TypeError(f"a constant is not a number: {value!r}")
-    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def compile_kernel(module: str, name: str, text: str, target: list[Any]) -> None:

@@ -47,7 +47,7 @@ QUIET = 2.0
 """Seconds of waiting for compilation after which a warning is logged."""
 
 
-class Task(NamedTuple):
+class KernelTask(NamedTuple):
     """A form of a kernel that is not in Triton's cache on disk.
 
     Attributes:
@@ -70,7 +70,7 @@ class Task(NamedTuple):
 _hook_lock = threading.Lock()
 
 
-def collect_tasks(run: Callable[[], object]) -> list[Task]:
+def collect_tasks(run: Callable[[], object]) -> list[KernelTask]:
     """Call `run` with launches recorded instead of executed; return the recorded kernels that have to be compiled."""
     launches: dict[Hashable, tuple[Any, Any, Any, Any]] = {}
 
@@ -86,7 +86,7 @@ def collect_tasks(run: Callable[[], object]) -> list[Task]:
         if text is not None and not _is_on_disk(kernel, text, target):
             weight = len(constants) + 100 * bool(constants.get("FUSED", 0))
             which = (target.backend, target.arch, target.warp_size)
-            tasks.append(Task(key, kernel.fn.__module__, kernel.fn.__name__, text, which, weight))
+            tasks.append(KernelTask(key, kernel.fn.__module__, kernel.fn.__name__, text, which, weight))
     return tasks
 
 
@@ -127,12 +127,12 @@ def _is_on_disk(kernel: Any, text: str, target: Any) -> bool:
         return False
 
 
-def compile_tasks(tasks: Sequence[Task], later: Sequence[Task] = ()) -> None:
+def compile_tasks(tasks: Sequence[KernelTask], later: Sequence[KernelTask] = ()) -> None:
     """Compile `tasks` and wait for them; compile `later` in the background, so that only a launch waits for them."""
     futures = _workers.submit(tasks, urgency=1)
     _workers.submit(later, urgency=0)
     if tasks:
-        with _announced(len(tasks)):
+        with _announcement(len(tasks)):
             wait(futures, launching.PATIENCE)
 
 
@@ -147,7 +147,7 @@ def cache_folder() -> Path | None:
 
 
 @contextmanager
-def _announced(count: int) -> Iterator[None]:
+def _announcement(count: int) -> Iterator[None]:
     """Log that kernels are being compiled if that takes more than QUIET seconds."""
     said = threading.Timer(QUIET, _log.warning, ["compiling %d GPU kernels, once for this machine", count])
     said.daemon = True
@@ -162,11 +162,11 @@ class _Workers:
     """Processes that compile tasks, each served by a thread. They end when there was nothing to do for IDLE seconds."""
 
     def __init__(self) -> None:
-        self._tasks: list[tuple[int, int, int, Task]] = []
+        self._tasks: list[tuple[int, int, int, KernelTask]] = []
         self._changed = threading.Condition()
         self._running = self._idle = self._submitted = self._behind = 0
 
-    def submit(self, tasks: Sequence[Task], *, urgency: int) -> list[Future[bool]]:
+    def submit(self, tasks: Sequence[KernelTask], *, urgency: int) -> list[Future[bool]]:
         """Start to compile tasks, those of lower urgency later; each future says whether that succeeded."""
         with self._changed:
             for task in tasks:
@@ -177,22 +177,22 @@ class _Workers:
             futures = [pending[task.key] for task in tasks]
             urgent = sum(entry[0] < 0 for entry in self._tasks)
             useful = urgent + min(len(self._tasks) - urgent, _most_behind())
-            more = max(0, min(useful - self._idle, min(_cores(), MOST_WORKERS) - self._running))
-            self._running += more
+            new_workers = max(0, min(useful - self._idle, min(_cores(), MOST_WORKERS) - self._running))
+            self._running += new_workers
             self._changed.notify_all()
-        for _ in range(more):
+        for _ in range(new_workers):
             threading.Thread(target=self._work, name="drainsinkhorn-compiles", daemon=True).start()
         return futures
 
-    def _next(self) -> tuple[Task, bool] | None:
+    def _next(self) -> tuple[KernelTask, bool] | None:
         """Wait for a task, and return it and whether it is urgent; None if there was none for some time."""
         with self._changed:
             self._idle += 1
-            found = self._changed.wait_for(self._take, IDLE)
+            taken = self._changed.wait_for(self._take, IDLE)
             self._idle -= 1
-            return found or None
+            return taken or None
 
-    def _take(self) -> tuple[Task, bool] | None:
+    def _take(self) -> tuple[KernelTask, bool] | None:
         """Take the most urgent task that may begin now. A launch has cancelled those that it compiles itself."""
         while self._tasks and (self._tasks[0][0] < 0 or self._behind < _most_behind()):
             urgency, *_, task = heapq.heappop(self._tasks)
@@ -204,7 +204,7 @@ class _Workers:
 
     def _work(self) -> None:
         """Start a process and give it tasks until there are none, or until it fails."""
-        task: Task | None = None
+        task: KernelTask | None = None
         is_urgent, process = True, None
         try:
             process = _start()
@@ -226,12 +226,12 @@ class _Workers:
             with self._changed:
                 self._running -= 1
                 # The last one to leave settles what nobody compiles.
-                left = [entry[-1] for entry in self._tasks] if self._running == 0 else []
-                if left:
+                abandoned = [entry[-1] for entry in self._tasks] if self._running == 0 else []
+                if abandoned:
                     self._tasks.clear()
             if task is not None:
                 _settle(task, succeeded=False)
-            for one in left:
+            for one in abandoned:
                 if pending[one.key].set_running_or_notify_cancel():
                     _settle(one, succeeded=False)
                 else:
@@ -254,7 +254,7 @@ def _most_behind() -> int:
     return max(1, int(BEHIND * min(_cores(), MOST_WORKERS)))
 
 
-def _settle(task: Task, *, succeeded: bool) -> None:
+def _settle(task: KernelTask, *, succeeded: bool) -> None:
     """Say that a task is no longer pending."""
     future = pending.pop(task.key, None)
     if future is not None:

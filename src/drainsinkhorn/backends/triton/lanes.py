@@ -204,10 +204,10 @@ class LaneTable:
             self.states[self.parity], self.host = numbers, records
             return np.arange(count)
         if short > 0:
-            more = max(short, rows)
-            self.fields, *self.states = (_extend(rows, more) for rows in (self.fields, *self.states))
-            self.host = np.concatenate([self.host, np.zeros(more, dtype=LANE)])
-            self._vacant += range(rows + more - 1, rows - 1, -1)
+            extra_rows = max(short, rows)
+            self.fields, *self.states = (_extend(rows, extra_rows) for rows in (self.fields, *self.states))
+            self.host = np.concatenate([self.host, np.zeros(extra_rows, dtype=LANE)])
+            self._vacant += range(rows + extra_rows - 1, rows - 1, -1)
         places = np.array([self._vacant.pop() for _ in range(count)], dtype=np.int64)
         chosen = self.select(places).rows
         self.fields[chosen], self.state[chosen], self.host[places] = fields, numbers, records
@@ -291,8 +291,8 @@ def distinct(rows: Any) -> tuple[list[tuple[int, ...]], Any]:
     """Return the distinct rows of an array of integers, and the place of each row's among them."""
     if not len(rows) or (rows == rows[0]).all():
         return [tuple(row) for row in rows[:1].tolist()], np.zeros(len(rows), dtype=np.int64)
-    found, which = np.unique(rows, axis=0, return_inverse=True)
-    return [tuple(row) for row in found.tolist()], which.reshape(-1)
+    unique_rows, which = np.unique(rows, axis=0, return_inverse=True)
+    return [tuple(row) for row in unique_rows.tolist()], which.reshape(-1)
 
 
 def _extend(rows: Any, more: int) -> Any:

@@ -81,9 +81,9 @@ class Launcher:
         """
         parts = lanes.by_softness()
         if len(parts) > 1:
-            more: dict[str, Any] = {"inside": inside, "lockstep": lockstep, "fused": fused}
+            flags: dict[str, Any] = {"inside": inside, "lockstep": lockstep, "fused": fused}
             return [
-                launch for part in parts for launch in self.legs(part, side, role, vectors, errors, potentials, **more)
+                launch for part in parts for launch in self.legs(part, side, role, vectors, errors, potentials, **flags)
             ]
         buffers, form, check = self._buffers, self.representation, role is c.CHECKED
         vectors64 = potentials if potentials is not None and lanes.any_soft else buffers["vectors64"]
@@ -119,7 +119,7 @@ class Launcher:
 
         There is one for hard lanes, one for soft ones, and one for each large lane.
         """
-        launches, more = [], {"lockstep": lockstep, "fused": fused}
+        launches, flags = [], {"lockstep": lockstep, "fused": fused}
         vectors64, vectors32 = self._buffers["vectors64"], self._buffers["vectors32"]
         given = [
             own if given is None else given
@@ -127,18 +127,18 @@ class Launcher:
         ]
         triples = in_triples(lanes)
         if triples.any():
-            launches += self.triples.legs(lanes.part(triples), side, role, *given, block=BLOCK, **more)
+            launches += self.triples.legs(lanes.part(triples), side, role, *given, block=BLOCK, **flags)
             lanes = lanes.part(~triples)
         large = lanes.column("in_blocks")
         if large.any():
             launches += [
-                self._blocks.leg(self._table.select([place]), side, role, *given, tile=BM64, block=BLOCK, **more)
+                self._blocks.leg(self._table.select([place]), side, role, *given, tile=BM64, block=BLOCK, **flags)
                 for place in lanes.places[large & in_float64(lanes)]
             ]
             lanes = lanes.part(~large)
         if len(lanes):
             parts = lanes.by_softness()
-            launches += [self.float64_leg(part, side, role, potentials, vectors, errors, **more) for part in parts]
+            launches += [self.float64_leg(part, side, role, potentials, vectors, errors, **flags) for part in parts]
         return launches
 
     def float64_leg(

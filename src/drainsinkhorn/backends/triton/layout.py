@@ -221,12 +221,12 @@ def extents(largest: Any, dim: int, fields: Any, vectors64: Any, *, rooted: bool
     The first is also written to FLOAT64_BAND. Scaled costs of a lane are bounded by `largest` or, unless `rooted`, by
     its square.
     """
-    found = torch.empty((5, len(largest)), dtype=torch.float64, device=largest.device)
+    bounds = torch.empty((5, len(largest)), dtype=torch.float64, device=largest.device)
     launch(
         kernels.extents, (len(largest),),
-        largest, fields, vectors64, found, dim, ROOTED=rooted, BLOCK=START_BLOCK, num_warps=8,
+        largest, fields, vectors64, bounds, dim, ROOTED=rooted, BLOCK=START_BLOCK, num_warps=8,
     )  # fmt: skip
-    return found
+    return bounds
 
 
 def scatter(

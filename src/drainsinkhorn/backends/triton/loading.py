@@ -136,12 +136,12 @@ def load_group(instances: Sequence[Instance[Any]], form: Representation, buffers
     if not first.marginals.are_hard:
         loading.fill_prices(fields[:, c.PRICES.value])
     largest = loading.fill_costs() if form.dense else loading.fill_points()
-    found = extents(largest, dim, loading.fields, buffers["vectors64"], rooted=form.rooted or form.dense)
+    bounds = extents(largest, dim, loading.fields, buffers["vectors64"], rooted=form.rooted or form.dense)
     if not form.dense and first.cost.kind.distances.directions:
         # The rounding error of unit vectors does not decrease with their distance.
-        found[0] += _direction_rounding(instances, dim, largest)
-        buffers["vectors64"][loading.fields[:, c.FLOAT64_BAND.value]] = found[0]
-    group = LoadedGroup(pieces, fields, found, lanes)
+        bounds[0] += _direction_rounding(instances, dim, largest)
+        buffers["vectors64"][loading.fields[:, c.FLOAT64_BAND.value]] = bounds[0]
+    group = LoadedGroup(pieces, fields, bounds, lanes)
     if form.places or form.high_parts:
         norm, other_norm, start, other_start = group.extents[1:]
         norms, starts = (norm, other_norm), (start, other_start)
@@ -289,11 +289,14 @@ class _Loading:
 
     def _concatenate_clouds(self, *, compact: bool) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
         """Return the points of both sides as vectors, with the offset of each lane's; see `concatenate`."""
-        some = self.instances
-        if isinstance(some, InstanceStack):
-            x, y = (concatenate_rows(points, some.rows, self.device, compact=compact) for points in (some.x, some.y))
+        instances = self.instances
+        if isinstance(instances, InstanceStack):
+            x, y = (
+                concatenate_rows(points, instances.rows, self.device, compact=compact)
+                for points in (instances.x, instances.y)
+            )
         else:
-            sides = [p.x for p in some], [p.y for p in some]
+            sides = [p.x for p in instances], [p.y for p in instances]
             x, y = (concatenate(side, self.device, compact=compact) for side in sides)
         return x, y
 

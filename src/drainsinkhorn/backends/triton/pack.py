@@ -136,9 +136,9 @@ class TritonPack:
         screen.scratch.copy_(self._buffers["vectors32"])
         self._launcher.run(*screen.launches)
         numbers, checked = screen.download.again(screen.numbers).read(), c.FINDINGS.value * len(lanes)
-        found = Findings(*numbers[:checked].reshape(-1, c.FINDINGS.value).T)
+        findings = Findings(*numbers[:checked].reshape(-1, c.FINDINGS.value).T)
         report = Report(*numbers[checked:].reshape(-1, c.REPORT.value).T)
-        return np.where(np.isnan(report.stale), math.nan, found.row + report.band).tolist()
+        return np.where(np.isnan(report.stale), math.nan, findings.row + report.band).tolist()
 
     @memory_errors()
     def verify(self, lanes: Sequence[int], *, exact: bool = False) -> Residuals:
@@ -156,7 +156,7 @@ class TritonPack:
         # The screen gives its memory to verify, so that both together need no more than one.
         self._screen = None
         chosen, launcher = self._select(lanes), self._launcher
-        potentials, found = self._round_states(chosen)
+        potentials, findings = self._round_states(chosen)
         # The longest launch comes first: it runs while the others are prepared.
         samples = launcher.sample(chosen, c.BOTH.value, potentials)
         scratch, errors = torch.empty_like(self._buffers["vectors32"]), torch.empty_like(potentials)
@@ -167,8 +167,8 @@ class TritonPack:
                     launcher.run(*launcher.float64_legs(part, side, c.CHECKED, potentials, scratch, errors))
                 else:
                     launcher.run(*launcher.legs(part, side, c.CHECKED, scratch, errors, potentials))
-        launcher.run(launcher.check(chosen, errors, scratch, samples, found))
-        columns = self._record(chosen, found)
+        launcher.run(launcher.check(chosen, errors, scratch, samples, findings))
+        columns = self._record(chosen, findings)
         residuals = np.stack([columns.row, columns.col, self._policy.bands(chosen, columns)])
         residuals[:, columns.broken > 0] = math.nan
         return Residuals(*residuals.tolist())
@@ -197,17 +197,17 @@ class TritonPack:
         """Keep these lanes, in this order, and append the admitted; kept lanes are not moved on the device."""
         table, marks, rows = self._table, self._buffers.mark(), self._table.mark()
         numbers = np.asarray(keep, dtype=np.int64)
-        kept = self._lanes.places[numbers]
-        left = np.setdiff1d(self._lanes.places, kept)
+        kept_places = self._lanes.places[numbers]
+        vacated = np.setdiff1d(self._lanes.places, kept_places)
         supports = [None] * len(keep) if self._supports is None else [self._supports[number] for number in keep]
         admitted = np.zeros(0, dtype=np.int64)
         table.forget_rows()
         try:
             if len(admit):
-                inner, more = restrict_all(admit, FORMS)
-                supports += more
+                inner, new_supports = restrict_all(admit, FORMS)
+                supports += new_supports
                 admitted = self._open(admit, inner)
-            self._set_lanes(np.concatenate([kept, admitted]))
+            self._set_lanes(np.concatenate([kept_places, admitted]))
         except (MemoryError, RuntimeError):
             self._buffers.restore(marks)
             table.restore(rows)
@@ -219,10 +219,10 @@ class TritonPack:
         self._instances = join(instances, admit) if len(keep) else admit
         self._supports = supports if any(support is not None for support in supports) else None
         self._serials = self._lanes.column("serial")
-        for group in table.leave(left):
+        for group in table.leave(vacated):
             for pieces in (group.pieces, *group.more_pieces):
                 self._buffers.give(pieces)
-        table.remove(left)
+        table.remove(vacated)
         self._legs += len(admit)
 
     def run_leg(self, side: int) -> None:
@@ -259,12 +259,12 @@ class TritonPack:
         for numbers in order:
             group = load_group(take(inner, numbers), representation, self._buffers, self._device)
             # A view if these are all lanes, which then have their order already.
-            some = records if len(order) == 1 else records[numbers]
-            some["group"], some["number"] = self._table.add_group(group), np.arange(len(numbers))
-            some["offsets"] = group.fields[:, c.POTENTIAL.value : c.POTENTIAL.value + 2]
-            some["high_part_error"] = group.high_part_errors
-            some["arithmetic"] = policy.first_arithmetic(some["least_weight"], group.has_room)
-            groups.append((some, group.fields))
+            group_records = records if len(order) == 1 else records[numbers]
+            group_records["group"], group_records["number"] = self._table.add_group(group), np.arange(len(numbers))
+            group_records["offsets"] = group.fields[:, c.POTENTIAL.value : c.POTENTIAL.value + 2]
+            group_records["high_part_error"] = group.high_part_errors
+            group_records["arithmetic"] = policy.first_arithmetic(group_records["least_weight"], group.has_room)
+            groups.append((group_records, group.fields))
         loaded, fields = groups[0] if len(order) == 1 else map(np.concatenate, zip(*groups, strict=True))
         places = self._table.add(loaded, fields, self._first_numbers(loaded))
         if len(order) > 1:
@@ -366,22 +366,22 @@ class TritonPack:
             launcher.run(*legs)
         else:
             launcher.run(*self._resident.measure(lanes, potentials, scratch, errors, checks=True))
-        found = launcher.findings(lanes)
-        launcher.run(launcher.check(lanes, errors, scratch, samples, found, opens=True))
-        return found.cpu()[:, c.FOUND_ERROR.value].numpy()
+        findings = launcher.findings(lanes)
+        launcher.run(launcher.check(lanes, errors, scratch, samples, findings, opens=True))
+        return findings.cpu()[:, c.FOUND_ERROR.value].numpy()
 
     def _round_states(self, lanes: LaneSet) -> tuple[Any, Any]:
         """Round the states of lanes as they will be emitted; return their potentials in bits, and the findings."""
-        found = self._launcher.findings(lanes)
+        findings = self._launcher.findings(lanes)
         vectors64 = self._buffers["vectors64"]
         # Checks of soft lanes also read weights and prices beside the potentials.
         potentials = vectors64.clone() if lanes.any_soft else torch.empty_like(vectors64)
         self._emitted = torch.empty_like(vectors64)
-        self._launcher.run(self._launcher.round_states(lanes, potentials, self._emitted, found))
+        self._launcher.run(self._launcher.round_states(lanes, potentials, self._emitted, findings))
         host = self._table.host
         host["rounded"] = False
         host["rounded"][lanes.places] = True
-        return potentials, found
+        return potentials, findings
 
     def _record(self, lanes: LaneSet, found: Any) -> Findings:
         """Read back the `Findings` of lanes; record in what dtype they are emitted and whether states are finite."""
@@ -413,6 +413,6 @@ class TritonPack:
         launches = [launcher.split(lanes, vectors64, scratch)] if launcher.representation.packed else []
         launches += launcher.legs(lanes, 0, c.CHECKED, scratch, errors)
         if beyond_float32(lanes).any():
-            part = lanes.part(beyond_float32(lanes))
-            launches += launcher.float64_legs(part, 0, c.CHECKED, vectors=scratch, errors=errors)
+            precise_lanes = lanes.part(beyond_float32(lanes))
+            launches += launcher.float64_legs(precise_lanes, 0, c.CHECKED, vectors=scratch, errors=errors)
         return launches

@@ -81,11 +81,11 @@ class _Zeros(TorchFunctionMode):
 def compile_kernels(instances: Sequence[Instance[Any]], policy: PrecisionPolicy, device: Any) -> None:
     """Compile the kernels of a pack of such problems, several at once; those that few lanes need, in the background."""
     form = policy.representation(instances[0])
-    kinds, seen = dict[Hashable, Instance[Any]](), set[Hashable]()
+    kinds, noted = dict[Hashable, Instance[Any]](), set[Hashable]()
     for place, instance in enumerate(representatives(instances)):
         differs = instance.shape if form.one_program else None, instance.marginals.are_hard
-        if place < LOOKED_AT or differs not in seen:
-            seen.add(differs)
+        if place < LOOKED_AT or differs not in noted:
+            noted.add(differs)
             # All problems of a stack have one kind, so its first one stands for all.
             example = instances[0] if place == 0 else instance
             kinds.setdefault(_kind(example, form, policy), example)

@@ -189,8 +189,8 @@ def finish_tile(points16, vectors64, vectors32, errors, counters, stops, halted,
         if ROLE == MEASURED:
             before = tl.load(vectors64 + tl.load(fields + BEFORE) + rows, mask=inside, other=0.0)
             if SOFT:
-                asked = log_asked(ratios, own, weights, kappa, lam, inside)
-                tl.store(vectors64 + tl.load(fields + ASKED) + tile, asked)
+                requested_mass = log_asked(ratios, own, weights, kappa, lam, inside)
+                tl.store(vectors64 + tl.load(fields + ASKED) + tile, requested_mass)
                 along = weights * deviation * (own - before)
                 alignment = -tl.sum(tl.where(inside, along, 0.0), axis=0)
             else:

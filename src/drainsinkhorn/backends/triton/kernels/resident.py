@@ -211,7 +211,7 @@ def _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields
     """
     cols = tl.arange(0, M)
     error = tl.zeros((CHUNK,), dtype=tl.float64)
-    missed, log_mass, asked = _no_sums(SOFT)
+    missed, log_mass, requested_mass = _no_sums(SOFT)
     kappa, lam = leg_prices(vectors64, fields, 0, SOFT)
     for start in range(0, size, CHUNK):
         rows = start + tl.arange(0, CHUNK)
@@ -230,16 +230,16 @@ def _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields
             own = tl.load(potentials + tl.load(fields + POTENTIAL) + rows, mask=inside, other=0.0)
             missed = log_add(missed, log_missed(ratios, own, mass, kappa, inside))
             log_mass = log_add(log_mass, log_sum(mass, ratios, inside))
-            asked = log_add(asked, log_asked(ratios, own, mass, kappa, lam, inside))
+            requested_mass = log_add(requested_mass, log_asked(ratios, own, mass, kappa, lam, inside))
             if CHECKS == 0:
                 logs = log_deviations(logs, own, kappa, SOFT)
         else:
             error += deviations(logs, mass.to(logs.dtype), inside).to(tl.float64)
         tl.store(vectors32 + tl.load(fields + LOG_RATIOS) + rows, logs.to(tl.float32), mask=rows < written)
     if SOFT:
-        return missed, log_mass, asked
+        return missed, log_mass, requested_mass
     else:
-        return tl.sum(error, axis=0), log_mass, asked
+        return tl.sum(error, axis=0), log_mass, requested_mass
 
 
 @triton.jit
@@ -260,24 +260,24 @@ def _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, 
     if WHOLE:
         level, rest, _ = _split(value, norm, mass, inside)
         logs = tl.where(inside, _log_sums(scores, level, other, weight, inside, 1) + rest, 0.0)
-        _, log_mass, asked = _no_sums(False)
+        _, log_mass, requested_mass = _no_sums(False)
         if SOFT:
             kappa, lam = leg_prices(vectors64, fields, 0, SOFT)
             ratios = logs.to(tl.float64)
             error = log_missed(ratios, value, mass, kappa, inside)
             log_mass = log_sum(mass, ratios, inside)
-            asked = log_asked(ratios, value, mass, kappa, lam, inside)
+            requested_mass = log_asked(ratios, value, mass, kappa, lam, inside)
             if CHECKS == 0:
                 logs = tl.where(inside, log_deviations(logs, value, kappa, SOFT), 0.0).to(tl.float32)
         else:
             error = tl.sum(deviations(logs, mass.to(tl.float32), inside).to(tl.float64), axis=0)
     else:
-        error, log_mass, asked = _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields, other, weight, near, size,
+        error, log_mass, requested_mass = _rows_by_chunks(points32, points64, potentials, vectors64, vectors32, fields, other, weight, near, size,
                                 other_size, written, FLOAT64, DENSE, ROOTED, SOFT, CHECKS, M, CHUNK)  # fmt: skip
         # The leg was written by other threads of the program than will read them.
         tl.debug_barrier()
         logs = tl.load(vectors32 + tl.load(fields + LOG_RATIOS) + rows, mask=inside, other=0.0)
-    return logs, error, log_mass, asked
+    return logs, error, log_mass, requested_mass
 
 
 @triton.jit
@@ -346,14 +346,14 @@ def measure_rows(table, lanes, points32, points64, vectors64, potentials, vector
                               ROOTED, N, M)  # fmt: skip
     elif FLOAT64 == 0:
         _publish_rows(potentials, vectors64, vectors32, fields, rows, inside, f, FLOAT64, SOFT)
-    logs, error, log_mass, asked = _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, fields, rows, inside,
+    logs, error, log_mass, requested_mass = _measure_rows(scores, points32, points64, potentials, vectors64, vectors32, fields, rows, inside,
                                 near, size, other_size, f, norm, mass, g, other_norm, other_mass, size, FLOAT64,
                                 DENSE, ROOTED, whole, SOFT, CHECKS, M, CHUNK)  # fmt: skip
     if whole:
         tl.store(vectors32 + tl.load(fields + LOG_RATIOS) + rows, logs, mask=inside)
     _store_residual(errors, fields, 0, size, error, log_mass, SOFT)
     if SOFT:
-        _store_sum(errors, tl.load(fields + ASKED), size, asked, -float("inf"))
+        _store_sum(errors, tl.load(fields + ASKED), size, requested_mass, -float("inf"))
 
 
 @triton.jit(do_not_specialize=["cycles", "first", "lockstep"])
@@ -395,7 +395,7 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
             tl.load(vectors64 + tl.load(fields + LOG_MASSES)),
             tl.load(vectors64 + tl.load(fields + LOG_MASSES + 1)),
         )
-        asked = tl.load(vectors64 + tl.load(fields + ASKED))
+        requested_mass = tl.load(vectors64 + tl.load(fields + ASKED))
         error, other_error = relative_residual(missed, log_mass), relative_residual(other_missed, other_log_mass)
     depth, started = tl.load(numbers + DEPTH), tl.load(numbers + STARTED) > 0
     age, best = tl.load(numbers + AGE), tl.load(numbers + BEST)
@@ -416,7 +416,7 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
             )
         value, x = update_rule(f, logs.to(tl.float64), before, step, beta, lam, False, SOFT)
         if SOFT & MOMENTUM:
-            shift = soft_shift(vectors64, fields, asked, log_mass, started)
+            shift = soft_shift(vectors64, fields, requested_mass, log_mass, started)
             value, x, g = value + lam * shift, x + lam * shift, g - shift
         # A state that is not finite is not entered, and none after it.
         finite = tl.abs(value) + tl.abs(x) + error < float("inf")
@@ -457,7 +457,7 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
         )  # fmt: skip
         leg = logs.to(tl.float64)
         if SOFT:
-            missed, log_mass, asked = error, new_log_mass, new_asked
+            missed, log_mass, requested_mass = error, new_log_mass, new_asked
             error = relative_residual(missed, log_mass)
         alignment = -tl.sum(tl.where(inside, mass * leg * (f - before), 0.0), axis=0)
         depth += 1.0
@@ -474,7 +474,7 @@ def resident(table, lanes, state, points32, points64, vectors64, vectors32, stop
         if SOFT:
             _store_residual(vectors64, fields, 0, size, missed, log_mass, SOFT)
             _store_residual(vectors64, fields, 1, other_size, other_missed, other_log_mass, SOFT)
-            _store_sum(vectors64, tl.load(fields + ASKED), size, asked, -float("inf"))
+            _store_sum(vectors64, tl.load(fields + ASKED), size, requested_mass, -float("inf"))
         else:
             _store_residual(vectors64, fields, 0, size, error, error, SOFT)
             _store_residual(vectors64, fields, 1, other_size, other_error, other_error, SOFT)

@@ -297,12 +297,12 @@ def triple_leg(table, lanes, state, points16, vectors64, potentials, vectors32, 
     if arrived != splits - 1:
         return
     # Only the last program of a tile continues. The L1 cache does not see what other multiprocessors wrote.
-    found = tl.load(partial + rows, mask=inside, other=1.0, cache_modifier=".cg")
+    log_ratios = tl.load(partial + rows, mask=inside, other=1.0, cache_modifier=".cg")
     if splits > 1:
         for other in range(1, splits):
-            found += tl.load(partial + other * distance + rows, mask=inside, other=0.0, cache_modifier=".cg")
+            log_ratios += tl.load(partial + other * distance + rows, mask=inside, other=0.0, cache_modifier=".cg")
         tl.store(count, 0)
-    logs = tl.log2(found)
+    logs = tl.log2(log_ratios)
     if tl.sum(((logs < TRIPLE_RANGE) & (logs > -TRIPLE_RANGE) == 0).to(tl.int32), axis=0) > 0:
         # The integer next to the largest exponent of each row is taken out, and the sums are computed again.
         top = tl.full((BM,), AWAY, dtype=tl.float32)

@@ -247,8 +247,8 @@ def decide(fields, numbers, vectors64, stop, stopped, FIRST: tl.constexpr, MOMEN
     step, beta = tl.cast(1.0, tl.float64), tl.cast(0.0, tl.float64)
     shift = 0.0
     if SOFT & MOMENTUM:
-        asked = log_sum_parts(vectors64, tl.load(fields + ASKED), row_tiles, BLOCK)
-        shift = soft_shift(vectors64, fields, asked, log_mass, started)
+        requested_mass = log_sum_parts(vectors64, tl.load(fields + ASKED), row_tiles, BLOCK)
+        shift = soft_shift(vectors64, fields, requested_mass, log_mass, started)
     if MOMENTUM:
         age, best, cooldown, backoff, rows_exact, step, beta = choose_stride(
             started, age, best, cooldown, backoff, rows_exact, error, other_error, alignment
@@ -331,11 +331,11 @@ def load_leg(vectors32, fields, rows, inside, side):
     """
     # Programs of the same launch may have written the ratios: the L1 cache does not see that.
     ratios = vectors32 + tl.load(fields + LOG_RATIOS + side) + rows
-    found = tl.load(ratios, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
+    leg = tl.load(ratios, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
     if tl.load(fields + FLOAT64) > 1:
         lost = vectors32 + tl.load(fields + WEIGHT + side) + rows
-        found += tl.load(lost, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
-    return found
+        leg += tl.load(lost, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
+    return leg
 
 
 @triton.jit
