@@ -21,6 +21,7 @@ from drainsinkhorn.numerics.products import (
 from drainsinkhorn.numerics.starts import start
 from drainsinkhorn.run.arguments import known_cost
 from drainsinkhorn.run.validate import validate
+from drainsinkhorn.testing.auditor import judge
 from tests.conftest import needs
 
 CLOUDS = np.random.default_rng(0).normal(size=(2, 12, 3)) + 2
@@ -96,3 +97,16 @@ def test_gaussian_starts_are_for_squares_and_products() -> None:
     assert [takes_gaussians(known_cost(name)) for name in ("sqeuclidean", "euclidean", "cosine", "dot", "negdot")] == [
         True, False, False, True, True,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_weights_that_would_lose_digits_are_not_changed(backend: str) -> None:
+    """The smallest normal number, by which denormal weights are replaced, would become denormal again."""
+    x, y = np.array([[1.0], [-500.0]]), np.array([[-47.0], [-38.0]])
+    problem = ds.Problem(x=x, y=y, a=[1e-323, 0.4], b=[1.3, 5.8], eps=0.1, rho=2000.0, cost="dot", tol=1e-6)
+    result = ds.solve([problem], backend=backend, warn=False)[0]
+    if backend == "cpu":
+        assert result.status is ds.Status.INVALID
+        assert "weights are so small" in result.message
+    else:
+        assert not result.converged or not judge(problem, result.potentials, 1e-6).refutes(1e-6)

@@ -61,7 +61,7 @@ def solves_products(backend: B) -> B:
             raise ProblemError(
                 f"backend {self.name!r} solves dot products with a soft marginal as squared distances with the weights "
                 "a exp(s |x|^2 / (2 eps + 2 rho)), where s is the scale of the cost; they leave the range of float32 "
-                "for points so far from the origin; "
+                "for points so far from the origin, or lose digits because weights are so small; "
                 'use backend="reference", pass the matrix of costs, or raise rho'
             )
         return "products", methods["signature"](self, squares_to_solve(instance))

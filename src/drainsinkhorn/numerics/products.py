@@ -36,6 +36,9 @@ from drainsinkhorn.numerics.costs import COSTS, UNIT, DotProduct, is_squares
 LARGEST_EXPONENT = 80.0
 """Largest sum of the exponents of both weights: with a larger one, weights may leave the range of float32."""
 
+SMALLEST_NORMAL = 2.0**-1022
+"""The smallest positive float64 number that has all digits."""
+
 _known: WeakKeyDictionary[Instance[Any], Instance[Any]] = WeakKeyDictionary()
 """Instances that are in use, as squared distances: signature, hints and pack of a problem share one."""
 
@@ -88,8 +91,18 @@ def squares_to_solve(instance: Instance[Any]) -> Instance[Any]:
 
 
 def has_range(instance: Instance[Any]) -> bool:
-    """True if the weights of dot products as squared distances are in range; hard marginals keep their weights."""
-    return instance.marginals.are_hard or sum(_largest_exponents(instance)) <= LARGEST_EXPONENT
+    """True if the weights of dot products as squared distances are in range; hard marginals keep their weights.
+
+    Positive weights must stay normal float64 numbers. Smaller ones have few digits, and some kernels read them as zero,
+    although their points may carry much of the plan.
+    """
+    if instance.marginals.are_hard:
+        return True
+    if sum(_largest_exponents(instance)) > LARGEST_EXPONENT:
+        return False
+    changed = _reweight(instance)
+    sides = ((instance.a, changed["a"]), (instance.b, changed["b"]))
+    return all(float(weights[own > 0].min()) >= SMALLEST_NORMAL for own, weights in sides)
 
 
 def weight_rounding(instance: Instance[Any]) -> float:
