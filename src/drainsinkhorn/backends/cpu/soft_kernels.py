@@ -27,6 +27,19 @@ NEAR = 2.0**-5
 """Sum of squares of `kappa lam L` below which `exp(kappa lam L)` is its series up to the fifth power."""
 
 
+LARGEST_EXPONENT = 700.0
+"""Exponents beyond this are clipped by `exp`."""
+
+
+@ordered
+def minimum(values):
+    """Return the smallest of some numbers."""
+    least = values[0]
+    for value in values:
+        least = min(least, value)
+    return least
+
+
 @ordered
 def log_sum(weights, exponents):
     """`log sum_i w_i exp(e_i)`: `numerics.soft.log_total`. The exponents are overwritten."""
@@ -47,6 +60,17 @@ def relative_residual(weights, logs, potentials, kappa, work):
     """
     size, top = logs.size, maximum(logs)
     ratios, targets, missed, mass = work[:size], work[size : 2 * size], 0.0, 0.0
+    if top > LARGEST_EXPONENT or -minimum(logs) > LARGEST_EXPONENT:
+        # Weights over many decades: where the largest term is depends on them.
+        for i in range(size):
+            targets[i] = np.log(weights[i])
+            ratios[i] = logs[i] + targets[i]
+        top = maximum(ratios)
+        for i in range(size):
+            ratios[i] = exp(ratios[i] - top)
+            mass += ratios[i]
+            missed += abs(ratios[i] - exp(targets[i] - kappa * potentials[i] - top))
+        return missed / mass, top + np.log(mass)
     for i in range(size):
         ratios[i] = exp(logs[i] - top)
     for i in range(size):
@@ -111,7 +135,8 @@ def soft_errors(lane):
     missed, mass, along, requested_mass, squares = row_sums(a, logs, f, before, kappa, damping, work)
     lane.translation = 0.0
     # Written so that NaN is out of range.
-    if in_range(mass) and missed < LARGE_MASS:
+    is_clipped = maximum(logs) > LARGEST_EXPONENT or -kappa * minimum(f) > LARGEST_EXPONENT
+    if in_range(mass) and missed < LARGE_MASS and not is_clipped:
         if not lane.cooldown < np.inf:
             return missed / mass, along
         if lane.depth > 0 and squares < NEAR and in_range(requested_mass):
